@@ -2,7 +2,7 @@
 
 Invariant: consumed positions come from the rows of metrics, those under way from the store as it was opened at the
 checkpoint: two files that two writers keep. Where they disagree, a position is counted as skipped or as doubled. One
-that the store gives out no more, with a reason, is neither: it is counted as given up.
+that is given out no more, with a reason that the store keeps or a row of metrics says, is neither: it is given up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Recovery:
     doubled: int
     """Consumed more than once, or consumed and about to be played again."""
     given_up: int = 0
-    """Not consumed, and given out no more: the store keeps what went wrong."""
+    """Not consumed, and given out no more: the store, or a row, says what went wrong."""
 
     @classmethod
     def of(
@@ -33,11 +33,13 @@ class Recovery:
         """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
         checkpoint; `dead`: those that are given out no more."""
         taken: Counter[int] = Counter()
+        lost = {*dead}
         for row in rows:
             if row.get("step", 0) <= step:
                 taken.update({*row.get("tasks", ()), *row.get("discarded", ())})
+                lost.update(int(order) for order in row.get("given_up", ()))
         waiting = {*begun}
-        given_up = {*dead} - taken.keys() - waiting
+        given_up = lost - taken.keys() - waiting
         known = taken.keys() | waiting | given_up
         whole = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
         places = range(0 if whole else min(known, default=0), max(known, default=-1) + 1)

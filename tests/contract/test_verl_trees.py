@@ -103,9 +103,11 @@ def test_random_trees_have_the_loss_and_gradient_of_their_rows(found, ranks):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_trees_are_as_near_to_float64_as_rows_are(found, ranks):
     """The mean over all forests, which are others where the check is written otherwise: 0.8 to 1.4 times as far in
-    three draws. Of a single one either may be the nearer, by as much as twice."""
+    six draws. Of a single one either may be the nearer, by as much as three times. Rows are mostly further from
+    float64 than trees were to be from rows."""
     worst = found[ranks]["random"]["worst"]
     assert worst["trees from float64"] <= 1.75 * worst["rows from float64"]
+    assert worst["rows within the goal"] <= 0.6
 
 
 @pytest.mark.parametrize("name", [name for name in LIVES if name != "adapters"])

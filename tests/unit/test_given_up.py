@@ -47,3 +47,6 @@ def test_a_resume_counts_it_by_its_name_and_skips_nothing() -> None:
     assert str(found).endswith("skipped 2, doubled 0, given up 2 (`given_up` in metrics.jsonl says why)"), "7 and 8 are"
     assert str(Recovery.of(rows, [2], step=2)).endswith("skipped 0, doubled 0")
     assert Recovery.of(rows, [], step=2).skipped == 1, "without a reason it is lost"
+    told: list[dict[str, Any]] = [*rows, {"step": 3, "tasks": [6], "given_up": {"2": ["boom"], "6": ["boom"]}}]
+    assert (Recovery.of(told, [], step=3).skipped, Recovery.of(told, [], step=3).given_up) == (0, 1), "6 was revived"
+    assert Recovery.of(told, [], step=2).skipped == 1, "a row that is played again says nothing"

@@ -10,8 +10,11 @@ import pytest
 from ajet.backbone.trinity import train
 from ajet.backbone.trinity.record import TrinityRecord
 from ajet.backbone.verl.mailbox import Assigned, Saved, Stepped
+from ajet.backbone.verl.tickets import DEADLY, Tickets
 from ajet.record import EpisodeFiles
+from ajet.record.recovery import Recovery
 from ajet.schema.errors import RunFailed
+from ajet.store import open_shared
 from tests.unit.test_verl_record import ORDER, closed, group, opened, rows, stepped
 
 
@@ -50,6 +53,29 @@ def test_a_checkpoint_is_taken_over_before_its_step_is_told_or_after(made, tmp_p
         taken = run.path / "checkpoints" / f"step-{step}"
         assert (taken / f"global_step_{step}" / "actor").is_dir() and not folder.exists()
         assert run.checkpoints.latest().state["trinity"] == f"global_step_{step}"
+
+
+def test_a_row_says_which_positions_are_given_up(made, tmp_path):
+    verls, run = made
+    store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True, max_attempts=1)
+    try:
+        tickets = Tickets(store, ORDER, batch=2)
+        tickets.asked(2)
+        grants = tickets.due()
+        store.fail(next(lease for lease in tickets._leases if lease.order == 1), "its server is down")
+        tickets.give_up([grant.order for grant in grants].index(2), 1)
+        record = TrinityRecord(run.experiment, run, verls._sink, tickets)
+        for step, played in ((1, group(0)), (2, group(3))):
+            record.take(closed(played))
+            record.take(Assigned(step, stepped(step, played).credited, {}))
+            record.take(Stepped(step, {"seconds/step": 1.0}))
+        first, second = rows(run)
+        assert first["given_up"] == {"1": ["its server is down"], "2": [DEADLY]} and "given_up" not in second
+        assert first["train/given_up"] == second["train/given_up"] == 2
+        found = Recovery.of([first, second], tickets.begun(), step=2, dead=tickets.dead())
+        assert (found.skipped, found.given_up) == (0, 2), "what its resume line says"
+    finally:
+        store.disconnect()
 
 
 @pytest.mark.parametrize(("taken", "stopped"), [(0, False), (2, False), (3, False), (2, True)])

@@ -39,8 +39,8 @@ TERMS: Any = SimpleNamespace(
 class Launch:
     """One trainer's, and what a sampler does beside it."""
 
-    def __init__(self, path: Path, *, step: int = 0, at: Any = None, **settings: Any) -> None:
-        """`step`: whose checkpoint it goes on from, which holds `at` of the store."""
+    def __init__(self, path: Path, *, step: int = 0, at: Any = None, steps: int = 99, **settings: Any) -> None:
+        """`step`: whose checkpoint it goes on from, which holds `at` of the store. `steps`: of the whole run."""
         config = config_of(**{"data__train_batch_size": 2, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, at=at, run="run")
         resumed = SimpleNamespace(step=step, path=path / "checkpoints" / f"step-{step}") if step else None
@@ -49,7 +49,8 @@ class Launch:
             resumed=resumed,
             checkpoints=SimpleNamespace(folder=path / "checkpoints", horizon=step),
         )
-        self.tickets = StoreTickets(self.store, Announcer(self.store, TERMS, "run", config), ORDER, run)
+        says = Announcer(self.store, TERMS, "run", config)
+        self.tickets = StoreTickets(self.store, says, ORDER, run, steps=steps)
 
     def play(self, order: int, *, version: int = 0, scored: bool = True) -> None:
         (lease,) = self.store.lease(1)
@@ -120,6 +121,26 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
         first.tickets.forget(2)
     second.tickets.ended()
     assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]
+
+
+def test_nothing_is_played_that_no_step_is_left_for(launch: Any) -> None:
+    made = launch(steps=2)
+    assert made.policy.below == 4, "two steps of two groups, though ten might be under way"
+    for order in (0, 1):
+        made.play(order, scored=order > 0)
+    assert made.granted(1, 1) == [0, 1] and made.granted(2, 1) == []
+    assert made.policy.below == 5, "of the first one nobody has a score: another is to be played for it"
+    made.play(2)
+    assert made.granted(2, 1) == [2]
+    made.take(1, 1, 2)
+    made.tickets.forget(1)
+    assert made.policy.below == 5, "two more for the second step"
+    for order in (3, 4):
+        made.play(order, version=1)
+    assert made.granted(4, 2) == [3, 4] and made.store.lease(1, below=made.policy.below) == []
+    made.take(2, 3, 4)
+    made.tickets.forget(2)
+    assert made.policy.below == 5, "none is left"
 
 
 def test_what_is_too_old_is_for_no_ticket_and_leaves_with_the_step(launch: Any) -> None:

@@ -62,7 +62,7 @@ def train_on_trinity(
         refuse_busy(demand.accelerators)
     tickets: Tickets
     if options.from_store is not None:
-        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer)
+        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
         store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
         tickets = Tickets(store, order, batch=experiment.ajet.data.train_batch_size)

@@ -1,9 +1,9 @@
 """StoreTickets: verl's rows where samplers play elsewhere: a ticket is for a group that one of them has closed.
 
 Invariants: a ticket is for a group that is fresh enough for the step that asks for it, which is the step that trains
-it; until there is one, who asked waits. What a step used counts once its checkpoint is the run's; that checkpoint holds
-the model in Hugging Face layout, too, and only then it is announced. So `kill -9` at any moment leaves what the last
-checkpoint says: groups that later steps used are there again.
+it; until there is one, who asked waits. No group is played that no step is left for. What a step used counts once its
+checkpoint is the run's; that checkpoint holds the model in Hugging Face layout, too, and only then it is announced. So
+`kill -9` at any moment leaves what the last checkpoint says: groups that later steps used are there again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NOBODYS = -1
 class StoreTickets(Tickets):
     """Of one launch."""
 
-    def __init__(self, store: SharedStore, says: Announcer, order: TaskOrder, run: RunDirectory) -> None:
-        """`store`: opened by this run's trainer."""
+    def __init__(self, store: SharedStore, says: Announcer, order: TaskOrder, run: RunDirectory, *, steps: int) -> None:
+        """`store`: opened by this run's trainer. `steps`: of the whole run."""
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._says, self._run = store, says, run
-        self._size = settings.data.train_batch_size
+        self._size, self._steps_in_all = settings.data.train_batch_size, steps
         self._closed_groups = ClosedGroups(store, settings.trainer_common)
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
@@ -149,7 +149,15 @@ class StoreTickets(Tickets):
         self._shared.leave()
 
     def _say(self, *, stale: int, over: bool = False) -> None:
-        self._says.announce(self._saved, self._saved, self._weights(), began=self._began, stale=stale, over=over)
+        self._says.announce(
+            self._saved,
+            self._saved,
+            self._weights(),
+            began=self._began,
+            stale=stale,
+            wanted=self._size * max(0, self._steps_in_all - self._trained),
+            over=over,
+        )
 
     def _weights(self) -> Path | None:
         """None: those of model.path."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ROWS, QUEUE = "data.pt", "transfer_queue"
 """Of verl's part of a checkpoint: how many rows it took, and what it has of those that nothing was trained on."""
+DEADLY = "its group took down each process that played it"
+"""Why a position is given up."""
 AHEAD = 2
 """Batches of positions that are leased before anybody asks for them: who plays never waits for the record."""
 
@@ -120,6 +122,10 @@ class Tickets:
         self._asked = -1
         self._steps: dict[int, int] = {}
         """Position -> the step that asked for it, of groups that this launch closed or handed over."""
+        self._deadly: dict[int, list[str]] = {}
+        """Positions whose group takes its process down, with why, of which no row says so yet."""
+        self._killed = 0
+        """How many of them there were."""
 
     def asked(self, ticket: int) -> None:
         """Somebody is about to play it."""
@@ -149,6 +155,8 @@ class Tickets:
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
+        self._deadly[order] = [DEADLY]
+        self._killed += 1
 
     def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
         """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
@@ -164,8 +172,9 @@ class Tickets:
         for group in (*over, *stale):
             del self._steps[group.order]
             del self._places[group.order]
-        given_up = self._dead_letters.newly(self._order)
-        return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count)
+        given_up = self._dead_letters.newly(self._order) | self._deadly
+        self._deadly = {}
+        return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count + self._killed)
 
     def open(self) -> list[int]:
         """Positions that are leased and not over."""

@@ -69,7 +69,7 @@ def train_on_verl(
     tickets: Tickets
     if options.from_store is not None:
         config["trainer"]["save_freq"] = 1  # what is announced is on the disk
-        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer)
+        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
         tickets = tickets_of(experiment, run, config, order)
     if over:  # whoever was killed may not have said so
@@ -111,9 +111,9 @@ def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, A
 
 
 def store_tickets_of(
-    experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any
+    experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """The same where samplers play. Raises UserError."""
+    """The same where samplers play; `steps`: of the whole run. Raises UserError."""
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
@@ -122,7 +122,8 @@ def store_tickets_of(
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    return StoreTickets(store, Announcer(store, terms, run.run_id, settings, show=show_in(run)), order, run)
+    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
+    return StoreTickets(store, says, order, run, steps=steps)
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:

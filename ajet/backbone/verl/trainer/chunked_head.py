@@ -3,7 +3,8 @@
 FSDP needs the forward pass of the module as a whole, its head included, so that the logits of all trained tokens would
 exist at once: 39 GB for 64,000 tokens and a vocabulary of 150,000. Invariant: no more than a chunk's logits exist at a
 time, and the backward pass computes each chunk again; what is read is what the whole would give, row by row. Only for a
-model whose logits are its head's output as it is; `TreeEngine.initialize` looks.
+model whose logits are its head's output as it is, and whose head is gathered with the rest of the model;
+`TreeEngine.initialize` looks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -24,7 +26,7 @@ Read = Callable[[Tensor, Tensor], Tensor]
 def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
     """Within the block the head gives, for hidden states [1, K, H], what `read` makes of its logits, [1, K, R], `rows`
     at a time. targets: [K]."""
-    logits, own = head.forward, vars(head).get("forward")
+    logits, own, draws = head.forward, vars(head).get("forward"), _draws(head)
 
     def of(states: Tensor, tokens: Tensor) -> Tensor:
         return read(logits(states), tokens)
@@ -32,7 +34,7 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
     def forward(states: Tensor) -> Tensor:
         again: Any = checkpoint if torch.is_grad_enabled() else lambda function, *given, **_: function(*given)
         parts = zip(states[0].split(rows), targets.split(rows), strict=True)
-        read_of = [again(of, *part, use_reentrant=False, preserve_rng_state=False)[None] for part in parts]
+        read_of = [again(of, *part, use_reentrant=False, preserve_rng_state=draws)[None] for part in parts]
         return torch.cat(read_of, 1)
 
     head.forward = forward
@@ -43,6 +45,18 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
             del head.forward
         else:  # somebody else's, put there before
             head.forward = own
+
+
+def _draws(head: torch.nn.Module) -> bool:
+    """Whether it draws random numbers, as an adapter with dropout does: computed again they must be the same."""
+    return any(isinstance(each, torch.nn.Dropout) and each.p > 0 and each.training for each in head.modules())
+
+
+def gathered_by_itself(head: torch.nn.Module | None) -> bool:
+    """Whether the ranks gather weights of the head at each of its passes (a unit of FSDP's own; FSDP1 makes one of each
+    matrix of an adapter). Ranks with different numbers of chunks would wait for each other for ever."""
+    units = (FullyShardedDataParallel, FSDPModule)
+    return head is not None and any(isinstance(each, units) for each in head.modules())
 
 
 class HeadsOutput:

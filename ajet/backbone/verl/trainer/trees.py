@@ -35,7 +35,7 @@ from ajet.backbone.local import tree_attention
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.backbone.verl.trainer import ulysses
-from ajet.backbone.verl.trainer.chunked_head import HeadsOutput, Read, read_in_chunks
+from ajet.backbone.verl.trainer.chunked_head import HeadsOutput, Read, gathered_by_itself, read_in_chunks
 from ajet.backbone.verl.trainer.ulysses import Part, SplitPlan, summed
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
@@ -277,7 +277,13 @@ class TreeEngine(FSDPEngineWithLMHead):
                     return str(error)
                 finally:
                     seen.close()
-        own, self._read_in_head = part.targets, seen.is_all(found[None])
+        own, by_itself = part.targets, gathered_by_itself(self._head)
+        self._read_in_head = seen.is_all(found[None]) and not by_itself
+        if by_itself:
+            logger.warning(
+                "FSDP gathers weights of the head at each of its passes (an adapter's, say): the logits of a pass are "
+                "computed all at once; strategy: fsdp2, or target_modules without the head, needs less memory"
+            )
         self._vocabulary = found.shape[-1]
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
