@@ -34,6 +34,7 @@ test-fast: setup ## The fast tests: 2 minutes, no network
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow
 	$(RUN)/python -m tests.contract.mcp_two
+	$(RUN)/python -m tests.contract.real_sglang
 	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
 test-times: setup ## The same as test, with a table of what each file and each test costs

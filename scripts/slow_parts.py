@@ -42,6 +42,7 @@ PARTS = (
     Part("vllm", 1100, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
                        f"{LEARNS}/test_vllm_learns.py"), boots=True),
+    Part("sglang", 400, (f"{CONTRACT}/test_real_sglang.py",), boots=True),
     Part("tutorial", 1600, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",
                             f"{TUTORIALS}/test_mcp_agent_learns.py", f"{TUTORIALS}/test_rubrics_learn.py"),
          boots=False),

@@ -1,9 +1,10 @@
 """A server that speaks SGLang's `/generate` as 0.5.23 does, with tiny-tools behind it: real logits, real draws.
 
-What it says is what a real server of that version was seen to say: events that bear all of the reply so far (of the
-first token, and then as often as they are asked for), a logprob of the distribution at its temperature and before any
-cut, an input that is too long refused, a load that names the weights. `AJET_TEST_SGLANG=URL` names a real one with
-tiny-tools to be asked in its place."""
+What it says is what a real server of that version says, since the same tests run against both
+(`tests.contract.real_sglang`): events that bear all of the reply so far (of the first token, and then as often as they
+are asked for), a logprob of the distribution at its temperature and before any cut, a refusal within the stream it has
+begun, replies broken off as its weights get a name, a load that names the weights. `AJET_TEST_SGLANG=URL` names a real
+one with tiny-tools to be asked in its place."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.ports import free_port
+from tests.killable import KillableServer
 
 CONTEXT = 512
 KEPT = 6
@@ -52,38 +53,27 @@ def sglang_server() -> Iterator[str]:
         app.engine.close()
 
 
-class SglangProcess:
+class SglangProcess(KillableServer):
     """The same in a process of its own, which may be killed and started again at its address."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Begin, and wait until it answers."""
-        command = [sys.executable, "-m", "tests.sglang_server", str(self.port)]
-        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    def command(self) -> Sequence[str]:
+        """See KillableServer."""
+        return [sys.executable, "-m", "tests.sglang_server", str(self.port)]
+
+    def until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        """See KillableServer."""
         until = time.monotonic() + 300
         while True:
             with suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/v1/models", timeout=60).status_code == 200:
                     return
-            assert self._process.poll() is None and time.monotonic() < until, "it does not begin to answer"
+            assert process.poll() is None and time.monotonic() < until, "it does not begin to answer"
             time.sleep(0.05)
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """As a power cut does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 def main(port: int) -> None:
@@ -108,7 +98,7 @@ class SglangApp:
         self._model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
         self._scorer = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
         self.engine = TransformersEngine(self._model, max_num_seqs=16)
-        self.name, self._draws = "default", 0
+        self.name, self._draws, self._aborts = "default", 0, 0
 
     def routes(self) -> Any:
         """The ASGI app."""
@@ -136,7 +126,9 @@ class SglangApp:
         return _json({"model_path": "tiny", "weight_version": self.name})
 
     async def _rename(self, request: Any) -> Any:
-        self.name = (await request.json())["new_version"]
+        body = await request.json()
+        self._aborts += body.get("abort_all_requests", True)
+        self.name = body["new_version"]
         return _json({"success": True, "new_version": self.name})
 
     async def _load(self, request: Any) -> Any:
@@ -168,7 +160,11 @@ class SglangApp:
         ids, params = body["input_ids"], body["sampling_params"]
         if len(ids) >= CONTEXT - KEPT:
             text = f"Input length ({len(ids)} tokens) exceeds the maximum allowed length ({CONTEXT - KEPT} tokens)."
-            return _json({"error": {"message": text}}, 400)
+            if not body["stream"]:
+                return _json({"error": {"message": text}}, 400)
+            error = {"message": text, "type": "invalid_request_error", "code": 400, "retryable": False}
+            refusal = f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"
+            return StreamingResponse(iter([refusal]), media_type="text/event-stream")
         if params["max_new_tokens"] == 0:
             return _json(_event([], [], None, {"input_token_logprobs": self._scores(ids, body["logprob_start_len"])}))
         if not body["stream"]:
@@ -192,6 +188,7 @@ class SglangApp:
         limit = min(params["max_new_tokens"], CONTEXT - 1 - len(body["input_ids"]))
         sampling = Sampling(limit, params["temperature"], 1.0, -1, stops, top_logprobs=body["top_logprobs_num"])
         self._draws += 1
+        aborts = self._aborts
         asked = TokenRequest(np.array(body["input_ids"], np.int32), sampling, DrawKey(0, self._draws, 0, 0))
         known: list[int] = []
         rows: list[list[Any]] = []
@@ -206,6 +203,10 @@ class SglangApp:
                 if chunk.finish == "stop"
                 else {"type": "length", "length": limit}
             )
+            if aborts != self._aborts:
+                ended = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+                yield _event(list(known), list(rows), ended, {"weight_version": self.name})
+                return
             if ended or len(known) % params["stream_interval"] == 1:
                 more = {"output_top_logprobs": list(top)} if body["top_logprobs_num"] else {}
                 yield _event(list(known), list(rows), ended, {"weight_version": self.name, **more})

@@ -25,6 +25,13 @@ class ServerAway(UserError):
     """It did not answer: it may be being started again."""
 
 
+def unanswered(problem: Exception) -> type[UserError]:
+    """What it is that a server's first answers are not to be had: ServerAway where they may come later, which they do
+    not at an address without http:// or with a key that is none."""
+    never = isinstance(problem, (httpx.UnsupportedProtocol, httpx.LocalProtocolError))
+    return ServerAway if isinstance(problem, httpx.TransportError) and not never else UserError
+
+
 class AskedServer:
     """At `base_url`. Thread-safe."""
 
@@ -59,19 +66,25 @@ class AskedServer:
                 loop.call_soon_threadsafe(_close_soon, client)
 
     def parsed(self, data: str) -> dict[str, Any]:
-        """What it sent. Raises EngineFailure for no JSON object, and for what says that it failed."""
+        """What it sent. Raises EngineFailure for no JSON object, and for what says that it failed: an SGLang server
+        begins to stream before it has looked at the request, and refuses it within the stream."""
         try:
             event = json.loads(data)
         except ValueError as problem:
             raise EngineFailure(f"{self.base_url} sent what is no JSON: {self.clean(data)[:200]!r}") from problem
         if not isinstance(event, dict) or "error" in event:
-            raise EngineFailure(f"{self.base_url} failed while it answered: {self.clean(str(event))}")
+            said = event.get("error") if isinstance(event, dict) else None
+            status = said.get("code") if isinstance(said, dict) else None
+            raise EngineFailure(
+                f"{self.base_url} failed while it answered: {self.clean(str(event))}",
+                retryable=not isinstance(status, int) or _may_pass(status),
+            )
         return event
 
     def refused(self, status: int, text: str) -> EngineFailure:
         """What an answer of that status means."""
         message = f"{self.base_url} refused with status {status}: {self.clean(text)}"
-        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
+        return EngineFailure(message, retryable=_may_pass(status))
 
     def unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
         """That it did not answer."""
@@ -80,6 +93,11 @@ class AskedServer:
     def clean(self, text: str) -> str:
         """Without the key, and not long."""
         return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+def _may_pass(status: int) -> bool:
+    """Whether the same request may get another answer."""
+    return status >= 500 or status in RETRYABLE
 
 
 def _close_soon(client: httpx.AsyncClient) -> None:

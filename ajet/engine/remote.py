@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import TIMEOUT, AskedServer, ServerAway
+from ajet.engine.asked_server import TIMEOUT, AskedServer, unanswered
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
@@ -82,7 +82,7 @@ class RemoteEngine:
                 self.max_model_len = min(max_model_len or longest, longest)
                 self.says_sampled = self.constrains = self._probe(client)
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
-            raise UserError(
+            raise unanswered(error)(
                 f"There is no {wire.kind} server with the route {wire.route}: "
                 f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
@@ -176,8 +176,7 @@ class RemoteEngine:
                 return self._wire.scored(self._ask(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
-            kind = ServerAway if isinstance(error, httpx.TransportError) else UserError
-            raise kind(
+            raise unanswered(error)(
                 f"The {self._wire.kind} server cannot score a text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error

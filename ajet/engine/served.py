@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ajet.config.other_models import key_in
+from ajet.engine.asked_server import unanswered
 from ajet.engine.contract import Sampling
 from ajet.schema.errors import UserError
 
@@ -25,7 +26,8 @@ SECONDS = 20.0
 
 
 def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
-    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs."""
+    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs; ServerAway
+    where it does not answer."""
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
     key = key_in(settings.api_key_env) or None
@@ -47,7 +49,7 @@ def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] |
             raise _locked(root, answer.status_code, key_name, given=key is not None)
         owner = str(answer.json()["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(
+        raise unanswered(error)(
             f"No server answers: {type(error).__name__}: {error}",
             where=f"ajet.rollout.vllm.base_url: {root}",
             expected="the URL of `vllm serve MODEL` or of `sglang serve --model-path MODEL`",

@@ -12,9 +12,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from loguru import logger
 
@@ -76,8 +77,11 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
                 else nullcontext()
             ):
                 require_services(experiment)
-                while announced is not None and not announced.policy.told.get(OVER):
-                    announced = _played(experiment, store, announced, interrupts, options, name, played, opens)
+                about: Any = {"store": store, "interrupts": interrupts, "options": options, "name": name}
+                there = partial(_once_there, opens=opens, **about)
+                with suppress(_OverBefore):
+                    while announced is not None and not announced.policy.told.get(OVER):
+                        announced = _played(experiment, store, announced, interrupts, options, name, played, there)
     finally:
         console.print(_said(name, played), markup=False, soft_wrap=True)
         store.leave()
@@ -140,6 +144,43 @@ def _warm(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBa
     finally:
         for unused in first:
             unused.close()
+
+
+class _OverBefore(Exception):
+    """The training is, and this process had no engine yet."""
+
+
+def _once_there(
+    experiment: Experiment,
+    *,
+    opens: Callable[[Experiment], FollowingBackbone],
+    store: SharedStore,
+    interrupts: Interrupts,
+    options: SampleOptions,
+    name: str,
+) -> FollowingBackbone:
+    """What `opens` opens. A server elsewhere that is away is waited for as one is that goes away later. Raises
+    UserError, _OverBefore."""
+    from ajet.engine.asked_server import ServerAway
+    from ajet.engine.followed_server import AWAY
+
+    since, told = time.monotonic(), -math.inf
+    while True:
+        try:
+            return opens(experiment)
+        except ServerAway as away:
+            if time.monotonic() - since > AWAY:
+                raise
+            if told == -math.inf:
+                logger.warning("{} It is waited for, up to {:g} s ({})", away.what, AWAY, away.where)
+        with interrupts.held():
+            if time.monotonic() - told > options.lease_seconds / 4:
+                told = time.monotonic()
+                store.join("sampler", name, {SERVER: server_of(experiment.ajet)})
+            announced = store.announced()
+            if announced is not None and announced.policy.told.get(OVER):
+                raise _OverBefore
+            time.sleep(LOOK)
 
 
 def _awaited(

@@ -15,23 +15,27 @@ pytestmark = pytest.mark.slow
 
 
 def test_it_is_given_the_trainers_weights_and_bears_their_name(tmp_path: Path) -> None:
-    trained = Trained(tmp_path)
     with sglang_server() as url:
-        engine = trained.engine(url)
-        assert isinstance(engine.engine, RemoteSglang), "it said what it is"
-        assert engine.take(None, 0, trained.probe, int)
-        assert (engine.version, versions(engine)) == (0, {0})
-        assert engine.take(trained.first, 1, trained.probe, int)
-        assert (engine.version, versions(engine)) == (1, {1})
-        found = engine.engine.score(trained.probe.ids)
-        assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
-        other = trained.engine(url)
-        assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
-        require_waiting_until_followed(trained, engine)
-        with pytest.raises(UserError, match="cannot be asked to load"):
-            engine._weights.give(tmp_path / "nowhere", "ajet-9")
-        for each in (engine, other):
-            each.engine.close()
+        require_weights_and_names(url, tmp_path)
+
+
+def require_weights_and_names(url: str, folder: Path) -> None:
+    trained = Trained(folder)
+    engine = trained.engine(url)
+    assert isinstance(engine.engine, RemoteSglang), "it said what it is"
+    assert engine.take(None, 0, trained.probe, int)
+    assert (engine.version, versions(engine)) == (0, {0})
+    assert engine.take(trained.first, 1, trained.probe, int)
+    assert (engine.version, versions(engine)) == (1, {1})
+    found = engine.engine.score(trained.probe.ids)
+    assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
+    other = trained.engine(url)
+    assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
+    require_waiting_until_followed(trained, engine)
+    with pytest.raises(UserError, match="cannot be asked to load"):
+        engine._weights.give(folder / "nowhere", "ajet-9")
+    for each in (engine, other):
+        each.engine.close()
 
 
 @pytest.mark.extra_slow

@@ -110,11 +110,11 @@ def test_a_server_is_given_the_trainers_weights(
         assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
         require_waiting_until_followed(trained, engine)
         (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
-        _trained_from(url, tmp_path / "one")
+        trained_from(url, tmp_path / "one")
         led_by_two(url, tmp_path / "two")
 
 
-def _trained_from(url: str, folder: Path) -> None:
+def trained_from(url: str, folder: Path) -> None:
     """A trainer and a sampler, each in a process of its own, with this server between them. A group is at most one
     step old, so the last of three steps needs what the server was given: the weights of step 1 or 2, as the two run."""
     log, store, yaml = folder / "log", f"sqlite:{folder / 'store.db'}", str(project_in(folder) / "sums.yaml")

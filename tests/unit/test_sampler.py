@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from ajet.backbone import following
+from ajet.engine import followed_server, served
+from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
 from ajet.run import sample as waiting
 from ajet.run import sampler as module
@@ -167,6 +169,49 @@ def test_an_engine_of_ones_own_is_there_before_a_trainer_is_waited_for(
     with pytest.raises(KeyboardInterrupt), waiting._warm(experiment):
         raise KeyboardInterrupt
     assert said == loaded + ["closes" for _ in loaded], "nobody took it"
+
+
+def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
+    ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives meanwhile, for the others; and ends as the training does, or when that takes too long."""
+    monkeypatch.setattr(waiting, "LOOK", 0.0)
+    settings = config_of(rollout__engine="vllm", rollout__vllm__base_url="http://127.0.0.1:1/v1")
+    tries = iter([ServerAway("No server answers."), served.open_remote, "the engine"])
+
+    def opens(experiment: Any) -> Any:
+        found = next(tries)
+        if isinstance(found, ServerAway):
+            raise found
+        return found if isinstance(found, str) else found(experiment.ajet, vocabulary=9)
+
+    def there() -> Any:
+        return waiting._once_there(
+            SimpleNamespace(ajet=settings),  # type: ignore[arg-type]
+            opens=opens,
+            store=ledger,
+            interrupts=Interrupts(),
+            options=waiting.SampleOptions(Address(Path("store.db"))),
+            name="one",
+        )
+
+    assert there() == "the engine"
+    assert [(each.name, each.told) for each in ledger.members()] == [("one", {"server": "http://127.0.0.1:1"})]
+    tries = iter([ServerAway("No server answers.")])
+    ledger.announce(Policy("run", 3, "", told={"over": True}))
+    with pytest.raises(waiting._OverBefore):
+        there()
+    tries = iter([ServerAway("No server answers.")])
+    monkeypatch.setattr(followed_server, "AWAY", -1.0)
+    with pytest.raises(UserError, match="No server answers"):
+        there()
+
+
+@pytest.mark.parametrize(("url", "away"), [("http://127.0.0.1:1/v1", True), ("localhost:1/v1", False)])
+def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None:
+    with pytest.raises(UserError, match="No server answers") as error:
+        served.open_remote(config_of(rollout__engine="vllm", rollout__vllm__base_url=url), vocabulary=9)
+    assert isinstance(error.value, ServerAway) is away
 
 
 def test_nothing_is_begun_while_the_announced_weights_are_not_there(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import CHANGING, Crossed
@@ -79,6 +80,16 @@ def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
     said["meta_info"]["output_top_logprobs"] = [[[-0.375, 3, None], [None, 9, None]]]
     chunk = Reply(request_of(top_logprobs=2), 0).read(said)
     assert chunk is not None and chunk.top == [[(3, -0.375)]]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [({"code": 400, "retryable": False}, False), ({"code": 503}, True), ({"code": 429}, True), ("out of memory", True)],
+)
+def test_what_it_refuses_within_a_stream_is_not_asked_for_again(error: Any, again: bool) -> None:
+    with pytest.raises(EngineFailure, match="failed while it answered") as said:
+        AskedServer("http://server", None).parsed(json.dumps({"error": error}))
+    assert said.value.retryable is again
 
 
 def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
