@@ -12,12 +12,21 @@ notes.read() shows the shopping list; shop.price("tea") tells a price;
 shop.buy("tea", 2) buys; done() ends the task."""
 
 
+def shopping_list(task_id):
+    draw = random.Random(task_id)
+    return {item: draw.randint(1, 3) for item in draw.sample(GOODS, 2)}
+
+
+HELD_OUT = {task_id: shopping_list(task_id) for task_id in (f"dev-{n}" for n in range(20))}
+TRAIN = [task_id for task_id in (f"train-{n}" for n in range(200)) if shopping_list(task_id) not in HELD_OUT.values()]
+
+
 class Shop:
-    tasks = {"train": [f"train-{n}" for n in range(200)], "dev": [f"dev-{n}" for n in range(20)]}
+    tasks = {"train": TRAIN, "dev": [*HELD_OUT]}
 
     def create(self, task_id):
-        draw = random.Random(task_id)
-        self.list = {item: draw.randint(1, 3) for item in draw.sample(GOODS, 2)}
+        draw = random.Random(f"prices of {task_id}")
+        self.list = shopping_list(task_id)
         self.prices = {item: draw.randint(1, 9) for item in GOODS}
         self.bought, self.over = {}, False
         return [{"role": "system", "content": RULES}, {"role": "user", "content": "Buy what is on the shopping list."}]
