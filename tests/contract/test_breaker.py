@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -22,28 +23,54 @@ from tests.rollout_fixtures import deadline_passes, stage
 
 pytestmark = pytest.mark.slow
 
-WORLD = {"attempts": 0}
-OUT: set[int] = set()
-"""Which attempts, counted over all, find no environment."""
+
+class World:
+    """What the attempts of a test find."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.attempts = 0
+        self.out: set[int] = set()
+        """Which attempts, counted over all, find no environment."""
+        self.taken_in = 0
+        """Lost attempts that the breaker knows of."""
+
+    def number(self) -> int:
+        """Of the attempt that asks."""
+        with self._lock:
+            self.attempts += 1
+            return self.attempts - 1
+
+
+WORLD = World()
 
 
 class Acts(Workflow):
-    """Needs its environment."""
+    """Needs its environment. Once that is there again, an attempt ends when the breaker knows of all that were lost,
+    whichever thread comes first."""
 
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-        number, WORLD["attempts"] = WORLD["attempts"], WORLD["attempts"] + 1
+        number = WORLD.number()
         await flows.ask(tuner, "x")
-        if number in OUT:
+        if number in WORLD.out:
             raise EnvironmentFailure("no world")
+        while number > max(WORLD.out, default=number) and WORLD.taken_in < len(WORLD.out):
+            await asyncio.sleep(0.01)
         return WorkflowOutput(reward=1.0)
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    WORLD.update(attempts=0)
-    OUT.clear()
+    monkeypatch.setattr(sys.modules[__name__], "WORLD", World())
     monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(breaker, "LONGEST_PAUSE", 0.05)
+    ended = Breaker.ended
+
+    def counted(self: Breaker, failure: Failure | None, **more: Any) -> None:
+        ended(self, failure, **more)
+        WORLD.taken_in += breaker.lost(failure)
+
+    monkeypatch.setattr(Breaker, "ended", counted)
     yield
 
 
@@ -55,30 +82,30 @@ def play(count: int = 8, **settings: Any) -> Any:
 
 
 def test_what_an_outage_took_is_played_again_and_no_group_has_survivors_only() -> None:
-    OUT.update(range(4, 16))  # the first four end well
+    WORLD.out.update(range(4, 16))  # the first four end well
     groups, tally = play()
     episodes = [each for group in groups for each in group.episodes]
     assert len(episodes) == 16 and {each.reward for each in episodes} == {1.0}
     assert max(each.attempts for each in episodes) > 1 and tally.retries == 12
-    assert WORLD["attempts"] == 28
+    assert WORLD.attempts == 28
 
 
 def test_a_few_lost_attempts_are_failed_episodes_as_ever() -> None:
-    OUT.update((1, 9))
+    WORLD.out.update((1, 9))
     groups, tally = play()
     failed = [each for group in groups for each in group.episodes if each.failure]
     assert [each.failure.boundary for each in failed] == ["environment"] * 2 and tally.retries == 0
-    assert WORLD["attempts"] == 16
+    assert WORLD.attempts == 16
 
 
 def test_fewer_attempts_than_the_window_say_nothing() -> None:
-    OUT.update(range(99))
+    WORLD.out.update(range(99))
     groups, _ = play(2)
-    assert WORLD["attempts"] == 4 and all(each.failure for group in groups for each in group.episodes)
+    assert WORLD.attempts == 4 and all(each.failure for group in groups for each in group.episodes)
 
 
 def test_when_patience_is_over_lost_attempts_are_failed_episodes() -> None:
-    OUT.update(range(10_000))
+    WORLD.out.update(range(10_000))
     with stage(Acts, breaker={"share": 0.4, "window": 8, "patience": 0.01}, max_retries=0, max_env_worker=4) as made:
         episodes = [each for group in made.play(8) for each in group.episodes]
     assert len(episodes) == 16 and all(each.failure for each in episodes)

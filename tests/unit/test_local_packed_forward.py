@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
+from ajet.backbone.local.lora import add_adapters, merged_state
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.config.schema.trainer_common import Adapter, Lora
 from ajet.context_tracker.packing import pack
 from ajet.engine.same_model import agree
 from ajet.schema.errors import ConfigError
@@ -81,6 +83,61 @@ def test_gradients(model, attention, monkeypatch, checkpointing):
     for name, parameter in model.named_parameters():
         largest = wanted[name].abs().max()
         assert (parameter.grad - wanted[name]).abs().max() <= 1e-5 * largest + 1e-6, name
+
+
+def test_a_head_with_an_adapter_is_read_in_chunks_as_the_whole(monkeypatch):
+    """In float64, but for the table of log-probabilities, whose rows are the same however many there are."""
+    pytest.importorskip("peft")
+    model = tiny_qwen3(dtype=torch.float64, tie_word_embeddings=False)
+    lora = Lora(rank=2, target_modules=["q_proj", "lm_head"])
+    add_adapters(model, lora)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.normal_(0, 0.1)
+    forward = PackedForward(model)
+    (row,) = pack(random_samples(), 4096)
+    found = []
+    for size in (1 << 30, 4 * 97 * 5):
+        monkeypatch.setattr(packed_forward, "CHUNK_BYTES", size)
+        model.zero_grad()
+        forward.backward(row, 0.7, lambda lp, entropy, at: (lp * torch.arange(at.start, at.stop)).sum())
+        found.append({name: parameter.grad.clone() for name, parameter in trained.items()})
+    assert any("lm_head" in name for name in trained) and len(forward._chunks(row)) > 3
+    for name, whole in found[0].items():
+        assert whole.abs().max() > 0
+        torch.testing.assert_close(found[1][name], whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tied", "lora", "says"),
+    [
+        (True, Lora(rank=2, target_modules=["lm_head"]), "are the same weights: an adapter on the head alone"),
+        (True, Lora(rank=2, target_modules=["q_proj", "embed_tokens"]), "an adapter on the embedding alone"),
+        (
+            False,
+            Lora(target_modules=["lm_head"], adapters={"a": Adapter(rank=2)}),
+            "does not see every token of a step",
+        ),
+        (True, Lora(rank=2), ""),
+        (False, Lora(rank=2, target_modules=["lm_head", "embed_tokens"]), ""),
+    ],
+)
+def test_an_adapter_that_no_sampler_could_follow_is_refused_by_name(tied, lora, says):
+    pytest.importorskip("peft")
+    model = tiny_qwen3(layers=1, tie_word_embeddings=tied)
+    if not says:
+        adapted, ids = add_adapters(model, lora), torch.arange(9)[None]
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.normal_(0, 0.1) if ".lora_" in name else None
+            merged = tiny_qwen3(layers=1, tie_word_embeddings=tied, seed=1)
+            merged.load_state_dict(merged_state(adapted), strict=not tied)
+            torch.testing.assert_close(merged(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(ConfigError, match=says) as error:
+        add_adapters(model, lora)
+    assert error.value.where == "ajet.trainer_common.lora.target_modules"
 
 
 def kept(model, length):
