@@ -94,6 +94,11 @@ def phases(trainer: Trainer, engine: Any, of: Dimensions, vocabulary: int) -> li
         engine.weights_changed(trainer.version)
 
     given = batch(0, vocabulary)
+
+    def score() -> None:
+        with engine.paused():
+            trainer.logprobs(given.samples)
+
     bound: dict[str, Callable[[Pace], float]] = {
         "rollout": lambda pace: least.sampling_seconds(
             of, pace, rows=ROWS, prompt=PROMPT, new=NEW, bytes_each=width
@@ -108,7 +113,7 @@ def phases(trainer: Trainer, engine: Any, of: Dimensions, vocabulary: int) -> li
     return [
         Phase("rollout", ROWS * NEW, lambda: by_engine(engine, prompts, [NEW] * ROWS), bound["rollout"]),
         Phase("update", TRAINED, update, bound["update"]),
-        Phase("logprobs", TRAINED, lambda: trainer.logprobs(given.samples), bound["logprobs"]),
+        Phase("logprobs", TRAINED, score, bound["logprobs"]),
         Phase("hand-over", 0, hand_over, lambda pace: 3 * trainer.policy.weights.values.nbytes / pace.bandwidth),
     ]
 
