@@ -47,10 +47,14 @@ class Document:
     places: dict[KeyPath, Mark] = field(repr=False)
     in_python: bool = False
     """Whether a program gave it, and nobody wrote a file of that path."""
+    under: Document | None = None
+    """The file that the program began with, if there is one."""
 
     def where(self, path: KeyPath, *, value: bool = False) -> str:
         """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
         if self.in_python:
+            if self.under is not None and path in self.under.places and self.under.at(path) == self.at(path):
+                return self.under.where(path, value=value)
             return f"{'.'.join(map(str, path)) or 'settings'}, as given in Python"
         while path and path not in self.places:
             path = path[:-1]
@@ -59,6 +63,15 @@ class Document:
             return str(self.path)
         line, column = (place.value_line, place.value_column) if value else (place.line, place.column)
         return f"{self.path}:{line}:{column}"
+
+    def at(self, path: KeyPath) -> Any:
+        """The value there; None where there is none."""
+        node: Any = self.tree
+        for part in path:
+            if not (isinstance(node, list) and isinstance(part, int)) and not isinstance(node, dict):
+                return None
+            node = node.get(part) if isinstance(node, dict) else node[part] if part < len(node) else None
+        return node
 
 
 def read_document(path: Path) -> Document:

@@ -61,13 +61,20 @@ class Experiment:
 
     @classmethod
     def from_dict(
-        cls, tree: Mapping[str, Any], *, base: Path, exp_dir: Path | None = None, in_python: bool = False
+        cls,
+        tree: Mapping[str, Any],
+        *,
+        base: Path,
+        exp_dir: Path | None = None,
+        in_python: bool = False,
+        under: Document | None = None,
     ) -> Experiment:
         """The experiment that a YAML with this content, in the folder `base`, would give. `in_python`: nobody has such
-        a file, and errors name none. Raises ConfigError."""
+        a file, and errors name none, but `under` for what stands there already. Raises ConfigError."""
         named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{named}.yaml"
-        return _build(replace(parse_document(dump_yaml(tree), path), in_python=in_python), exp_dir=exp_dir)
+        document = replace(parse_document(dump_yaml(tree), path), in_python=in_python, under=under)
+        return _build(document, exp_dir=exp_dir)
 
     @classmethod
     def from_text(cls, yaml: str, path: Path, *, root: Path) -> Experiment:

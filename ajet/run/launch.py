@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,14 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         from ajet.run.plan import dry_run
 
         dry_run(experiment, options.services)
-        return 0
+    else:
+        launched(experiment, options)
+    return 0
+
+
+def launched(experiment: Experiment, options: LaunchOptions) -> Path:
+    """Run it; answers its folder, which another run's in the experiment's own may have kept it from. Raises as
+    `launch`."""
     experiment.require_ready()
     if options.debug_tags:
         from ajet.workflow.breakpoint import activate
@@ -69,7 +77,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         require_room_for_tools(experiment)
         require_rubrics(experiment, run)
         _run(experiment, run, options, interrupts)
-    return 0
+    return run.path
 
 
 @contextmanager

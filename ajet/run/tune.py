@@ -8,33 +8,20 @@ such (`__main__->agent`), and refused where another process would have to find i
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from ajet.run.job import AgentJetJob
+from ajet.run.own_reference import live_reference
+from ajet.run.tuned import Tuned
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 
 Tasks = str | Path | Iterable["Task | Mapping[str, Any] | str"]
 """The path of a JSON Lines file, a data set of the hub, a reference to a task reader, or the tasks themselves: a Task,
 a row as such a file has it, or a question."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """What a run of `tune` has left."""
-
-    path: Path
-    """The run directory."""
-    checkpoint: Path | None
-    """The best model that was measured, else the last: a folder that `model=` and transformers load. None before one
-    was saved."""
-    rewards: list[float]
-    """The mean reward of each training step that had one, in order; those before a resume included."""
 
 
 def tune(
@@ -59,9 +46,9 @@ def tune(
     run goes on, or begins anew where `fresh`. `settings`: any other key of `ajet`, dotted, which wins:
     `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend.
     """
-    job = AgentJetJob(backbone=backbone, model=model, n_gpu=None, name=name).set_workflow(_live(agent))
+    job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(live_reference(agent))
     if reward is not None:
-        job.set_judge(_live(reward))
+        job.set_judge(live_reference(reward))
     given = {} if steps is None else {"trainer_common.total_training_steps": steps}
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
     job.set(**{key.replace(".", "__"): value for key, value in given.items()})
@@ -69,22 +56,7 @@ def tune(
     training = _place(tasks, root / f"{name}.tasks.jsonl")
     held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl")
     job.set(task_reader=_reader(training, held_out, given=validation))
-    return _tuned(job.tune(fresh=fresh))
-
-
-def _live(kind: Any) -> Any:
-    """What the running program defines, as a reference to it there: to load its file again would run it again. Raises
-    UserError for what has no name there, or one that means something else by now."""
-    if getattr(kind, "__module__", None) != "__main__":
-        return kind
-    name = getattr(kind, "__qualname__", repr(kind))
-    if getattr(sys.modules["__main__"], name, None) is not kind:
-        raise UserError(
-            f"{name} can't be named by a reference.",
-            expected="a class or function at the top level of the program or notebook, under its own name",
-            do="define it there with `def` or `class`",
-        )
-    return f"__main__->{name}"
+    return Tuned.of(job.tune(fresh=fresh))
 
 
 def _place(tasks: Tasks, file: Path) -> str:
@@ -135,14 +107,3 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
         )
     splits = {} if held_out is None else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}
-
-
-def _tuned(folder: Path) -> Tuned:
-    from ajet.record.checkpoints import checkpoints_of
-    from ajet.record.files import read_rows
-    from ajet.run.export import model_folder
-
-    checkpoints = checkpoints_of(folder)
-    found = checkpoints.best() or checkpoints.latest()
-    rows = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
-    return Tuned(folder, model_folder(folder, found) if found else None, [r for r in rows if r is not None])

@@ -32,7 +32,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., E
         raise Stopped(experiment)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "launch", stop)
+    monkeypatch.setattr(launch, "launched", stop)
 
     def made(**arguments: Any) -> Experiment:
         with pytest.raises(Stopped) as stopped:
