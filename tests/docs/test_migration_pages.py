@@ -15,13 +15,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+import ajet.client
 from ajet.cli.docs import cli_md
 from ajet.config import load_experiment
+from ajet.config.backbone_names import described
 from ajet.config.keys import dotted_keys
+from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
+from ajet.run.job_arguments import KEYS as JOB
 from tests.docs.snippets import ROOT
 from tests.unit.test_config_agentjet import WHOLE
+from tests.unit.test_job_arguments import NEWEST
 
 DOCS = ROOT / "docs"
 PAGES = {"agentrl.md": 100, "agentjet.md": 30, "aworld.md": 15}
@@ -37,6 +42,7 @@ CALLED = re.compile(r"(?P<command>ajet(?: [a-z]+)*)(?P<rest>(?: .*)?)")
 DOTTED = re.compile(r"(?P<key>[a-z_]+(?:\.[a-z_]+)+)(?:: (?P<value>.+))?")
 CLASS = re.compile(r"(?:ajet|train)(?:\.\w+)+")
 IMPORT = re.compile(r"from (?P<module>[\w.]+) import (?P<name>\w+)")
+CLIENT = re.compile(r"(?P<kind>Client|Episode)\.(?P<name>\w+)")
 FILE = re.compile(r"[\w./]+/[\w.]+\.(?:md|yml|yaml|sh|py)")
 AJETS = "## `ajet`\n"
 
@@ -69,6 +75,8 @@ def is_there(name: str, known: dict[str, str]) -> bool | None:
     if CLASS.fullmatch(name) and not name.startswith("ajet.services"):
         module, _, attribute = name.rpartition(".")
         return defines(module, attribute)
+    if found := CLIENT.fullmatch(name):
+        return hasattr(getattr(ajet.client, found["kind"]), found["name"])
     if FILE.fullmatch(name):
         return (ROOT / name).exists()
     if name.startswith(("actor_rollout_ref", "launcher_record/")):
@@ -150,6 +158,51 @@ def test_each_flag_of_agentjets_launcher_has_a_row():
     assert [flag for flag in AGENTJET.split() if not re.search(rf"--{flag}(?![\w-])", said)] == []
 
 
+def named_in_rows(page: str) -> set[str]:
+    """The words within backticks of all first cells: `a.b(c=…)` names a.b(c=…), a.b, a, b and c."""
+    marked = [name for there, _, _ in rows(page) for name in re.findall(r"`([^`]+)`", there)]
+    return {*marked, *(word for name in marked for form in (r"[\w.]*\w", r"\w+") for word in re.findall(form, name))}
+
+
+def test_each_override_of_aworlds_run_sh_has_a_row_with_the_key_that_verl_gets_it_from():
+    """Those of its page on training; ours has the same script."""
+    script = (ROOT / "train/examples/train_gaia_with_aworld_verl/run.sh").read_text()
+    said, layers = rows("aworld.md"), described("verl").filled
+    for override in OVERRIDES.replace("AR.", "actor_rollout_ref.").split():
+        (here,) = [here for there, _, here in said if f"`{override}`" in there]
+        assert f" {override}=" in script or f" reward.{override}=" in script, override
+        near = nearest_of_ours(tuple(override.split(".")), layers)
+        assert near is None or f"`{near.key.removeprefix('ajet.')}" in here, (override, near)
+
+
+def test_each_name_of_aworlds_pages_has_a_row():
+    """Variables of its `run.sh`, and names of its pages on training and on the trainer, that are not a local variable
+    of a function that they print."""
+    script = (ROOT / "train/examples/train_gaia_with_aworld_verl/run.sh").read_text()
+    lacking = [name for name in VARIABLES.split() if name not in named_in_rows("aworld.md")]
+    assert not lacking and [name for name in VARIABLES.split() if f"{name}=" not in script] == []
+    assert {name for name in AWORLD.split() if name not in named_in_rows("aworld.md")} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_class_of_the_pages_that_people_bring_has_a_row(page):
+    assert {name for name in CLASSES[page].split() if name not in named_in_rows(page)} == set()
+
+
+def test_each_argument_of_agentjets_job_has_a_row_with_its_key():
+    for name in [*NEWEST.split(), "n_gpu_for_infer"]:
+        found = [(verdict, here) for there, verdict, here in rows("agentjet.md") if f"`{name}`" in there]
+        if JOB.get(name) in KEYS:
+            assert [verdict for verdict, here in found if f"`{JOB[name]}`" in here] == ["same"], name
+        else:
+            assert [verdict for verdict, _ in found] == ["gone" if name in JOB else "same"], name
+
+
+def test_each_name_of_agentjets_swarm_client_has_a_row():
+    """Those that its `swarm_client.py` and its tutorials call, and the fields of its throttle policy."""
+    assert {name for name in SWARM.split() if name not in named_in_rows("agentjet.md")} == set()
+
+
 def leaves(tree, prefix=""):
     for name, value in tree.items():
         yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
@@ -159,6 +212,60 @@ AGENTJET = """
 backbone swarm-server conf exp-dir debug db bp breakpoint with-ray with-ray-cluster with-appworld with-deepfinance
 with-webshop with-bfcl with-logview with-crafters skip-check-avail-gpu kill autokill prefix swarm-overwatch
 """
+SWARM = """
+SwarmClient SwarmThrottlePolicy OpenaiBaseUrlAndApiKey begin_episode end_episode abort_episode can_continue_episode
+discard_episode_timeout episode_type throttle_policy ratio expected_batch_size expected_num_repeat current_task_id
+episode_uuid openai_base_url openai_api_key workflow_output sync_train_config start_engine stop_engine
+auto_sync_train_config_and_start_engine async_and_start_multi_engine get_engine_status get_episode_buffer
+get_rollout_stat print_rollout_stat run_episodes_until_all_complete auto_train_with_dataset
+rollout_until_finish_enough_episodes rollout_until_finish_enough_tasks rollout_until_finish_enough_non_dummy_tasks
+"""
+CLASSES = {
+    "agentjet.md": """
+Workflow WorkflowTask WorkflowOutput Task ModelTuner AjetTuner AgentJetJob BaseJudge EnvServiceJudge MathAnswerAsJudge
+ReActAgent DashScopeChatFormatter InMemoryMemory Toolkit Msg RobustDashScopeChatModel
+""",
+    "agentrl.md": "AsyncSampler MCPSampler MCPScorerFactory Task Record DispatchedSamplingTask DBRecordData",
+    "aworld.md": """
+Agent AgentConfig Swarm AworldAgentLoop GaiaAgentLoop CustomAgentLoop AgentTrainer TrainerProcessor CustomTrainer
+MyFrameworkTrainer
+""",
+}
+"""Those of the tutorial, the README and the pages on training; a class of the reader's own by what it is one of."""
+AWORLD = """
+build_agents get_llm_server_address get_llm_server_model_name get_agent_tool_env_and_servers llm_base_url
+llm_model_name llm_api_key mcp_config mcp_servers timeout sse_read_timeout client_session_timeout_seconds
+MCP_SERVER_URL MCP_SERVER_TOKEN name _target_ run.sh agent.yaml custom_agent_loop.py create_dataset.py
+normalize_number_str split_string normalize_str question_scorer gaia_reward_func agent train_dataset test_dataset
+reward_func config train_engine_name run_path register_processor unregister_processor TRAIN_PROCESSOR train
+check_agent check_dataset check_reward check_config mark_initialized
+"""
+VARIABLES = """
+agent_loop_config_path reward_fn_name reward_fn_file_path GPUS_PER_NODE NNODES RAY_NUM_NODES HDFS_ROOT DATA_ROOT
+model_path train_files test_files path_to_train dummy_tool_config_path project_name experiment_name default_local_dir
+adv_estimator use_kl_in_reward kl_coef use_kl_loss kl_loss_coef clip_ratio_low clip_ratio_high max_turns
+max_prompt_length max_response_length actor_lr train_batch_size ppo_mini_batch_size n_resp_per_prompt
+n_resp_per_prompt_val RAY_LOGGING_LEVEL HYDRA_FULL_ERROR NCCL_IBEXT_DISABLE NCCL_NVLS_ENABLE NCCL_IB_HCA
+UCX_NET_DEVICES VLLM_USE_V1 VLLM_ATTENTION_BACKEND infer_tp train_sp offload actor_max_token_len_per_gpu
+log_prob_max_token_len_per_gpu
+"""
+OVERRIDES = """
+algorithm.adv_estimator algorithm.use_kl_in_reward algorithm.kl_ctrl.kl_coef data.train_files data.val_files
+data.return_raw_chat data.train_batch_size data.max_prompt_length data.max_response_length
+data.filter_overlong_prompts data.truncation AR.model.path AR.model.use_remove_padding
+AR.model.enable_gradient_checkpointing AR.actor.use_kl_loss AR.actor.kl_loss_coef AR.actor.clip_ratio_low
+AR.actor.clip_ratio_high AR.actor.clip_ratio_c AR.actor.optim.lr AR.actor.use_dynamic_bsz AR.actor.ppo_mini_batch_size
+AR.actor.ppo_max_token_len_per_gpu AR.actor.ulysses_sequence_parallel_size AR.actor.fsdp_config.param_offload
+AR.actor.fsdp_config.optimizer_offload AR.ref.log_prob_max_token_len_per_gpu AR.rollout.name AR.rollout.mode
+AR.rollout.tensor_model_parallel_size AR.rollout.multi_turn.max_user_turns AR.rollout.multi_turn.max_assistant_turns
+AR.rollout.multi_turn.format AR.rollout.agent.agent_loop_config_path AR.rollout.gpu_memory_utilization AR.rollout.n
+AR.rollout.val_kwargs.top_p AR.rollout.val_kwargs.temperature AR.rollout.val_kwargs.n
+AR.rollout.multi_turn.tool_config_path custom_reward_function.path custom_reward_function.name trainer.logger
+trainer.project_name trainer.experiment_name trainer.n_gpus_per_node trainer.val_before_train
+trainer.log_val_generations trainer.nnodes trainer.save_freq trainer.default_local_dir trainer.test_freq
+trainer.total_epochs
+"""
+"""AR: actor_rollout_ref."""
 AGENTRL = """
 trainer train_file max_pixels remove_experience drop_zero_advantage shift_labels db_connection_string
 oss_connection_string enable_oss skip_non_positive_advantage model_name_or_path attention_implementation
