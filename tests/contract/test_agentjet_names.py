@@ -154,7 +154,7 @@ def test_the_jobs_arguments(tmp_path):
     job = AgentJetJob(model="embedded:tiny-tools", backbone="debug", name="mine")
     job.set_judge("judge.py->J").set_workflow("w.py->W", ensure_reward_in_workflow=True)
     job.set_data(type="huggingface", dataset_path="gsm8k/main").set(rollout__num_repeat=3)
-    assert job.config.ajet.rollout.num_repeat == 3 and job.config.ajet.trainer_common.n_gpus_per_node == 0
+    assert job.config.ajet.rollout.num_repeat == 3 and job.config.ajet.trainer_common.n_gpus_per_node == 8
     loaded = load_experiment(job.dump_job_as_yaml(tmp_path / "new" / "folder" / "job.yaml")).ajet
     assert (loaded.task_reader.type, loaded.task_judge.judge_protocol) == ("huggingface_dat_repo", None)
     assert job.set_data("dummy").config.ajet.task_reader.type == "random_dummy"
