@@ -14,12 +14,15 @@ from ajet.schema.errors import UserError
 
 
 def reference_of(kind: Any) -> str:
-    """A name or a reference as it is, or the reference to a class or function of a file. Raises UserError."""
+    """A name or a reference as it is, or the reference to a class or function of a file, or of a notebook, which has
+    none. Raises UserError."""
     if isinstance(kind, str):
         return kind
     name = getattr(kind, "__qualname__", repr(kind))
     module = sys.modules.get(getattr(kind, "__module__", None) or "")
     file = getattr(module, "__file__", None)
+    if file is None and module is sys.modules["__main__"]:
+        return str(live_reference(kind))
     if file is None or not name.isidentifier():
         raise UserError(
             f"{name} can't be named by a reference.",

@@ -41,6 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.extra_slow
 def test_a_plan_a_debug_run_a_lesson_and_a_training_from_it(project, capsys):
+    """The fast ones are below, and test_job.py and test_job_arguments.py, which compare what is composed."""
     begun = job()
     begun.plan()
     assert "Nothing was started." in capsys.readouterr().out and not (project / "launcher_record").exists()

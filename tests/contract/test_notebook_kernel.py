@@ -21,15 +21,21 @@ settings = {"rollout.num_repeat": 2, "data.train_batch_size": 1, "rollout.max_mo
             "rollout.max_response_length_in_one_turn": 8, "trainer_common.threads": 1}
 tuned = ajet.tune(agent=agent, tasks=["1+1?", "1+2?"], model="embedded:tiny-tools", steps=STEPS, settings=settings)
 """
+JOB = """
+job = ajet.AgentJetJob(model="embedded:tiny-tools", num_repeat=1, max_model_len=200, max_response_length_in_one_turn=8)
+played = job.set_workflow(agent).set_data("dummy").set(debug__debug_first_n_tasks=1, trainer_common__threads=1).debug()
+print(played.parent)
+"""
 
 
 @pytest.mark.extra_slow
 def test_the_picture_is_in_the_cell_that_tunes_and_is_one(tmp_path: Path) -> None:
-    """And in the next cell again, from where the run stood: one picture a cell, of the last step at its end."""
+    """And in the next cell again, from where the run stood: one picture a cell, of the last step at its end. The fast
+    test is test_notebook_curve.py, which has IPython without a kernel."""
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell, new_notebook
 
-    cells = [AGENT, TUNE.replace("STEPS", "2"), TUNE.replace("STEPS", "3"), "print(tuned.path)"]
+    cells = [AGENT, TUNE.replace("STEPS", "2"), TUNE.replace("STEPS", "3"), "print(tuned.path)", JOB]
     book = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     client = NotebookClient(book, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
@@ -38,6 +44,7 @@ def test_the_picture_is_in_the_cell_that_tunes_and_is_one(tmp_path: Path) -> Non
     assert all("<polyline" in each and "training reward" in each for each in (first, second))
     assert "step    2/2  reward" in first and "step    2/2  reward" in said(book.cells[1])
     assert not pictures(book.cells[0]) and said(book.cells[3]).strip() == str(tmp_path / "launcher_record" / "tune")
+    assert said(book.cells[4]).endswith(f"{tmp_path / 'launcher_record' / 'ajet_job' / 'debug'}\n")
     rows = [json.loads(line) for line in (tmp_path / "launcher_record/tune/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/reward" in row] == [1, 2, 3]
 

@@ -105,6 +105,23 @@ def test_a_function_that_no_reference_can_name_is_refused(function):
         AgentJetJob().set_workflow(function)
 
 
+def test_a_function_of_a_notebook_is_found_there(monkeypatch):
+    """A notebook's `__main__` is of no file."""
+
+    async def agent(task, tuner):
+        return 1.0
+
+    agent.__module__, agent.__qualname__ = "__main__", "agent"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.setattr(sys.modules["__main__"], "agent", agent, raising=False)
+    job = AgentJetJob().set_workflow(agent)
+    assert job.experiment().ajet.rollout.user_workflow == "__main__->agent"
+    assert issubclass(workflow_of(job.experiment()), Workflow)
+    monkeypatch.delattr(sys.modules["__main__"], "agent")
+    with pytest.raises(UserError, match="can't be named by a reference"):
+        AgentJetJob().set_workflow(agent)
+
+
 def test_an_algorithm_may_be_a_class(tmp_path):
     path = AgentJetJob(algorithm=AgainstTheMedian).dump_job_as_yaml(tmp_path / "elsewhere.yaml")
     assert type(opened(load_experiment(path).ajet, base=tmp_path)) is AgainstTheMedian
