@@ -80,7 +80,7 @@ class AgentJetJob:
         swarm_mode: bool | None = None,
         swarm_mode_sample_collection_method: str | None = None,
     ) -> None:
-        given = settings(locals())
+        given = settings(locals())  # the arguments by their names
         if algorithm is not None:
             given[KEYS["algorithm"]] = reference_of(algorithm)
         self._base = Path.cwd()
