@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,10 @@ class JudgeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Chat)
         self.say, self.seen = say, list[dict[str, Any]]()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has gone
+            super().handle_error(request, client_address)
 
 
 @contextmanager

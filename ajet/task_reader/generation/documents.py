@@ -6,6 +6,7 @@ What a file unpacks to is bounded before it is read.
 
 from __future__ import annotations
 
+import codecs
 import io
 import re
 import zlib
@@ -13,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.environment.gaia.servers.documents import MAX_FILE, checked_archive
+from loguru import logger
+
+from ajet.environment.gaia.servers.documents import MAX_FILE
 from ajet.environment.gaia.servers.html_text import readable
 from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
+from ajet.task_reader.generation.office import slides, word
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)
@@ -28,6 +32,24 @@ ENDS = {
     "word": re.compile(r"\s+"),
 }
 """Where a passage may end, by `split_by`."""
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+"""First bytes that tell an encoding; the longer ones first, for one begins as another does."""
+DECLARED = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+MEANT = dict.fromkeys(("iso-8859-1", "latin1", "us-ascii", "ascii"), "cp1252") | dict.fromkeys(
+    ("utf-16", "utf-16le", "utf-16be"), "utf-8"
+)
+"""What a page is that declares these, as browsers read it: one in UTF-16 begins with its mark, or could not be read so
+far as to declare it (WHATWG, Encoding)."""
+ZEROS = 0.1
+"""Of a text's characters, at most."""
+HEAD = 4096
+"""Bytes of a page in which its encoding is looked for: browsers look at 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +82,7 @@ def text_of_file(file: Path) -> str:
     if len(data) > MAX_FILE:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
     try:
-        text = read(data)
+        text = read(data, file.name)
     except UNREADABLE as problem:
         raise TaskError(
             f"{file.name} cannot be read: {problem}", where=KEY, do="mend the file, or leave it out"
@@ -88,56 +110,53 @@ def _cut(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
         yield held
 
 
-def _plain(data: bytes) -> str:
-    return data.decode("utf-8-sig")
+def _plain(data: bytes, name: str) -> str:
+    return decoded(data, "utf-8")
 
 
-def _html(data: bytes) -> str:
-    return readable(_plain(data))[1]
+def decoded(data: bytes, declared: str) -> str:
+    """As its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another encoding:
+    which one it is would be a guess."""
+    start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
+    try:
+        text = data[len(start) :].decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no {encoding} ({error.reason} at byte {error.start}): save it as UTF-8") from None
+    if text.count("\0") > len(text) * ZEROS:
+        raise ValueError("it is full of zeros, as UTF-16 without its mark is: save it as UTF-8")
+    return text
 
 
-def _pdf(data: bytes) -> str:
+def _html(data: bytes, name: str) -> str:
+    found = DECLARED.search(data[:HEAD])
+    declared = found[1].decode("ascii", "replace").lower() if found else "utf-8"
+    title, text = readable(decoded(data, MEANT.get(declared, declared)), images="described")
+    return f"{title}\n\n{text}" if title and title not in text else text
+
+
+def _pdf(data: bytes, name: str) -> str:
     try:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, PyPdfError
     except ImportError as error:
         raise MissingExtra("pypdf", "documents", needed_for="Reading PDF files") from error
     try:
-        return "\n\n".join(page.extract_text() for page in PdfReader(io.BytesIO(data)).pages)
+        pages = [page.extract_text().strip() for page in PdfReader(io.BytesIO(data)).pages]
     except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
         raise ValueError(str(error)) from error
+    if silent := [number for number, page in enumerate(pages, 1) if not page]:
+        said = f"{len(silent)} of {len(pages)} pages have no text, as scanned ones have none"
+        if len(silent) == len(pages):
+            raise ValueError(f"{said}: have a program read the pictures first, such as ocrmypdf")
+        logger.warning("{}: {} (the first is page {})", name, said, silent[0])
+    return "\n\n".join(page for page in pages if page)
 
 
-def _word(data: bytes) -> str:
-    try:
-        from docx import Document
-        from docx.table import Table
-    except ImportError as error:
-        raise MissingExtra("python-docx", "documents", needed_for="Reading Word files") from error
-    parts: list[str] = []
-    for block in Document(checked_archive(data)).iter_inner_content():
-        rows = block.rows if isinstance(block, Table) else ()
-        parts += [" | ".join(cell.text for cell in row.cells) for row in rows] if rows else [block.text]  # type: ignore[union-attr]
-    return "\n\n".join(part for part in parts if part.strip())
-
-
-def _slides(data: bytes) -> str:
-    try:
-        from pptx import Presentation
-    except ImportError as error:
-        raise MissingExtra("python-pptx", "documents", needed_for="Reading presentations") from error
-    slides = Presentation(checked_archive(data)).slides
-    found = [
-        "\n".join(shape.text_frame.text for shape in slide.shapes if shape.has_text_frame).strip() for slide in slides
-    ]
-    return "\n\n".join(text for text in found if text)
-
-
-READERS: Mapping[str, Callable[[bytes], str]] = {
+READERS: Mapping[str, Callable[[bytes, str], str]] = {
     **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), _plain),
     **dict.fromkeys((".html", ".htm"), _html),
     ".pdf": _pdf,
-    ".docx": _word,
-    ".pptx": _slides,
+    ".docx": lambda data, _: word(data),
+    ".pptx": lambda data, _: slides(data),
 }
-"""By suffix."""
+"""By suffix, of a file's bytes and its name."""

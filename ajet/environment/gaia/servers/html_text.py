@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import unescape
+from typing import Literal
 from urllib.parse import urljoin
 
 RAW = frozenset({"script", "style", "title", "textarea", "noscript", "iframe"})
@@ -25,8 +26,9 @@ MAX_TAG = 8192
 """Characters of a tag that are looked at."""
 
 
-def readable(page: str, url: str = "", *, images: bool = False) -> tuple[str, str]:
-    """The title and the text of an HTML page; addresses of links are absolute if `url` is given."""
+def readable(page: str, url: str = "", *, images: bool | Literal["described"] = False) -> tuple[str, str]:
+    """The title and the text of an HTML page; addresses of links are absolute if `url` is given. Of images: nothing,
+    what they are described by and their address, or the description alone."""
     reader = _Reader(url, images)
     for tag, text in _tokens(page):
         reader.text(text) if tag is None else reader.tag(tag, text)
@@ -69,7 +71,7 @@ def _tokens(page: str) -> Iterator[tuple[str | None, str]]:
 
 
 class _Reader:
-    def __init__(self, url: str, images: bool) -> None:
+    def __init__(self, url: str, images: bool | Literal["described"]) -> None:
         self.url, self.images = url, images
         self.parts: list[str] = []
         self.title = ""
@@ -113,6 +115,8 @@ class _Reader:
         elif tag == "a":
             self.links.append(self._address(_attribute(rest, "href")))
             self.parts.append("[" if self.links[-1] else "")
+        elif tag == "img" and self.images == "described":
+            self.parts.append(_attribute(rest, "alt"))
         elif tag == "img" and self.images:
             address = self._address(_attribute(rest, "src"))
             self.parts.append(f"![{_attribute(rest, 'alt')}]({address})" if address else "")
