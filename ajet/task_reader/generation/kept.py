@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.record.files import append_lines, heal, read_rows
 
 
@@ -28,10 +30,14 @@ class Kept:
 
     @contextmanager
     def open(self) -> Iterator[Kept]:
-        """Held by this process until it is left."""
+        """Held by this process until it is left. Says so where it has to wait for another."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("another process is writing the same tasks: they are waited for")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             heal(self.path)
             yield self
 
