@@ -184,6 +184,7 @@ SERVICES = (
     "ajet.engine.teacher_endpoint->services_of",
     "ajet.task_judge.model_judge.reachable->services_of",
 )
+EMBEDDERS = {"all-minilm-l6-v2": Part("ajet.engine.embeddings->MiniLm")}
 CATALOGUE = Catalogue(
-    BACKBONES, ALGORITHMS, LOSSES, TRACKERS, ISOLATIONS, STORES, READERS, WORKFLOWS, SCORERS, SERVICES
+    BACKBONES, ALGORITHMS, LOSSES, TRACKERS, ISOLATIONS, STORES, READERS, WORKFLOWS, SCORERS, SERVICES, EMBEDDERS
 )

@@ -8,7 +8,7 @@ The tables name code as text, since settings are checked without it; a key that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ class Catalogue:
     """Each a function or a class (`task_judge.scorers`), imported when it is used."""
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: who is asked before a run begins."""
+    embedders: Mapping[str, Part] = field(default_factory=dict)
+    """Models of this machine that embed texts, `embedded:NAME` in a YAML: each a class without arguments, whose objects
+    answer texts with a vector each."""
 
     def of(self, kind: Kind) -> Mapping[str, Part]:
         """The table of one kind."""

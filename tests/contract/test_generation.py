@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,63 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, TaskError
-from ajet.schema.task import Task
 from ajet.task_reader import open_reader
-from ajet.task_reader.alike import by_letters, first_of_each
-from ajet.task_reader.generation.documents import ENDS, passages, text_of_file
+from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, normed
 from ajet.task_reader.generation.writer import marked, written
+from tests.generation_fixtures import SEA, counted, examples, experiment, prompts, read, writing_server
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
-
-SEA = "The Baltic Sea is brackish. Its mean depth is 55 metres. It freezes in part in most winters."
-WORDS = [
-    *("amber", "basalt", "copper", "diamond", "emerald", "feldspar", "garnet", "halite", "iolite", "jade", "kyanite"),
-    *("lapis", "marble", "nickel", "opal", "pyrite", "quartz", "ruby", "slate", "topaz", "ulexite", "zircon"),
-]
-
-
-def counted(asked: dict[str, Any]) -> str:
-    """As many tasks as were asked for, each about another stone."""
-    prompt = asked["messages"][0]["content"]
-    count = int(re.findall(r"exactly (\d+) in the list", prompt)[-1])
-    start = sum(ord(letter) for letter in prompt) % len(WORDS)
-    chosen = [WORDS[(start + number) % len(WORDS)] for number in range(count)]
-    return json.dumps({"tasks": [{"query": f"How hard is {word}?", "answer": len(word)} for word in chosen]})
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeServer]:
-    with judge_server(counted) as running:
-        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-        monkeypatch.setenv("AJET_CACHE", str(tmp_path / "cache"))
-        monkeypatch.delenv("DASHSCOPE_API_KEY", raising=False)
-        (tmp_path / "sea.txt").write_text(SEA)
+    with writing_server(monkeypatch, tmp_path) as running:
         yield running
-
-
-def experiment(folder: Path, *servers: JudgeServer, **more: Any) -> Experiment:
-    section = {
-        "models": [{"model": f"writer{number}", "base_url": each.url} for number, each in enumerate(servers)],
-        "document_reader": {"document_path": ["sea.txt"]},
-        "task_num": 6,
-        **more,
-    }
-    reader = {"type": "data_generation", "data_generation": section}
-    return Experiment.from_dict({"ajet": {"task_reader": reader}}, base=folder)
-
-
-def read(*given: Any, split: Any = "train", **more: Any) -> list[Task]:
-    return list(open_reader(experiment(*given, **more)).tasks(split))
-
-
-def examples(folder: Path) -> dict[str, Any]:
-    (folder / "examples.jsonl").write_text('{"query": "What is 2 + 3?", "answer": "5"}\n')
-    return {"query_reader": {"jsonl_dataset_file": {"training": {"file_path": "examples.jsonl"}}}}
-
-
-def prompts(server: JudgeServer) -> list[str]:
-    return [asked["messages"][0]["content"] for asked in server.seen]
 
 
 def test_questions_on_documents_are_held_out_and_variations_of_examples_trained_on(
@@ -87,18 +43,74 @@ def test_questions_on_documents_are_held_out_and_variations_of_examples_trained_
     assert all(said["model"] == "writer0" and said["temperature"] == 0.0 for said in server.seen)
 
 
-def test_what_was_written_is_kept_until_something_changes(server: JudgeServer, tmp_path: Path) -> None:
-    first = read(tmp_path, server)
-    asked = len(server.seen)
-    assert read(tmp_path, server) == first and len(server.seen) == asked
-    for change in ({"sampling_params": {"temperature": 0.5}}, {"task_num": 5}, {"llm_response_length": 99}):
-        before = len(server.seen)
-        read(tmp_path, server, **change)
-        assert len(server.seen) > before, change
-    before = len(server.seen)
-    (tmp_path / "sea.txt").write_text(SEA + " It has tides of a few centimetres.")
-    read(tmp_path, server)
-    assert len(server.seen) > before
+def deduplicated(**params: Any) -> dict[str, Any]:
+    return {"deduplication_filter": {"params": params}}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "model": {"model": "another"},
+    "temperature": {"sampling_params": {"temperature": 0.5}},
+    "tasks": {"task_num": 5},
+    "tokens": {"llm_response_length": 99},
+    "passages": {"document_reader": {"document_path": ["sea.txt"], "chunk_size": 40}},
+    "where they end": {"document_reader": {"document_path": ["sea.txt"], "chunk_size": 40, "split_by": "word"}},
+    "documents": {"sea": SEA + " It has tides of a few centimetres."},
+    "a document's name": {"document_reader": {"document_path": ["ocean.txt"]}},
+    "examples": {"rows": ['{"query": "What is 3 + 3?", "answer": "6"}']},
+    "their answers": {"rows": ['{"query": "What is 2 + 3?", "answer": "five"}']},
+    "seed": {"seed": 8},
+    "threshold": deduplicated(similarity_threshold=0.95),
+    "threshold by letters": deduplicated(letters_threshold=0.95),
+    "embedding model": deduplicated(model="another"),
+    "no comparison": {"deduplication_filter": {"enabled": False}},
+}
+THE_SAME: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "prices": {"price_in": 3.0, "price_out": 4.0},
+    "requests at once": {"num_workers": 1},
+    "the key": {"api_key_env": "ANOTHER_KEY"},
+    "the key of embeddings": deduplicated(api_key="of-embeddings"),
+}
+
+
+def kept_at(folder: Path, server: JudgeServer, change: dict[str, Any]) -> tuple[Path, list[str]]:
+    """The file of what is written under settings that are changed in that way, and all that was asked for it."""
+    change = dict(change)
+    model = {"model": "writer0", "base_url": server.url}
+    model |= {
+        key: change.pop(key)
+        for key in [*change]
+        if key in ("model", "base_url", "price_in", "price_out", "api_key_env")
+    }
+    (folder / "sea.txt").write_text(change.pop("sea", SEA))
+    (folder / "ocean.txt").write_text(SEA)
+    shown = examples(folder, *change.pop("rows", ()))
+    seed = change.pop("seed", 7)
+    given = experiment(folder, **{"models": [model], "task_num": 4, **shown, **change})
+    given.ajet.seed = seed
+    before = set((folder / "cache" / "generated").glob("*.jsonl"))
+    server.seen.clear()
+    open_reader(given).tasks("train")
+    made = set((folder / "cache" / "generated").glob("*.jsonl")) - before
+    return (made or {folder}).pop(), prompts(server)
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "base_url", "embedding server"])
+def test_what_was_written_is_kept_until_something_changes(server: JudgeServer, tmp_path: Path, change: str) -> None:
+    with judge_server(embedding(server.say)) as other:
+        changed = CHANGES.get(change) or (
+            {"base_url": other.url} if change == "base_url" else deduplicated(base_url=other.url)
+        )
+        first, asked = kept_at(tmp_path, server, {})
+        assert asked and first != tmp_path
+        second, asked = kept_at(tmp_path, server, changed)
+        assert second not in (tmp_path, first) and (asked or other.seen)
+
+
+@pytest.mark.parametrize("change", THE_SAME)
+def test_what_changes_no_reply_asks_nothing_anew(server: JudgeServer, tmp_path: Path, change: str) -> None:
+    kept_at(tmp_path, server, {})
+    assert kept_at(tmp_path, server, THE_SAME[change]) == (tmp_path, [])
 
 
 def test_what_was_paid_for_before_a_failure_is_not_asked_again(server: JudgeServer, tmp_path: Path) -> None:
@@ -172,6 +184,69 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     assert len(read(tmp_path, server, split="validation", task_num=3, **off)) == 3
 
 
+def embedding(say: Any, **vectors: list[float]) -> Any:
+    """A server's script with embeddings: those that are named by a question's last word, and one apart for any other
+    text."""
+
+    def told(text: str) -> list[float]:
+        drawn = random.Random(text)
+        named = vectors.get(text.rpartition(" ")[2].strip("?"))
+        return [*named, *[0.0] * 32] if named else [0.0] * 3 + [drawn.gauss(0, 1) for _ in range(32)]
+
+    def said(asked: dict[str, Any]) -> Any:
+        if "input" not in asked:
+            return say(asked)
+        return 200, {"data": [{"index": n, "embedding": told(text)} for n, text in enumerate(asked["input"])]}
+
+    return said
+
+
+def test_both_letters_and_embeddings_find_what_is_alike(server: JudgeServer, tmp_path: Path) -> None:
+    """A model that takes a question written otherwise for another one does not let it in, and neither do letters what
+    the model knows."""
+    queries = ["How deep is the Baltic Sea?", "How deep is the Baltic  sea?", "Who counted the herring?", "Is it cold?"]
+    server.say = embedding(
+        lambda asked: json.dumps({"tasks": [{"query": each} for each in queries]}),
+        Sea=[1.0, 0.0, 0.0], sea=[0.0, 1.0, 0.0], herring=[0.9, 0.1, 0.0], cold=[0.0, 0.0, 1.0],
+    )  # fmt: skip
+    alike = {"base_url": server.url}
+
+    def stays(**params: Any) -> list[str]:
+        tasks = read(tmp_path, server, split="validation", **deduplicated(**alike, **params))
+        return [task.main_query for task in tasks]
+
+    assert stays() == [queries[0], queries[3]]
+    assert stays(similarity_threshold=1.0) == [queries[0], queries[2], queries[3]], "letters are as alike as can be"
+    assert stays(similarity_threshold=0.999, letters_threshold=0.4) == [queries[0], queries[2], queries[3]]
+    alike["base_url"] = None
+    assert stays() == [queries[0], queries[2], queries[3]], "by letters alone"
+
+
+def test_what_is_like_an_example_or_a_held_out_task_is_not_trained_on(server: JudgeServer, tmp_path: Path) -> None:
+    said = ["How many eggs does a hen lay in seven days?", "How  many EGGS does a hen lay in seven days", "Is it raw?"]
+
+    def by_split(asked: dict[str, Any]) -> str:
+        of_validation = "exactly 10 in the list" in asked["messages"][0]["content"]
+        queries = ["How deep is the Baltic Sea?"] if of_validation else [*said, "How deep is the  Baltic sea?"]
+        number = len(server.seen) % len(queries)
+        return json.dumps({"tasks": [{"query": queries[number]}]})
+
+    server.say = by_split
+    given = examples(tmp_path, json.dumps({"query": said[0]}))
+    trained = read(tmp_path, server, num_workers=1, **given)
+    assert [task.main_query for task in trained] == ["Is it raw?"]
+
+
+def test_an_embedding_model_that_is_none_is_named_before_anything_is_asked(server: JudgeServer, tmp_path: Path) -> None:
+    for params, says in (
+        ({"model": "embedded:huge"}, "There is no embedding model embedded:huge."),
+        ({"model": "embedded:all-minilm-l6-v2", "base_url": server.url}, "embedded:all-minilm-l6-v2 at a server"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            read(tmp_path, server, **deduplicated(**params))
+        assert "embedded:all-minilm-l6-v2" in str(caught.value.expected) and not server.seen
+
+
 def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_path: Path) -> None:
     (tmp_path / "docs" / "deep").mkdir(parents=True)
     (tmp_path / "docs" / ".DS_Store").write_bytes(b"\xff")
@@ -208,77 +283,20 @@ def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch:
         read(tmp_path, server, query_reader={"type": "mine.py->Reader"})
 
 
-# documents
-
-
-def a_word_file(path: Path) -> None:
-    from docx import Document
-
-    document = Document()
-    document.add_paragraph(SEA)
-    document.add_table(1, 2).rows[0].cells[1].text = "cod"
-    document.save(str(path))
-
-
-def a_presentation(path: Path) -> None:
-    from pptx import Presentation
-
-    slides = Presentation()
-    slide = slides.slides.add_slide(slides.slide_layouts[5])
-    slide.shapes.title.text = SEA
-    slides.save(str(path))
-
-
-def a_page(path: Path) -> None:
-    path.write_text(f"<html><script>no()</script><body><p>{SEA}</p></body></html>")
-
-
-@pytest.mark.parametrize("kind, make", [("docx", a_word_file), ("pptx", a_presentation), ("html", a_page)])
-def test_documents_of_each_kind_are_read(tmp_path: Path, kind: str, make: Callable[[Path], None]) -> None:
-    file = tmp_path / f"sea.{kind}"
-    make(file)
-    text = text_of_file(file)
-    assert SEA in text and "no()" not in text and ("cod" in text) == (kind == "docx")
-
-
-@pytest.mark.parametrize("kind", ["docx", "pptx", "pdf", "txt"])
-def test_what_is_no_document_is_said(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / f"bad.{kind}"
-    file.write_bytes(b"\xff\xfe\x00 no document")
-    with pytest.raises(TaskError, match=f"bad.{kind} cannot be read"):
-        text_of_file(file)
-
-
-def test_a_word_file_whose_xml_is_damaged_is_said(tmp_path: Path) -> None:
-    import zipfile
-
-    whole, damaged = tmp_path / "sea.docx", tmp_path / "bad.docx"
-    a_word_file(whole)
-    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(damaged, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name)[: 99 if name == "word/document.xml" else None])
-    with pytest.raises(TaskError, match="bad.docx cannot be read"):
-        text_of_file(damaged)
-
-
-@given(text=st.text(max_size=400), size=st.integers(1, 60), split_by=st.sampled_from(sorted(ENDS)))
-def test_passages_hold_all_of_a_text_and_are_no_longer_than_asked(
-    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, split_by: str
-) -> None:
-    file = tmp_path_factory.mktemp("text") / "a.txt"
-    file.write_text("x" + text, encoding="utf-8")
-    found = [passage.text for passage in passages(file, size=size, split_by=split_by)]
-    assert all(0 < len(each) <= size for each in found)
-    assert "".join("".join(found).split()) == "".join(("x" + text).split())
-
-
 # what is alike, what is marked
 
 
 @given(st.lists(st.sampled_from(["a b c d e", "A b  c d e", "f g h i j", "quite another one"]), max_size=8))
 def test_the_first_of_each_stays(texts: list[str]) -> None:
-    kept = [texts[place].casefold().replace("  ", " ") for place in first_of_each(by_letters(texts), 0.9)]
+    kept = [texts[place].casefold().replace("  ", " ") for place in first_of_each(Measure(by_letters(texts), 0.9))]
     assert kept == list(dict.fromkeys(text.casefold().replace("  ", " ") for text in texts))
+
+
+def test_equal_vectors_are_alike_at_any_threshold() -> None:
+    """Their cosine may be a rounding below 1."""
+    same = normed(by_letters(["How deep is the Baltic Sea, and what lives in it?"] * 3) * 3)
+    assert first_of_each(Measure(same, 1.0)) == [0]
+    assert first_of_each(Measure(same, 1.0, known=same[:1])) == [] and apart_from(same, same[:1], 1.0) == []
 
 
 @given(st.text(max_size=100))

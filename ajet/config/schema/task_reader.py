@@ -151,14 +151,24 @@ class SamplingParams(Section):
 class DeduplicationParams(Section):
     """How similar tasks are found."""
 
-    similarity_threshold: float = key(0.8, "Two tasks at least this similar count as one.", ge=0, le=1)
+    similarity_threshold: float = key(
+        0.8, "Two tasks at least this similar count as one, by their embeddings or by their letters.", ge=0, le=1
+    )
+    letters_threshold: float | None = key(
+        None, "The same by their letters alone; null: as `similarity_threshold`.", ge=0, le=1
+    )
     db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
-    model: str = key("text-embedding-v4", "Embedding model, where `base_url` names a server.")
+    model: str = key(
+        "text-embedding-v4",
+        "Embedding model, where `base_url` names a server; or `embedded:all-minilm-l6-v2`, which runs on this machine.",
+    )
     api_key: SecretStr | None = key(
         None, "Its key; write `${oc.env:NAME}`. Null: that of OPENAI_API_KEY.", kind="secret", training=False
     )
     base_url: str | None = key(
-        None, "Its OpenAI-compatible server, `http://HOST:PORT/v1`; null: tasks are compared by their letters."
+        None,
+        "Its OpenAI-compatible server, `http://HOST:PORT/v1`; null: tasks are compared by their letters alone, unless "
+        "`model` is an embedded one.",
     )
 
 

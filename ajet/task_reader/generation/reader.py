@@ -1,33 +1,34 @@
 """The reader `data_generation`.
 
-Invariant: validation is written from documents alone and first; a training task that is like one of it, or like an
-earlier one, is left out and counted. The same settings, documents and examples give the same tasks, in their order.
+Invariant: validation is written from documents alone and first; a task that is like an earlier one, like an example
+that a model was shown, or (in training) like one of validation, is left out and counted. The same settings, documents
+and examples give the same tasks, in their order. What it cost is said however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx
-import numpy as np
 from loguru import logger
 
 from ajet.config.cache import cache_root
-from ajet.config.other_models import key_in, other_server
+from ajet.config.other_models import other_server
 from ajet.environment.chat_model import Model, configured, model_at
 from ajet.environment.mcp.loop import tools_loop
-from ajet.record.progress import Progress
+from ajet.record.progress import Bar, Progress
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
-from ajet.task_reader.alike import Vectors, by_letters, first_of_each, normed
+from ajet.task_reader.alike import Measure, by_letters, first_of_each
 from ajet.task_reader.contract import TaskSplit, require_place
+from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.documents import KEY, Passage, passages
+from ajet.task_reader.generation.embedding import embedder, vectors_of
+from ajet.task_reader.generation.failover import Failover
 from ajet.task_reader.generation.kept import Kept
 from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
 
@@ -41,9 +42,23 @@ A_CALL = 10
 EXAMPLES = 3
 ROUNDS = 3
 """How often the missing ones are asked for, where what was written was left out."""
-EMBEDDED_AT_ONCE = 64
-Ask = tuple[str, str, int, Passage | None]
-"""Its name, prompt and number of tasks, and the passage that it is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt."""
+
+    name: str
+    prompt: str
+    count: int
+    """Of tasks."""
+    passage: Passage | None = None
+    """That it is about."""
+    shown: tuple[str, ...] = ()
+    """Examples in it."""
+
+
+Found = Sequence[tuple[Written, Ask]]
 
 
 class GenerationReader:
@@ -57,6 +72,8 @@ class GenerationReader:
         self._passages: list[Passage] | None = None
         self._examples: list[tuple[str, str]] | None = None
         self._read: dict[TaskSplit, list[Task]] = {}
+        self._embed = embedder(self._settings.deduplication_filter.params)
+        self._failover: Failover | None = None
 
     def has(self, split: TaskSplit) -> bool:
         """Validation is made of documents; training of documents, of examples, or of both."""
@@ -76,35 +93,33 @@ class GenerationReader:
         return self._read[split]
 
     def _written(self, split: TaskSplit, kept: Kept) -> list[Task]:
-        rows = kept.rows()
-        settings = self._settings
-        writer = Writer(
-            self._models(),
-            temperature=settings.sampling_params.temperature,
-            tokens=settings.llm_response_length,
-            at_once=settings.num_workers,
-        )
         held_out: list[Task] = []
         if split == "train" and self.has("validation"):
             held_out = self._read.get("validation") or self._written("validation", kept)
             self._read["validation"] = held_out
-            rows = kept.rows()
+        writer, rows = self._writer(), kept.rows()
         tasks: list[Task] = []
-        found: list[tuple[Written, Passage | None]] = []
-        with Progress() as progress, progress.bar(f"writing {split} tasks", settings.task_num, "tasks") as bar:
+        found: list[tuple[Written, Ask]] = []
+        try:
             for turn in range(ROUNDS):
-                missing = settings.task_num - len(tasks)
+                missing = self._settings.task_num - len(tasks)
                 if missing <= 0:
                     break
                 asks = self._asks(split, turn, missing, [each.query for each, _ in found])
-                replies = _on_loop(self._ask(writer, asks, kept, rows))
-                new = [(one, ask[3]) for ask, reply in zip(asks, replies, strict=True) for one in reply]
-                found += new
-                before = len(tasks)
-                tasks = self._distinct(split, found, held_out, kept, rows)[: settings.task_num]
-                bar.advance(len(tasks) - before)
-                if not new:
+                if new := sum(not rows.get(ask.name) for ask in asks):
+                    logger.info(
+                        "{}: {} of {} prompts are asked of {}", _title(split, turn), new, len(asks), writer.names
+                    )
+                with Progress() as progress, progress.bar(_title(split, turn), len(asks), "prompts") as bar:
+                    replies = _on_loop(self._ask(writer, asks, kept, rows, bar))
+                before = len(found)
+                found += [(one, ask) for ask, reply in zip(asks, replies, strict=True) for one in reply]
+                tasks = self._distinct(split, found, held_out, kept, rows, writer.cost)[: self._settings.task_num]
+                if len(found) == before:
                     break
+        finally:
+            if spent := writer.cost.words():
+                logger.info("writing {} tasks took {}", split, spent)
         self._tell(split, tasks, found, writer)
         if not tasks:
             raise TaskError(
@@ -126,62 +141,46 @@ class GenerationReader:
                 prompt = variation_prompt(
                     shown, passage.text if passage else "", 1, turn * settings.task_num + number + 1
                 )
-                asks.append((f"train {turn} {number}", prompt, 1, passage))
+                asks.append(Ask(f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown)))
             return asks
         order = list(found)
         draw.shuffle(order)
         chosen = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
         return [
-            (f"{split} {turn} {number}", knowledge_prompt(passage.text, A_CALL, number + 1, before), A_CALL, passage)
+            Ask(f"{split} {turn} {number}", knowledge_prompt(passage.text, A_CALL, number + 1, before), A_CALL, passage)
             for number, passage in enumerate(chosen)
         ]
 
-    async def _ask(self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any]) -> list[list[Written]]:
-        async def one(name: str, prompt: str, count: int) -> list[Written]:
-            if not rows.get(name):  # one that could not be read is asked again with the next start
-                told = await writer.ask(prompt, count)
-                if not told:
-                    return []
-                rows[name] = [[each.query, each.answer] for each in told]
-                await asyncio.to_thread(kept.add, name, rows[name])
-            return [Written(*each) for each in rows[name]]
+    async def _ask(
+        self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any], bar: Bar
+    ) -> list[list[Written]]:
+        async def one(ask: Ask) -> list[Written]:
+            if not rows.get(ask.name):  # one that could not be read is asked again with the next start
+                told = await writer.ask(ask.prompt, ask.count)
+                if told:
+                    rows[ask.name] = [[each.query, each.answer] for each in told]
+                    await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
+            bar.advance(note=writer.cost.words())
+            return [Written(*each) for each in rows.get(ask.name) or ()]
 
-        return await _all_of([one(name, prompt, count) for name, prompt, count, _ in asks])
+        return await _all_of([one(ask) for ask in asks])
 
     def _distinct(
-        self, split: TaskSplit, found: Sequence[tuple[Written, Passage | None]], held_out: Sequence[Task], kept: Kept,
-        rows: dict[str, Any],
-    ) -> list[Task]:  # fmt: skip
-        shown = {query for query, _ in self._all_examples()}
-        found = [each for each in found if each[0].query not in shown]
+        self, split: TaskSplit, found: Found, held_out: Sequence[Task], kept: Kept, rows: dict[str, Any], cost: Cost
+    ) -> list[Task]:
+        examples = {query for query, _ in self._all_examples()}
+        found = [each for each in found if each[0].query not in examples]
         if self._settings.deduplication_filter.enabled and found:
-            threshold = self._settings.deduplication_filter.params.similarity_threshold
-            known = self._vectors([task.main_query for task in held_out], kept, rows) if held_out else None
-            vectors = self._vectors([each.query for each, _ in found], kept, rows)
-            found = [found[place] for place in first_of_each(vectors, threshold, known)]
-        return [_task(split, number, *each) for number, each in enumerate(found)]
-
-    def _vectors(self, texts: Sequence[str], kept: Kept, rows: dict[str, Any]) -> Vectors:
-        params = self._settings.deduplication_filter.params
-        if params.base_url is None:
-            return by_letters(texts)
-        names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
-        new = [text for text, name in names.items() if name not in rows]
-        for start in range(0, len(new), EMBEDDED_AT_ONCE):
-            part = new[start : start + EMBEDDED_AT_ONCE]
-            for text, vector in zip(part, _embedded(part, params), strict=True):
-                rows[names[text]] = vector
-                kept.add(names[text], vector)
-        widths = sorted({len(value) for name, value in rows.items() if name.startswith("vector ")})
-        if len(widths) > 1:
-            raise TaskError(
-                f"{params.model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), also as "
-                "it gave them before: they cannot be compared.",
-                where=f"{SECTION}.deduplication_filter.params",
-                expected="one embedding model, as it was when the first tasks were embedded",
-                do=f"give the model a name of its own, or delete {kept.path}",
-            )
-        return normed(np.asarray([rows[names[text]] for text in texts], np.float32))
+            params = self._settings.deduplication_filter.params
+            shown = dict.fromkeys(query for _, ask in found for query in ask.shown)
+            texts, others = [one.query for one, _ in found], [*(task.main_query for task in held_out), *shown]
+            letters, threshold = params.letters_threshold, params.similarity_threshold
+            measures = [Measure(by_letters(texts), threshold if letters is None else letters, by_letters(others))]
+            if self._embed is not None:
+                vectors = vectors_of([*texts, *others], self._embed, params.model, kept, rows, cost)
+                measures.append(Measure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
+            found = [found[place] for place in first_of_each(*measures)]
+        return [_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
 
     def _all_passages(self) -> list[Passage]:
         if self._passages is None:
@@ -231,6 +230,19 @@ class GenerationReader:
         server = other_server()
         return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 
+    def _writer(self) -> Writer:
+        """For one split; who does not answer is remembered from one to the next."""
+        settings, models = self._settings, self._models()
+        self._failover = self._failover or Failover(len(models))
+        return Writer(
+            models,
+            self._failover,
+            [Price(each.price_in, each.price_out) for each in settings.models],
+            temperature=settings.sampling_params.temperature,
+            tokens=settings.llm_response_length,
+            at_once=settings.num_workers,
+        )
+
     def _kept(self) -> Kept:
         settings = self._settings
         dedup = settings.deduplication_filter.params
@@ -244,19 +256,15 @@ class GenerationReader:
             "passages": [(passage.source, passage.text) for passage in self._all_passages()],
             "examples": self._all_examples(),
             "alike": [settings.deduplication_filter.enabled, dedup.similarity_threshold, dedup.base_url, dedup.model],
+            "letters": dedup.letters_threshold,
         }
         return Kept(cache_root() / "generated", about)
 
-    def _tell(
-        self, split: TaskSplit, tasks: Sequence[Task], found: Sequence[tuple[Written, Passage | None]], writer: Writer
-    ) -> None:
-        cost, left = writer.cost, len(found) - len(tasks)
-        spent = (
-            f"{cost.calls} requests, {cost.prompt_tokens:,} + {cost.reply_tokens:,} tokens" if cost.calls else "kept"
-        )
+    def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer) -> None:
         logger.info(
-            "{} {} tasks by {} ({}); {} left out as too alike, {} replies could not be read",
-            len(tasks), split, writer.models[0].model, spent, left, cost.unreadable,
+            "{} {} tasks by {}{}; {} left out as too alike, {} replies could not be read",
+            len(tasks), split, writer.names, "" if writer.cost.calls else ", as they were kept",
+            len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if len(tasks) < self._settings.task_num:
             logger.warning(
@@ -272,34 +280,16 @@ def _task(split: TaskSplit, number: int, one: Written, passage: Passage | None) 
     return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**told, **about})
 
 
+def _title(split: TaskSplit, turn: int) -> str:
+    return f"writing {split} tasks" + (f" (round {turn + 1} of at most {ROUNDS})" if turn else "")
+
+
 def _said(answer: Any) -> str:
     return "" if answer is None else str(answer)
 
 
 def _question(task: Task) -> str:
     return task.main_query if not task.init_messages else text_of(task.init_messages[-1]["content"])
-
-
-def _embedded(texts: Sequence[str], params: Any) -> list[list[float]]:
-    key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    body = {"model": params.model, "input": list(texts)}
-    where = f"{SECTION}.deduplication_filter.params"
-    try:
-        reply = httpx.post(f"{params.base_url.rstrip('/')}/embeddings", json=body, headers=headers, timeout=120)
-        reply.raise_for_status()
-        rows = sorted(reply.json()["data"], key=lambda row: row["index"])
-        found = [[float(number) for number in row["embedding"]] for row in rows]
-        if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not np.isfinite(found).all():
-            raise ValueError("not one vector a text")
-        return found
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
-        raise TaskError(
-            f"{params.model} gives no embeddings: {type(problem).__name__}",
-            where=where,
-            expected="an OpenAI-compatible server with /embeddings",
-            do="mend base_url, or leave it out: tasks are then compared by their letters",
-        ) from None
 
 
 async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:

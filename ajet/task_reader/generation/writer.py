@@ -1,8 +1,8 @@
 """What a model is asked to write, and what it wrote.
 
 Invariant: documents and examples stand between marks that nothing in them can close; a reply is a list of tasks as a
-whole or it is none. A model that does not answer is asked again, then the next one is; where none answers that is a
-TaskError, and what was written before is kept.
+whole or it is none. A model that does not answer is asked again, then the next one is (`failover`); where none answers
+that is a TaskError, and what was written before is kept.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.environment.chat_model import Model, NoAnswer, completion
+from loguru import logger
+
+from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
+from ajet.task_reader.generation.cost import Cost, Price
+from ajet.task_reader.generation.failover import REST_S, Failover
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
 AGAIN = 3
 """Further requests to a model that does not answer."""
+WAIT_S = 1.0
+"""Before the first of them; doubled before each further one."""
 TIMEOUT_S = 300.0
 SHAPE = (
     'Reply with one JSON object and nothing else: {"tasks": [{"query": "…", "answer": "…"}]}, with exactly %d in the '
@@ -43,16 +50,6 @@ class Written:
 
     query: str
     answer: str
-
-
-@dataclass(slots=True)
-class Cost:
-    """Of all requests of one reading."""
-
-    calls: int = 0
-    unreadable: int = 0
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
 
 
 def knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
@@ -100,11 +97,21 @@ def _short(answer: Any) -> str:
 class Writer:
     """Asks on the tools' loop, at most `at_once` questions at a time."""
 
-    def __init__(self, models: Sequence[Model], *, temperature: float, tokens: int, at_once: int) -> None:
+    def __init__(
+        self, models: Sequence[Model], failover: Failover, prices: Sequence[Price] = (), *, temperature: float,
+        tokens: int, at_once: int,
+    ) -> None:  # fmt: skip
+        """`prices`: one a model; none at all where nobody named any."""
         self.models, self.cost = models, Cost()
+        self._failover, self._prices = failover, prices or [Price()] * len(models)
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
         self._failure: TaskError | None = None
+
+    @property
+    def names(self) -> str:
+        """Of the models, in their order."""
+        return ", ".join(dict.fromkeys(model.model for model in self.models))
 
     async def ask(self, prompt: str, count: int) -> list[Written]:
         """[] where no reply could be read. Raises TaskError where no model answers; after that nothing is asked."""
@@ -119,24 +126,21 @@ class Writer:
 
     async def _asked(self, prompt: str, count: int) -> list[Written]:
         problems = []
-        for model in self.models:
-            for number in range(AGAIN + 1):
-                body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
-                self.cost.calls += 1
-                try:
-                    answer = await completion(model, body, TIMEOUT_S)
-                except NoAnswer as problem:
-                    if problem.again and number < AGAIN:
-                        await asyncio.sleep(max(problem.after, 2.0**number))
-                        continue
-                    problems.append(f"{model.model} at {model.place}: {problem}")
-                    break
-                self.cost.prompt_tokens += answer.prompt_tokens
-                self.cost.reply_tokens += answer.reply_tokens
-                if (found := written(answer.text, count)) is not None:
-                    return found
-                self.cost.unreadable += 1
-                break
+        order = self._failover.order()
+        for place, next_one in zip(order, [*order[1:], None], strict=True):
+            model = self.models[place]
+            try:
+                answer = await self._answer(place, prompt, last=next_one is None)
+            except NoAnswer as problem:
+                problems.append(f"{model.model} at {model.place}: {problem}")
+                if self._failover.gave_up(place, problem) and next_one is not None:
+                    logger.warning("{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._named(next_one))
+                continue
+            self._failover.answered(place)
+            self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
+            if (found := written(answer.text, count)) is not None:
+                return found
+            self.cost.unreadable += 1
         if len(problems) == len(self.models):
             raise TaskError(
                 f"No model writes tasks: {'; '.join(problems)}",
@@ -144,3 +148,24 @@ class Writer:
                 do="mend the server or name another; what was written so far is kept, and nothing of it is asked again",
             )
         return []
+
+    async def _answer(self, place: int, prompt: str, *, last: bool) -> Answer:
+        """Of one model, which is asked again where that can help; one that hangs only where it is the `last`."""
+        body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
+        began, number = time.monotonic(), 0
+        again = 0 if self._failover.rests(place) else AGAIN
+        while True:
+            self.cost.calls += 1
+            try:
+                return await completion(self.models[place], body, TIMEOUT_S)
+            except NoAnswer as problem:
+                hung = time.monotonic() - began >= TIMEOUT_S and not last
+                if not problem.again or number >= again or hung or self._failover.rests(place):
+                    raise
+                await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
+                if self._failover.rests(place):  # another prompt found out meanwhile
+                    raise
+                number += 1
+
+    def _named(self, place: int) -> str:
+        return f"{self.models[place].model} at {self.models[place].place}"

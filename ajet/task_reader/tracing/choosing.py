@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ajet.task_reader.alike import apart_from, by_letters, first_of_each
+from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each
 from ajet.task_reader.contract import TaskSplit
 from ajet.task_reader.tracing.trace import Trace
 
@@ -95,7 +95,7 @@ def _groups(questions: Sequence[str], threshold: float) -> dict[str, str]:
     if threshold >= 1 or len(questions) < 2:
         return {question: question for question in questions}
     vectors = by_letters(questions)
-    firsts = first_of_each(vectors, threshold)
+    firsts = first_of_each(Measure(vectors, threshold))
     nearest = (vectors @ vectors[firsts].T).argmax(axis=1)
     return {question: questions[firsts[int(at)]] for question, at in zip(questions, nearest, strict=True)}
 

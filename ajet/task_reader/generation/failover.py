@@ -1,0 +1,43 @@
+"""Which of several models is asked first.
+
+Invariant: they are asked in their order, but one that did not answer rests: for REST_S it is asked last, and once. So a
+model that is dead costs those prompts its waits that were on their way, and no other; and nobody is given up for good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ajet.environment.chat_model import NoAnswer
+
+REST_S = 60.0
+NEVER = (401, 403, 404)
+"""Refusals that say nothing of the prompt: the next one would be refused, too."""
+
+
+class Failover:
+    """Of `count` models, by their places. Kept for all of a reader's prompts."""
+
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._until, self._clock = [float("-inf")] * count, clock
+
+    def order(self) -> list[int]:
+        """To be asked in, the next prompt's."""
+        return sorted(range(len(self._until)), key=self.rests)
+
+    def rests(self, place: int) -> bool:
+        """Whether it is asked last."""
+        return self._clock() < self._until[place]
+
+    def answered(self, place: int) -> None:
+        """It is there."""
+        self._until[place] = float("-inf")
+
+    def gave_up(self, place: int, problem: NoAnswer) -> bool:
+        """It did not answer, also when it was asked again; answers whether its rest begins with that."""
+        if not problem.again and problem.status not in NEVER:
+            return False
+        began = not self.rests(place)
+        self._until[place] = self._clock() + REST_S
+        return began

@@ -1,0 +1,189 @@
+"""Who is asked to write tasks where a model does not answer, what it cost, and what is shown meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ajet.environment.chat_model import NoAnswer
+from ajet.record.progress import Progress
+from ajet.schema.errors import TaskError
+from ajet.task_reader.generation import reader, writer
+from ajet.task_reader.generation.cost import Cost, Price
+from ajet.task_reader.generation.failover import REST_S, Failover
+from tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
+from tests.judge_fixtures import JudgeServer, judge_server
+
+Say = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeServer]:
+    monkeypatch.setattr(writer, "WAIT_S", 0.01)
+    with writing_server(monkeypatch, tmp_path) as running:
+        yield running
+
+
+# who is asked
+
+
+def hangs(asked: dict[str, Any]) -> Any:
+    """Until the test is over: the client is gone by then."""
+    threading.Event().wait(2)
+    return 500, "too late"
+
+
+@pytest.mark.parametrize(
+    ("say", "requests"),
+    [
+        (lambda asked: (503, "overloaded"), writer.AGAIN + 1),
+        (lambda asked: (500, "down"), writer.AGAIN + 1),
+        (lambda asked: (200, {"no": "completion"}), writer.AGAIN + 1),
+        (lambda asked: (401, "who are you"), 1),
+        (hangs, 1),
+    ],
+    ids=["overloaded", "down", "nonsense", "refuses", "hangs"],
+)
+def test_a_dead_model_costs_one_prompt_its_waits_and_the_next_ones_nothing(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say, requests: int
+) -> None:
+    if say is hangs:
+        monkeypatch.setattr(writer, "TIMEOUT_S", 0.3)
+    with judge_server(say) as dead, log_lines("WARNING") as logged:
+        tasks = read(tmp_path, dead, server, num_workers=1, **examples(tmp_path))
+    assert tasks and len(server.seen) > 6
+    assert len(dead.seen) == requests, "held-out tasks and trained ones share what is known of it"
+    assert logged[0].startswith("writer0 at 127.0.0.1") and "writer1 at 127.0.0.1" in logged[0]
+    assert sum("is asked first" in line for line in logged) == 1
+
+
+def test_prompts_on_their_way_learn_of_it_from_each_other(server: JudgeServer, tmp_path: Path) -> None:
+    with judge_server(lambda asked: (503, "overloaded")) as dead:
+        read(tmp_path, dead, server, num_workers=6, document_reader={"document_path": []}, **examples(tmp_path))
+    assert len(dead.seen) <= 6 * (writer.AGAIN + 1) and len(server.seen) >= 6
+
+
+def test_a_prompt_that_one_model_cannot_take_gives_it_no_rest(server: JudgeServer, tmp_path: Path) -> None:
+    """Too long for it, or filtered: that says nothing of the next prompt."""
+    short = {"document_reader": {"document_path": []}, "num_workers": 1}
+    refused: list[Any] = []
+
+    def once(asked: dict[str, Any]) -> Any:
+        if not refused:
+            refused.append(asked)
+            return 400, "too long"
+        return counted(asked)
+
+    with judge_server(once) as narrow:
+        assert read(tmp_path, narrow, server, **short, **examples(tmp_path))
+        assert len(server.seen) == 1 and len(narrow.seen) >= 6
+
+
+def test_one_that_rests_is_asked_before_all_is_given_up(server: JudgeServer, tmp_path: Path) -> None:
+    """The first was away for a moment; the second goes for good."""
+    away, kept = [True] * (writer.AGAIN + 1), 2
+
+    def first(asked: dict[str, Any]) -> Any:
+        return (503, "restarting") if away and away.pop() else counted(asked)
+
+    def second(asked: dict[str, Any]) -> Any:
+        return counted(asked) if len(server.seen) <= kept else (500, "gone")
+
+    server.say = second
+    with judge_server(first) as back:
+        given = {"document_reader": {"document_path": []}, "num_workers": 1}
+        assert read(tmp_path, back, server, **given, **examples(tmp_path))
+        asked = prompts(back)
+    assert len(asked) > writer.AGAIN + 1 and prompts(server)[kept] in asked, "what the second lost the first answered"
+
+
+def test_a_model_alone_is_asked_again_also_where_it_hangs(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "TIMEOUT_S", 0.3)
+    slow = [True]
+    server.say = lambda asked: hangs(asked) if slow and slow.pop() else counted(asked)
+    assert len(read(tmp_path, server, split="validation", num_workers=1)) == 6 and len(server.seen) == 2
+
+
+def test_a_rest_ends() -> None:
+    now = [0.0]
+    models = Failover(3, clock=lambda: now[0])
+    down, narrow = NoAnswer("down", again=True, status=503), NoAnswer("too long", again=False, status=400)
+    assert models.gave_up(0, down) and models.order() == [1, 2, 0]
+    assert not models.gave_up(1, narrow) and models.order() == [1, 2, 0]
+    assert models.gave_up(1, NoAnswer("no key", again=False, status=401)) and models.order() == [2, 0, 1]
+    assert not models.gave_up(1, down), "it rests already"
+    now[0] = REST_S - 1
+    assert models.rests(0)
+    models.answered(1)
+    assert models.order() == [1, 2, 0]
+    now[0] = REST_S
+    assert models.order() == [0, 1, 2]
+
+
+# what it cost
+
+
+def test_money_is_counted_by_each_models_own_price() -> None:
+    cost = Cost()
+    assert cost.words() == ""
+    cost.calls = 3
+    cost.answered(1_000, 100, Price())
+    assert cost.words() == "3 requests, 1,000 + 100 tokens"
+    cost.answered(2_000_000, 500_000, Price(prompt=0.5, reply=2.0))
+    assert cost.money == pytest.approx(2 * 0.5 + 0.5 * 2.0)
+    assert cost.words() == "3 requests, 2,001,000 + 500,100 tokens, 2 by the prices of models"
+
+
+def priced(*servers: JudgeServer) -> dict[str, Any]:
+    """Each ten times as dear as the one before."""
+    return {
+        "models": [
+            {"model": f"writer{at}", "base_url": each.url, "price_in": 10.0**at, "price_out": 4 * 10.0**at}
+            for at, each in enumerate(servers)
+        ]
+    }
+
+
+def test_what_it_cost_is_said_in_money(server: JudgeServer, tmp_path: Path) -> None:
+    """A reply of the scripted server has 1,000 + 100 tokens; one that cannot be read is paid for, too."""
+    with judge_server(lambda asked: "I would rather not.") as cheap, log_lines("INFO") as logged:
+        read(tmp_path, split="validation", **priced(cheap, server))
+    assert "writing validation tasks took 2 requests, 2,000 + 200 tokens, 0.0154 by the prices of models" in logged
+    with log_lines("INFO") as logged:
+        read(tmp_path, split="validation", **priced(cheap, server))
+    assert [line for line in logged if "took" in line] == [], "what is kept costs nothing"
+
+
+def test_what_it_cost_is_said_when_a_dead_server_ends_it(server: JudgeServer, tmp_path: Path) -> None:
+    server.say = lambda asked: counted(asked) if len(server.seen) <= 3 else (400, "no more money")
+    given = {"document_reader": {"document_path": []}, "num_workers": 1}
+    with log_lines("INFO") as logged, pytest.raises(TaskError, match="no more money"):
+        read(tmp_path, **priced(server), **given, **examples(tmp_path))
+    assert logged[-1] == "writing train tasks took 4 requests, 3,000 + 300 tokens, 0.0042 by the prices of models"
+
+
+# what is shown
+
+
+def test_progress_moves_with_every_prompt_that_is_answered(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(reader, "Progress", lambda: Progress(screen, line_every_s=0.0))
+    given = {"document_reader": {"document_path": []}, "num_workers": 1, "deduplication_filter": {"enabled": False}}
+    server.say = lambda asked: json.dumps({"tasks": [{"query": f"How old is stone {len(server.seen)}?"}]})
+    read(tmp_path, server, **given, **examples(tmp_path))
+    shown = screen.file.getvalue()
+    for number in range(1, 7):
+        told = rf"writing train tasks: {number}/6 prompts .*, {number},000 \+ {number}00 tokens\n"
+        assert re.search(told, shown), (number, shown)
