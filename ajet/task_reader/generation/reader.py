@@ -122,12 +122,7 @@ class GenerationReader:
                 logger.info("writing {} tasks took {}", split, spent)
         self._tell(split, tasks, found, writer)
         if not tasks:
-            raise TaskError(
-                f"Nothing that was written is a {split} task.",
-                where=SECTION,
-                expected='replies of the form {"tasks": [{"query": …, "answer": …}]}',
-                do="name a more capable model, or give it more tokens (llm_response_length)",
-            )
+            raise self._none(split, len(found))
         return tasks
 
     def _asks(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[Ask]:
@@ -260,11 +255,27 @@ class GenerationReader:
         }
         return Kept(cache_root() / "generated", about)
 
+    def _none(self, split: TaskSplit, found: int) -> TaskError:
+        if found:
+            return TaskError(
+                f"All {found} that were written are too like an example, a held-out task or each other: no {split} "
+                "task is left.",
+                where=f"{SECTION}.deduplication_filter",
+                expected="tasks that ask for something else",
+                do="give more examples or documents, a higher similarity_threshold, or enabled: false",
+            )
+        return TaskError(
+            f"Nothing that was written is a {split} task.",
+            where=SECTION,
+            expected='replies of the form {"tasks": [{"query": …, "answer": …}]}',
+            do="name a more capable model, or give it more tokens (llm_response_length)",
+        )
+
     def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer) -> None:
+        by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "as they were kept"
         logger.info(
-            "{} {} tasks by {}{}; {} left out as too alike, {} replies could not be read",
-            len(tasks), split, writer.names, "" if writer.cost.calls else ", as they were kept",
-            len(found) - len(tasks), writer.cost.unreadable,
+            "{} {} tasks {}; {} left out as too alike, {} replies could not be read",
+            len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if len(tasks) < self._settings.task_num:
             logger.warning(

@@ -103,6 +103,8 @@ class Writer:
     ) -> None:  # fmt: skip
         """`prices`: one a model; none at all where nobody named any."""
         self.models, self.cost = models, Cost()
+        self.wrote: dict[str, None] = {}
+        """Names of the models that gave tasks, in the order of their first ones."""
         self._failover, self._prices = failover, prices or [Price()] * len(models)
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
@@ -139,6 +141,7 @@ class Writer:
             self._failover.answered(place)
             self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
             if (found := written(answer.text, count)) is not None:
+                self.wrote[model.model] = None
                 return found
             self.cost.unreadable += 1
         if len(problems) == len(self.models):
