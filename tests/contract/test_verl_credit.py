@@ -72,6 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         f"{TC}.algorithm.importance_weight_cap_ratio": 1.5,
         f"{TC}.algorithm.out_of_date_decay": 0.3,
     },
+    "AgentRL's settings for minirl": TWO | {f"{TC}.algorithm.preset": "minirl", f"{TC}.mode": "async"},
     "small micro batches, two mini batches": SMALL | TWO | {f"{TC}.algorithm.clip_dual": 3.0},
 }
 """Each choice stands in one of them, most with others: a scenario costs three seconds."""

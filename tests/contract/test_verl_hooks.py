@@ -130,7 +130,8 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.config.refusals import DECOUPLED, MODES
+    from ajet.backbone.verl.config import DECOUPLED
+    from ajet.backbone.verl.config.refusals import MODES
     from ajet.backbone.verl.trainer import trainers
     from ajet.backbone.verl.trainer.hooks import CreditHooks
 

@@ -1,4 +1,5 @@
-"""verl trains on what a sampler elsewhere put into MongoDB, is killed with -9 between two steps, and goes on.
+"""verl trains on what a sampler elsewhere put into MongoDB, with AgentRL's settings for minirl, is killed with -9 between
+two steps, and goes on.
 
 (From SQLite: Trinity, in `test_trinity_from_store.py`.)
 """
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory, mongod: Mongod) -> Iterator[Apart]:
     skip_without_verl()
-    with trained_apart(tmp_path_factory.mktemp("project"), mongod.empty()) as made:
+    preset = "trainer_common.algorithm.preset=minirl"
+    with trained_apart(tmp_path_factory.mktemp("project"), mongod.empty(), preset) as made:
         yield made
 
 

@@ -13,8 +13,11 @@ from ajet.algorithm import credit, opened
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.backbone.verl.config import verl_config
 from ajet.backbone.verl.config.credit import credit_settings
+from ajet.backbone.verl.train import require_store
 from ajet.backbone.verl.trainer.losses import WeightedSum
 from ajet.config import Experiment
+from ajet.schema.errors import ConfigError
+from ajet.store import Address
 from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
 
@@ -57,6 +60,8 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
             f"{TC}.algorithm.tau_negative": 1.6,
         },
         {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.old_policy": "behaviour"},
+        {f"{TC}.algorithm.preset": "grpo"},
+        {f"{TC}.mode": "async", f"{TC}.algorithm.preset": "minirl"},
     ],  # fmt: skip
 )
 def test_what_the_layer_writes_is_read_back(ajet):
@@ -72,8 +77,26 @@ def test_what_the_layer_writes_is_read_back(ajet):
         "mismatch_alarm": alarm,
         "clip_dual": want.trainer_common.algorithm.clip_dual or 1e9,
         "is_cap": want.trainer_common.importance_cap,
+        "preset": None,  # what it says is there
     }
     assert have.trainer_common.algorithm == want.trainer_common.algorithm.model_copy(update=bounds)
+
+
+@pytest.mark.parametrize("preset", ["minirl", "grpo"])
+def test_with_samplers_groups_that_agree_are_left_out_and_verls_filter_is_off(preset):
+    """It would ask for more groups in a step than samplers may play ahead of it."""
+    tree = verl_config(experiment({f"{TC}.mode": "async", f"{TC}.algorithm.preset": preset}))
+    require_store(tree, Address.of("sqlite:/store.db"))
+    settings = credit_settings(tree)
+    agreed = group_of(episode_of(0.55, uuid="c"), episode_of(0.5, uuid="d"))
+    batch = credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.0, uuid="b")), agreed], settings, opened(settings))
+    assert {uuid: sum(batch.outcomes[uuid].untrained.values()) > 0 for uuid in "abcd"} == {
+        "a": False, "b": False, "c": True, "d": True,
+    }  # fmt: skip
+    assert set(batch.outcomes["c"].untrained) == {"zero_variance"}
+    tree["algorithm"]["filter_groups"]["enable"] = True
+    with pytest.raises(ConfigError, match="filter_groups"):
+        require_store(tree, Address.of("sqlite:/store.db"))
 
 
 def test_the_users_own_section_wins():

@@ -219,7 +219,7 @@ def test_a_store_without_its_mode_and_a_mode_without_its_store_are_refused(
         require_store(verls(mode, strategy), address)
     assert said in str(refused.value)
     require_store(verls(DECOUPLED, "fsdp2"), STORE)
-    with pytest.raises(ConfigError, match="dynamic_sampling"):
+    with pytest.raises(ConfigError, match="filter_groups"):
         require_store(verls(DECOUPLED, "fsdp2", filters=True), STORE)
     require_store(verls("ajet_sync", "megatron"), None)
 

@@ -144,9 +144,9 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
         )
     if address is not None and config["algorithm"]["filter_groups"]["enable"]:
         raise ConfigError(
-            "With dynamic_sampling verl asks for more groups in a step than samplers may play ahead of it.",
-            where="ajet.trainer_common.algorithm.dynamic_sampling",
-            expected="false with --from-store on verl; a group of equal rewards then trains nothing",
+            "With its filter verl asks for more groups in a step than samplers may play ahead of it.",
+            where="verl.algorithm.filter_groups.enable",
+            expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves such groups out",
         )
     if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
         raise ConfigError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ajet.backbone.verl.config.effective import DECOUPLED
 from ajet.config.catalogue import own
 from ajet.config.handed import known
 from ajet.config.schema import AjetConfig
@@ -110,7 +111,7 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
                     "clip_dual": actor["clip_ratio_c"],
                     "loss_aggregation": AGGREGATIONS[actor["loss_agg_mode"]],
                     "is_cap": correction["rollout_is_threshold"] if correction["rollout_is"] else None,
-                    "dynamic_sampling": algorithm["filter_groups"]["enable"],
+                    "dynamic_sampling": algorithm["filter_groups"]["enable"] or _left_out(verl),
                     "equal_rewards": verl["trainer"]["ajet_equal_rewards"],
                     "process_weight": verl["trainer"]["ajet_process_weight"],
                     "step_discount": verl["trainer"]["ajet_step_discount"],
@@ -120,6 +121,12 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
             },
         }
     )
+
+
+def _left_out(verl: Mapping[str, Any]) -> bool:
+    """Whether groups without a difference are left out of the batch that verl has made: where samplers elsewhere play,
+    who play ahead only so far, its own filter would wait for more groups than a step is made of."""
+    return bool(verl["trainer"]["v1"]["trainer_mode"] == DECOUPLED and verl["trainer"]["ajet_left_out"])
 
 
 def _at(tree: Any, key: str) -> Any:

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 from ajet.backbone.verl.config.batches import batch_sizes, fixed_micro_batches
 from ajet.backbone.verl.config.checkpoints import checkpoints
 from ajet.backbone.verl.config.credit import unsupported
-from ajet.backbone.verl.config.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet.backbone.verl.config.effective import (
+    ACTOR,
+    DECOUPLED,
+    MACHINES,
+    MEGATRON_SIZES,
+    ROLLOUT,
+    SEPARATE,
+    SYNC,
+    TRAINER,
+    ULYSSES,
+    Settings,
+)
 from ajet.config.validate import together
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
@@ -26,7 +37,6 @@ if TYPE_CHECKING:
 VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
 """What rows share is computed once."""
-SYNC, SEPARATE, DECOUPLED = "ajet_sync", "ajet_separate_async", "ajet_async"
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
 """The names of `ajet.backbone.verl.trainer.trainers`."""
 

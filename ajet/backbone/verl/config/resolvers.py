@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ajet.backbone.verl.config.refusals import SYNC
+from ajet.backbone.verl.config.effective import SYNC
 from ajet.config.schema.trainer_common import STALE_CAP
 
 _NO_DEFAULT = object()
