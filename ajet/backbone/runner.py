@@ -103,12 +103,17 @@ class Sink(Protocol):
 class Interrupts(Protocol):
     """The person's Ctrl-C."""
 
-    def held(self) -> AbstractContextManager[None]:
-        """Within the block a first one waits. Raises KeyboardInterrupt when the block ends, or before it."""
+    def held(self, *, whole: bool = True) -> AbstractContextManager[None]:
+        """Within the block a first one waits. Raises KeyboardInterrupt when the block ends, or before it. `whole`
+        False: it is one look of many, after which a SIGTERM that waits in `patient` waits on."""
         ...
 
     def patient(self, seconds: float, worth: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
         """Within the block a first SIGTERM waits for the end of the next `held`, or of the block, at most so long."""
+        ...
+
+    def left(self, seconds: float) -> float | None:
+        """Of so many seconds after the first SIGTERM those that are left; None: there was none."""
         ...
 
     def heard(self) -> None:

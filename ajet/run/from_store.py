@@ -3,7 +3,9 @@
 Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk: no sampler ever
 plays with weights that a killed trainer forgets, and what the next trainer goes on from is what was announced last. A
 group older than `trainer_common.max_staleness` is trained on by no step, and no position is given out that could only
-become one if all goes in order (`Announcer`).
+become one if all goes in order (`Announcer`). Asked to end (SIGTERM), it waits only for a batch that what is closed and
+what is being played can fill; samplers that end with this process begin nothing new from then on, and what they play
+may end and be kept, within `trainer_common.grace` in all.
 """
 
 from __future__ import annotations
@@ -44,10 +46,16 @@ class FromStore:
         address: Address,
         *,
         watch: Callable[[], None] = lambda: None,
+        ends: bool = False,
         on_first: Callable[[Sequence[Episode]], None] = lambda episodes: None,
     ) -> None:
-        """`watch` is asked while groups are waited for, and may raise. `on_first` sees the first batch."""
-        self._address, self._watch, self._on_first = address, watch, on_first
+        """`watch` is asked while groups are waited for, and may raise. `ends`: samplers end with this process.
+        `on_first` sees the first batch."""
+        self._address, self._watch, self._on_first, self._ends = address, watch, on_first, ends
+        self._hopes = True
+        """See `worth`."""
+        self._told: int | None = None
+        """The version that was announced last, by this process."""
         self._store: SharedStore
         self._says: Announcer
         self._probe: Probe
@@ -89,6 +97,25 @@ class FromStore:
         self._says.changed()
         self._announce(training)
 
+    def worth(self) -> bool:
+        """As of the last look."""
+        return self._hopes
+
+    def interrupted(self, training: Training, interrupts: Interrupts) -> None:
+        """What samplers that end with this process play may end first, in the time that is left."""
+        grace = training.parts.experiment.ajet.trainer_common.grace
+        if not self._ends or self._told is None or not interrupts.left(grace):
+            return
+        self._says.hold()
+        if self._told != training.parts.backbone.version:
+            self.learned(training)
+        while interrupts.left(grace):
+            with interrupts.held():
+                self._announce(training)
+                if not self._says.leased:
+                    break
+                time.sleep(LOOK)
+
     def ended(self, training: Training) -> None:
         """Samplers are told so."""
         self._announce(training, over=True)
@@ -100,14 +127,14 @@ class FromStore:
         size, step = settings.data.train_batch_size, training.step + 1
         began, version = time.monotonic(), training.parts.backbone.version
         training.run.status.set(phase="rollout", step=step)
-        ready = Ready()
+        ready, self._hopes = Ready(), True
         while len(ready.groups) < size:
-            with interrupts.held():
+            with interrupts.held(whole=False):
                 self._closed.read(tasks)
                 ready = self._closed.ready(version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
-                    self._wait(training, len(ready.groups), size)
+                    self._wait(training, len(ready.groups), size, interrupts)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
         reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
         self._on_first(episodes_of(groups))
@@ -128,14 +155,20 @@ class FromStore:
             told = {each.sampler for each in episodes_of(groups) if each.policy == (version, version)} - {""}
             self._canary.judge(gap, version=version, samplers=told)
 
-    def _wait(self, training: Training, there: int, size: int) -> None:
+    def _wait(self, training: Training, there: int, size: int, interrupts: Interrupts) -> None:
+        asked = interrupts.left(training.parts.experiment.ajet.trainer_common.grace) is not None
+        if asked and self._ends:
+            self._says.hold()
         self._announce(training)
-        self._watch()
+        self._hopes = there + self._says.leased >= size or (self._ends and self._says.leased > 0)
+        if not asked:  # then samplers may have been asked, too
+            self._watch()
         self._says.wait(training.step + 1, there, size, self._stale)
         time.sleep(LOOK)
 
     def _announce(self, training: Training, *, over: bool = False) -> None:
         """The present policy, where what may be played has changed with it or with positions that are over."""
+        self._told = training.parts.backbone.version
         size = training.parts.experiment.ajet.data.train_batch_size
         self._says.announce(
             training.step,

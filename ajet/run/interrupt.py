@@ -4,7 +4,7 @@ Invariant: inside `held()` the first interrupt is kept until the block has ended
 second interrupt is raised wherever it arrives. None is lost: where Python cannot pass it on (in a finalizer, or what a
 weak reference calls) it prints and forgets it, and the next block raises it instead. SIGTERM, by which batch systems
 take a machine away, is raised as `Preempted`: inside `patient()` when what is being played has been held, or after the
-block, or when its time is over, whichever is first.
+block, or when its time is over, whichever is first. Looks at what others play (`held(whole=False)`) end no wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Interrupts:
     """Owns the SIGINT and SIGTERM handlers while a run goes on (a no-op outside the main thread)."""
 
     def __init__(self) -> None:
-        self._holding = False
+        self._holding, self._whole = False, True
+        self._asked: float | None = None
+        """When the first SIGTERM came."""
         self._pending: type[KeyboardInterrupt] | None = None
         self._raised: type[KeyboardInterrupt] | None = None
         self._patience = 0.0
@@ -52,18 +54,19 @@ class Interrupts:
                 signal.signal(number, handler)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, *, whole: bool = True) -> Iterator[None]:
         """Within the block a first interrupt waits; it is raised when the block ends. Raises KeyboardInterrupt before
-        the block for one that was raised and that nobody has heard."""
+        the block for one that was raised and that nobody has heard. `whole` False: the block is one look of many, and
+        a SIGTERM that waits in `patient` goes on waiting after it."""
         if self._raised is not None:
             raised, self._raised = self._raised, None
             raise raised
-        self._holding = True
+        self._holding, self._whole = True, whole
         try:
             yield
         finally:
             self._holding = False
-        if self._pending is not None:
+        if self._pending is not None and (whole or self._waiting is None):
             raise self._taken()
 
     @contextmanager
@@ -77,6 +80,10 @@ class Interrupts:
             self._patience, self._worth, waited = 0.0, None, self._over()
         if waited and self._pending is not None:
             raise self._taken()
+
+    def left(self, seconds: float) -> float | None:
+        """Of so many seconds after the first SIGTERM those that are left; None: there was none."""
+        return None if self._asked is None else max(0.0, self._asked + seconds - time.monotonic())
 
     def heard(self) -> None:
         """For who caught an interrupt and goes on to further blocks."""
@@ -96,8 +103,10 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         kind = Preempted if number == signal.SIGTERM else KeyboardInterrupt
+        if kind is Preempted and self._asked is None:
+            self._asked = time.monotonic()
         if self._pending is None:
-            if self._holding:
+            if self._holding and self._whole:
                 self._pending = kind
                 return
             if kind is Preempted and self._patience and (self._worth is None or self._worth()):
@@ -106,7 +115,12 @@ class Interrupts:
                 about = (self._waiting, self._patience, self._worth)
                 threading.Thread(target=_count_down, args=about, daemon=True).start()
                 return
+            if self._holding:
+                self._pending = kind
+                return
         elif self._waiting and self._holding and kind is Preempted:
+            if not self._whole:
+                self._over()  # raised when the look ends
             return  # its time is over while the step is being held: the step is whole in a moment
         self._raised = kind if not self._holding else None
         self._pending = None

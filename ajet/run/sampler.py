@@ -200,7 +200,7 @@ class Sampler:
             return
         self._require_known(announced)
         self._trainer = announced.trainer
-        self._gets_more = self._follow(announced.policy)
+        self._gets_more = self._follow(announced.policy) and announced.policy.below != 0  # what was given back, too
         self._renew()
         self._begin()
 

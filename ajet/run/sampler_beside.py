@@ -4,7 +4,8 @@ Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, 
 the trainer, however that ends. It begins before the trainer loads anything, so that both load at once; a store that it
 made for a trainer that never came goes with it, and the folder is one of which nothing came. On a CPU the cores are
 dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights is what
-that costs in memory.
+that costs in memory. Its own grace is none: a trainer that is asked to end has it begin nothing new, and waits for what
+it plays (`FromStore`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
         child.require_running()
 
     try:
-        yield FromStore(store, watch=watch, on_first=warn_of_no_waiting)
+        yield FromStore(store, watch=watch, ends=True, on_first=warn_of_no_waiting)
     finally:
         child.close()
         if anew:

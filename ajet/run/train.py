@@ -3,7 +3,7 @@
 Invariants: a task counts as trained in the same commit as the checkpoint that contains it (DESIGN decision 9), so a
 killed run continues from its last checkpoint with the same tasks in the same order; the first Ctrl-C ends the run
 between two steps and leaves a checkpoint of all that was learned; so does SIGTERM, once the present step has ended or
-`trainer_common.grace` is over.
+`trainer_common.grace` is over. What samplers of this launch play may end within the same time, and is kept.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ class Source(Protocol):
         """One step, which ends in `learn`."""
         ...
 
+    def worth(self) -> bool:
+        """Whether something may come of it that the present step waits. From any thread."""
+        ...
+
+    def interrupted(self, training: Training, interrupts: Interrupts) -> None:
+        """It ends before its last step, and is saved. Raises KeyboardInterrupt where a further one cuts it short."""
+        ...
+
     def learned(self, training: Training) -> None:
         """The step is over, and what is due after it: to be saved now."""
         ...
@@ -87,11 +95,11 @@ def train(
         if source is not None:
             source.begun(training)
         while training.step < total and not training.exhausted:
-            if source is None:
-                with interrupts.patient(trainer.grace):
+            with interrupts.patient(trainer.grace, source.worth if source is not None else None):
+                if source is None:
                     train_step(training, parts, tasks, interrupts)
-            else:
-                source.step(training, tasks, interrupts)
+                else:
+                    source.step(training, tasks, interrupts)
             if validates and owes_validation(training, total):
                 validate(training, parts)
             with interrupts.held():
@@ -103,6 +111,8 @@ def train(
         interrupts.heard()
         with interrupts.held():  # a second one does not cost the checkpoint
             training.save_interrupted()
+        if source is not None:
+            source.interrupted(training, interrupts)
         raise
     training.save()
     if source is not None:

@@ -215,6 +215,42 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
 
 
 @pytest.mark.extra_slow
+def test_asked_to_end_both_sides_keep_what_ends_in_time_and_go_on_there(tmp_path: Path) -> None:
+    """SIGTERM while a step waits for attempts of which none can end until then."""
+    project, log, run = project_in(tmp_path), tmp_path / "log", tmp_path / "runs" / "sums"
+    store, hold = Address(run / "store.db"), tmp_path / "hold"
+    hold.touch()
+    command = ("train", "--conf", "sums.yaml", "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal", *SETTINGS)
+    process = start(*command, cwd=project, log=log)
+    try:
+        patience, ahead = time.monotonic() + 300, (HELD_FROM + 2, HELD_FROM + 3)
+        while len(metric_rows(run)) < HELD_FROM // GROUPS or not all(kept_of(store, each) for each in ahead):
+            assert process.poll() is None and time.monotonic() < patience, log.read_text()
+            time.sleep(0.05)
+        begun = open_shared(store).depths().next
+        process.terminate()
+        while open_shared(store).announced().policy.below != 0:
+            assert process.poll() is None and time.monotonic() < patience, log.read_text()
+            time.sleep(0.05)
+        hold.unlink()
+        assert process.wait(120) == 75, log.read_text()
+    finally:
+        process.kill()
+    assert len(metric_rows(run)) == HELD_FROM // GROUPS + 1, "the step that waited"
+    depths = open_shared(store).depths()
+    assert (depths.leased, depths.closed, depths.next) == (0, begun - HELD_FROM - GROUPS, begun), (
+        "nothing new was begun"
+    )
+    again = start(*command, cwd=project, log=log)
+    try:
+        assert again.wait(300) == 0, log.read_text()
+    finally:
+        again.kill()
+    tally = Tally.of(metric_rows(run))
+    assert (tally.trained, tally.skipped, tally.doubled) == (STEPS * GROUPS, 0, 0), log.read_text()
+
+
+@pytest.mark.extra_slow
 def test_a_sampler_that_says_it_took_weights_and_did_not_ends_the_run_and_is_named(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

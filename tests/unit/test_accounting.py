@@ -187,6 +187,34 @@ def test_the_grace_ends_in_time_or_when_nothing_more_can_come():
         assert raised.type is KeyboardInterrupt, "a person does not wait"
 
 
+def test_looks_at_what_others_play_end_no_grace():
+    interrupts, reached, over = Interrupts(), [], threading.Event()
+    with interrupts.installed():
+        assert interrupts.left(60) is None
+        with pytest.raises(Preempted), interrupts.patient(60):
+            for look in ("the one it comes in", "another"):
+                with interrupts.held(whole=False):
+                    if not reached:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    reached.append(look)
+            assert 59 < interrupts.left(60) <= 60
+            with interrupts.held():
+                reached.append("the update")
+            reached.append("never")
+        with pytest.raises(Preempted), interrupts.patient(60, worth=lambda: False), interrupts.held(whole=False):
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("a look without hope")
+        with pytest.raises(Preempted), interrupts.patient(0.05):
+            os.kill(os.getpid(), signal.SIGTERM)
+            with interrupts.held(whole=False):
+                over.wait(0.5)
+                reached.append("the look in which its time is over")
+            reached.append("never")
+    assert reached == [
+        "the one it comes in", "another", "the update", "a look without hope", "the look in which its time is over",
+    ]  # fmt: skip
+
+
 def test_a_second_interrupt_does_not_wait():
     interrupts, reached = Interrupts(), []
     with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():

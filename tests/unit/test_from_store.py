@@ -24,13 +24,15 @@ from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.store import Kept, SharedStore, open_shared
+from ajet.store import Kept, Lease, SharedStore, open_shared
 from ajet.store.given_up import LONGEST_REASON
 from ajet.store.seal import ALTERED
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
 TASKS: Any = SimpleNamespace(task=lambda order: Task(main_query="?", task_id=f"task-{order}"))
+NOBODY: Any = SimpleNamespace(held=lambda **more: nullcontext(), left=lambda seconds: None)
+"""Who interrupts nothing."""
 TERMS: Any = SimpleNamespace(policy=lambda *given, **more: given[4])
 
 
@@ -61,6 +63,11 @@ class Trainer:
         """By a sampler."""
         (lease,) = self.store.lease(1)
         assert lease.order == order
+        self.end(lease, version=version)
+
+    def end(self, lease: Lease, *, version: int = 0) -> None:
+        """What a sampler plays of it."""
+        order = lease.order
         for repeat in (0, 1):
             whole = episode(f"{order}-{repeat}", order=order, repeat=repeat)
             calls = [replace(call, versions=(VersionRun(0, version, version),)) for call in whole.calls]
@@ -69,7 +76,7 @@ class Trainer:
 
     def step(self) -> dict[str, Any]:
         """What `learn` got."""
-        self.source.step(self.training, TASKS, SimpleNamespace(held=nullcontext))
+        self.source.step(self.training, TASKS, NOBODY)
         return self.steps[-1]
 
     def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> float | None:
@@ -95,6 +102,74 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield opened
     for each in made:
         each.store.disconnect()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["a sampler that ends with it", "samplers elsewhere"])
+def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A batch of two: one of them is there and one is leased, or, later, only one in all."""
+    made, asked = trainer(data__train_batch_size=2), list[float]()
+    made.source._ends = ends
+    interrupts: Any = SimpleNamespace(
+        held=NOBODY.held, left=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None
+    )
+    below: list[Any] = []
+    monkeypatch.setattr(made.store, "announce", below.append)
+    monkeypatch.setattr(made.source, "_weights", lambda step: None)
+    made.source._probe = None  # type: ignore[assignment]
+    made.play(0)
+    (under_way,) = made.store.lease(1)
+    looks = iter(range(9))
+
+    def look(seconds: float) -> None:
+        at = next(looks)
+        if at == 0:
+            assert below[-1] > 0 and made.source.worth()
+            asked.append(time.monotonic())
+        elif at == 1:
+            assert made.source.worth()
+            assert (below[-1] == 0) == ends, "nothing new is begun by those who end, too"
+            made.end(under_way)
+
+    monkeypatch.setattr(module.time, "sleep", look)
+    made.source.step(made.training, TASKS, interrupts)
+    assert made.steps[-1]["groups"] == [0, 1]
+    (under_way,) = made.store.lease(1)
+    looks, hopes = iter(range(9)), list[bool]()
+
+    def look_again(seconds: float) -> None:
+        hopes.append(made.source.worth())
+        if (at := next(looks)) == 1:
+            made.store.give_back([under_way])
+        if at == 3:
+            raise TimeoutError
+
+    monkeypatch.setattr(module.time, "sleep", look_again)
+    with pytest.raises(TimeoutError):
+        made.source.step(made.training, TASKS, interrupts)
+    assert hopes[0] == ends and not hopes[-1], "what one group alone can become is no step, but may be kept"
+
+
+@pytest.mark.parametrize("left", [60.0, 0.0, None])
+def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None
+) -> None:
+    made, looks = trainer(), list[int]()
+    made.source._ends, made.source._told = True, 0
+    (under_way,) = made.store.lease(1)
+
+    def look(seconds: float) -> None:
+        looks.append(made.store.depths().leased)
+        if len(looks) == 2:
+            made.store.give_back([under_way])
+
+    monkeypatch.setattr(made.store, "announce", lambda policy: None)
+    monkeypatch.setattr(made.source, "_weights", lambda step: None)
+    monkeypatch.setattr(module.time, "sleep", look)
+    made.source._probe = None  # type: ignore[assignment]
+    made.source.interrupted(made.training, SimpleNamespace(held=NOBODY.held, left=lambda seconds: left))  # type: ignore[arg-type]
+    assert looks == ([1, 1] if left else [])
 
 
 def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(trainer: Callable[..., Trainer]) -> None:

@@ -57,7 +57,10 @@ class Announcer:
         self._most = settings.trainer_common.max_staleness
         self._ahead = ahead(settings)
         self._below = -1
+        self._holds = False
         self._told = -math.inf
+        self.leased = 0
+        """Positions that samplers held when this was asked last."""
         self._given_up = GivenUp(store)
 
     @property
@@ -83,7 +86,8 @@ class Announcer:
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
         most = self._ahead if wanted is None else min(self._ahead, wanted)
-        below = max(self._below, depths.next - open_ones + most)
+        self.leased = depths.leased
+        below = 0 if self._holds else max(self._below, depths.next - open_ones + most)
         self._show_depths(depths, max(0, below - depths.next) + depths.waiting)
         if below == self._below and not over:
             return
@@ -106,6 +110,12 @@ class Announcer:
     def changed(self) -> None:
         """The policy is another from now on: it is announced whatever the positions are."""
         self._below = -1
+
+    def hold(self) -> None:
+        """From the next announcement on nothing is to be begun: this trainer is about to end, and samplers with it."""
+        if not self._holds:
+            self._holds = True
+            self.changed()
 
     def live(self, step: int) -> bool:
         """Say in the store that this trainer lives, after `step` steps; False where that was done just now."""
