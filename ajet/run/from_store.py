@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.algorithm.staleness import announce
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
-from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready
+from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
@@ -152,8 +152,7 @@ class FromStore:
             reuse=reuse,
         )
         if gap is not None:  # before it is saved, and announced to whoever else plays
-            told = {each.sampler for each in episodes_of(groups) if each.policy == (version, version)} - {""}
-            self._canary.judge(gap, version=version, samplers=told)
+            self._canary.judge(gap, version=version, samplers=samplers_of(groups, version))
 
     def _wait(self, training: Training, there: int, size: int, interrupts: Interrupts) -> None:
         asked = interrupts.left(training.parts.experiment.ajet.trainer_common.grace) is not None

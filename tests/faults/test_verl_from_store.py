@@ -1,5 +1,5 @@
-"""verl trains on what a sampler elsewhere put into MongoDB, with AgentRL's settings for minirl, is killed with -9 between
-two steps, and goes on.
+"""verl trains on what a sampler elsewhere put into MongoDB, with AgentRL's settings for minirl, is killed with -9
+between two steps, and goes on.
 
 (From SQLite: Trinity, in `test_trinity_from_store.py`.)
 """

@@ -354,6 +354,24 @@ def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
 
 
+def test_samplers_that_say_another_version_than_they_sample_with_are_named(made):
+    """As on the local backbone: those who say that they played with the present weights, and no others."""
+    record, _, _ = made
+    for step in (1, 2):
+        pair = [tokens(group(step, step=step), version=version).episodes[at] for at, version in ((0, step - 1), (1, 0))]
+        played = [replace(each, sampler=name) for each, name in zip(pair, ("liar", "late"), strict=True)]
+        fresh = Group(pair[0].task, step, played)
+        record.take(closed(fresh))
+        credited = [Credited(each.uuid, Outcome(step, 0.5), each.sampled_tokens) for each in played]
+        letter = Stepped(step, {"seconds/step": 1.0, "canary_gap": 0.5}, credited)
+        if step == 1:
+            record.take(letter)
+            continue
+        with pytest.raises(UserError, match=r"What samplers say that policy 1 sampled is not") as said:
+            record.take(letter)
+        assert "They were liar." in said.value.what
+
+
 def test_the_tools_that_the_first_of_its_processes_found_are_the_runs(tmp_path):
     def told(text):
         return [{"type": "function", "function": {"name": "echo", "description": text, "parameters": {}}}]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet.algorithm.staleness import freshness
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import TrainerCommon
@@ -98,6 +98,11 @@ def fresh(group: Group, version: int, trainer: TrainerCommon) -> bool:
     """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
     weights that no checkpoint has any more."""
     return newest(group.episodes, version) <= version and freshness(group.episodes, version, trainer).usable
+
+
+def samplers_of(groups: Iterable[Group], version: int) -> set[str]:
+    """Who says that it sampled with the weights of `version` alone in them, of samplers elsewhere."""
+    return {each.sampler for each in episodes_of(groups) if each.policy == (version, version)} - {""}
 
 
 def newest(episodes: Iterable[Episode], version: int) -> int:

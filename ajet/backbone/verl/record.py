@@ -19,6 +19,7 @@ from loguru import logger
 from ajet.algorithm import discarded
 from ajet.algorithm.mismatch import warn_of_mismatch
 from ajet.backbone.canary import Canary
+from ajet.backbone.decoupled.closed_groups import samplers_of
 from ajet.backbone.runner import Sink, Trained
 from ajet.backbone.verl.mailbox import (
     Closed,
@@ -170,7 +171,8 @@ class Record:
             self._commit(self._saved)
         warn_of_mismatch(metrics, self._alarm)
         if "canary_gap" in metrics:
-            self._canary.judge(metrics["canary_gap"], version=letter.step - 1)
+            fresh = samplers_of(groups, letter.step - 1)
+            self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
 
     def _died(self, letter: Died) -> None:
         self._deaths += 1
