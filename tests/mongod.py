@@ -19,7 +19,7 @@ try:
 except ImportError:
     MongoClient = None  # type: ignore[assignment,misc]
 
-TIMES = {"Task": ["until"], "ajet_members": ["seen", "joined"], "ajet_ledger": ["policy_at"]}
+TIMES = {"Task": ["until", "since"], "ajet_members": ["seen", "joined"], "ajet_ledger": ["policy_at"]}
 _SERVER = Path("fiftyone", "db", "bin", "mongod")
 
 

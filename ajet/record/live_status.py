@@ -46,6 +46,12 @@ class LiveStatus:
     play; `pending`: groups on the disk that no checkpoint has used. With samplers elsewhere also how many of these are
     at work, `free`: positions that they may begin now, `again`: used groups that a step may use again, `dead`: what is
     given out no more."""
+    oldest: dict[str, float] = field(default_factory=dict)
+    """With samplers elsewhere, seconds: `lease`, since the position was begun that is under way longest;
+    `waiting_group`, since the group closed that the trainer has not used longest."""
+    samplers: list[dict[str, Any]] = field(default_factory=list)
+    """Those at work, at most `ajet.backbone.decoupled.glance.MOST`: `name`, `leases` that it holds, `age` in seconds of
+    its last sign of life, the policy `version` that it samples with, `episodes_per_second` since it began."""
     rates: dict[str, float] = field(default_factory=dict)
     """Over the last steps: `steps_per_hour`, `episodes_per_second`, `tokens_per_second`."""
     shares: dict[str, float] = field(default_factory=dict)
@@ -85,6 +91,9 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
     )
     if found.state != "finished":  # the last that it said, of a step that is over
         found.depths = {name: int(count) for name, count in (told.get("depths") or {}).items()}
+        since = (_age(told.get("looked"), now) or 0.0) if found.state == "running" else 0.0
+        found.oldest = {name: age + since for name, age in (told.get("oldest") or {}).items()}
+        found.samplers = [{**each, "age": each["age"] + since} for each in told.get("samplers") or ()]
     if (pending := folder / "pending").is_dir():
         found.depths["pending"] = sum(path.suffix == ".jsonl" for path in pending.iterdir())
     if rows:
@@ -106,6 +115,11 @@ def prometheus(found: LiveStatus) -> str:
         "ajet_phase_age_seconds": ("time in the present phase", {f'phase="{found.phase}"': found.phase_age or 0.0}),
         "ajet_updated_age_seconds": ("time since the run last said something", {"": found.updated_age or 0.0}),
         "ajet_depth": ("positions and groups by place", {f'of="{k}"': v for k, v in found.depths.items()}),
+        "ajet_oldest_seconds": (
+            "since the oldest lease began, and since the group closed that waits longest",
+            {f'of="{name}"': age for name, age in found.oldest.items()},
+        ),
+        **_of_samplers(found.samplers),
         "ajet_rate": ("over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
         "ajet_share": ("part of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
         "ajet_staleness_episodes": (
@@ -116,13 +130,38 @@ def prometheus(found: LiveStatus) -> str:
         "ajet_checkpoint_step": ("latest", {} if found.checkpoint is None else {"": found.checkpoint}),
     }
     lines = []
-    run = found.run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    run = _label(found.run)
     for name, (words, labelled) in values.items():
         if labelled:
             lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
         for label, value in labelled.items():
             lines.append(f'{name}{{run="{run}"{"," if label else ""}{label}}} {value:g}')
     return "\n".join(lines) + "\n"
+
+
+def _of_samplers(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, float]]]:
+    words = {
+        "leases": "positions that a sampler holds",
+        "age_seconds": "since its last sign of life",
+        "version": "policy that it samples with",
+        "episodes_per_second": "since it began",
+    }
+    keys = {"age_seconds": "age"}
+    return {
+        f"ajet_sampler_{name}": (
+            said,
+            {
+                f'sampler="{_label(each["name"])}"': float(each[key])
+                for each in samplers
+                if (key := keys.get(name, name)) in each
+            },
+        )
+        for name, said in words.items()
+    }
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,10 @@ class FromStore:
                 if not self._says.leased:
                     break
                 time.sleep(LOOK)
+
+    def shown(self, training: Training) -> AbstractContextManager[None]:
+        """See `Announcer.alive`."""
+        return self._says.alive(lambda: training.step)
 
     def ended(self, training: Training) -> None:
         """Samplers are told so."""

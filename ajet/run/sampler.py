@@ -76,6 +76,8 @@ class Played:
     given_back: int = 0
     lost: int = 0
     """Groups whose lease ended under it."""
+    began: float = field(default_factory=time.monotonic)
+    """When, by `time.monotonic`."""
 
 
 class Sampler:
@@ -274,7 +276,9 @@ class Sampler:
 
     def _live(self) -> None:
         """A sign of life. Thread-safe."""
-        told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
+        played = self.played
+        told: dict[str, float] = {"version": self._backbone.version, "episodes": played.episodes}
+        told |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
         self._store.join("sampler", self._name, {**told, SERVER: "" if self._draining else self._server})
 
     def _renewed_meanwhile(self) -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -52,6 +53,10 @@ def lines(found: LiveStatus) -> Iterator[str]:
         yield f"said     {_time(found.updated_age)} ago, {found.processes} processes"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
+    if found.oldest:
+        yield "oldest   " + ", ".join(f"{name.replace('_', ' ')} {_time(age)}" for name, age in found.oldest.items())
+    for each in found.samplers:
+        yield f"sampler  {_sampler(each)}"
     if found.rates:
         yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
     if found.waits and not over:
@@ -65,6 +70,13 @@ def lines(found: LiveStatus) -> Iterator[str]:
         most = max(found.staleness.values())
         for steps, count in found.staleness.items():
             yield f"{steps:>12} {'█' * max(1, BAR * count // most)} {count}"
+
+
+def _sampler(each: dict[str, Any]) -> str:
+    parts = [f"{each['name']}: {counted(each['leases'], 'lease')}"]
+    parts += [f"policy {each['version']}"] if "version" in each else []
+    parts += [f"{each['episodes_per_second']:.3g} episodes per second"] if "episodes_per_second" in each else []
+    return ", ".join([*parts, f"heard {_time(each['age'])} ago"])
 
 
 def _time(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
@@ -52,6 +53,10 @@ class Source(Protocol):
         """One step, which ends in `learn`."""
         ...
 
+    def shown(self, training: Training) -> AbstractContextManager[None]:
+        """Within the block it is shown how things are, whatever the loop is busy with."""
+        ...
+
     def worth(self) -> bool:
         """Whether something may come of it that the present step waits. From any thread."""
         ...
@@ -85,35 +90,36 @@ def train(
     training = Training.begin(parts, run, store, tasks, on_step)
     total = training.total_steps
     _review(parts, training.algorithm, len(tasks))
-    try:
-        validates = parts.reader.has("validation")
-        if validates and owes_validation(
-            training, total
-        ):  # before the first step, or what an interruption kept from happening
-            validate(training, parts)
-            training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
-        if source is not None:
-            source.begun(training)
-        while training.step < total and not training.exhausted:
-            with interrupts.patient(trainer.grace, source.worth if source is not None else None):
-                if source is None:
-                    train_step(training, parts, tasks, interrupts)
-                else:
-                    source.step(training, tasks, interrupts)
-            if validates and owes_validation(training, total):
+    with source.shown(training) if source is not None else nullcontext():
+        try:
+            validates = parts.reader.has("validation")
+            if validates and owes_validation(
+                training, total
+            ):  # before the first step, or what an interruption kept from happening
                 validate(training, parts)
-            with interrupts.held():
-                if source is not None:
-                    source.learned(training)
-                elif due(training.step, trainer.save_freq) or training.step == total:
-                    training.save()
-    except KeyboardInterrupt:
-        interrupts.heard()
-        with interrupts.held():  # a second one does not cost the checkpoint
-            training.save_interrupted()
-        if source is not None:
-            source.interrupted(training, interrupts)
-        raise
+                training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
+            if source is not None:
+                source.begun(training)
+            while training.step < total and not training.exhausted:
+                with interrupts.patient(trainer.grace, source.worth if source is not None else None):
+                    if source is None:
+                        train_step(training, parts, tasks, interrupts)
+                    else:
+                        source.step(training, tasks, interrupts)
+                if validates and owes_validation(training, total):
+                    validate(training, parts)
+                with interrupts.held():
+                    if source is not None:
+                        source.learned(training)
+                    elif due(training.step, trainer.save_freq) or training.step == total:
+                        training.save()
+        except KeyboardInterrupt:
+            interrupts.heard()
+            with interrupts.held():  # a second one does not cost the checkpoint
+                training.save_interrupted()
+            if source is not None:
+                source.interrupted(training, interrupts)
+            raise
     training.save()
     if source is not None:
         source.ended(training)

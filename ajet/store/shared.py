@@ -152,6 +152,11 @@ class Depths:
     dead: int = 0
     next: int = 0
     """The first position of the order that nobody ever had."""
+    oldest_lease: float | None = None
+    """Seconds since the one that is leased longest was, by the clock of the store; None: nothing is, or nobody knows,
+    since an earlier version leased it."""
+    oldest_closed: float | None = None
+    """The same of `closed`: since the group closed that waits longest."""
 
 
 class SharedStore(Store, Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Collection
 
 from ajet.record.plain_json import dumps
 from ajet.store.contract import Lease, LeaseLost
@@ -36,14 +37,15 @@ class SqlitePositions:
         """The fence under which it is the `holder`'s now. `trainer`: its number, 0 for anybody else."""
         fence = counted(base, "fence", 1) + 1
         base.execute(
-            "INSERT INTO positions (place, state, fence, until, seconds, holder, trainer) "
-            "VALUES (:place, 'leased', :fence, :until, :seconds, :holder, :trainer) ON CONFLICT (place) DO UPDATE "
-            "SET state = 'leased', fence = :fence, until = :until, seconds = :seconds, holder = :holder, "
-            "trainer = :trainer",
+            "INSERT INTO positions (place, state, fence, until, since, seconds, holder, trainer) "
+            "VALUES (:place, 'leased', :fence, :until, :since, :seconds, :holder, :trainer) "
+            "ON CONFLICT (place) DO UPDATE SET state = 'leased', fence = :fence, until = :until, since = :since, "
+            "seconds = :seconds, holder = :holder, trainer = :trainer",
             {
                 "place": order,
                 "fence": fence,
-                "until": time.time() + self._seconds,
+                "until": (now := time.time()) + self._seconds,
+                "since": now,
                 "seconds": self._seconds,
                 "holder": holder,
                 "trainer": trainer,
@@ -64,6 +66,13 @@ class SqlitePositions:
         )
         for (order,) in base.execute(ended, (now, now)).fetchall():
             self.failed(base, order, EXPIRED)
+
+    @staticmethod
+    def oldest(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
+        """Seconds since the first of those in that state came there; None where none is, or none knows."""
+        asked = "SELECT place, since FROM positions WHERE state = ? AND since IS NOT NULL ORDER BY since"
+        found = next((since for place, since in base.execute(asked, (state,)) if place not in but), None)
+        return None if found is None else max(0.0, time.time() - float(found))
 
     def failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
         """One attempt more has. `dead`: and there is no other."""

@@ -110,7 +110,7 @@ class SqliteStore:
     def close(self, lease: Lease) -> None:
         """See the contract."""
         with self._transaction() as base:
-            change(base, lease, "state = 'closed', whole = 1")
+            change(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
@@ -251,9 +251,14 @@ class SqliteStore:
         with self._transaction() as base:
             self._positions.expire(base)
             found = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
-            if again := len(self._used(base)):
-                found |= {"closed": found["closed"] - again, "again": again}
-            return Depths(**found, next=counted(base, "next"))
+            if again := self._used(base):
+                found |= {"closed": found["closed"] - len(again), "again": len(again)}
+            return Depths(
+                **found,
+                next=counted(base, "next"),
+                oldest_lease=self._positions.oldest(base, "leased"),
+                oldest_closed=self._positions.oldest(base, "closed", but=again),
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ajet.schema.errors import UserError
 
-VERSION = 4
+VERSION = 5
 PATIENCE = 60.0
 """Seconds that a transaction waits for another process's."""
 PAUSE = 0.01
@@ -52,7 +52,9 @@ _THIRD = "ALTER TABLE uses ADD COLUMN again INTEGER NOT NULL DEFAULT 0"
 """Whether the position stays closed after the use, for another one."""
 _FOURTH = "ALTER TABLE ends ADD COLUMN seal TEXT NOT NULL DEFAULT ''"
 """Of the episode as it was put (`seal`)."""
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = "ALTER TABLE positions ADD COLUMN since REAL"
+"""When it was leased, or closed, last; null: by an earlier version."""
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 
 def connect(path: Path) -> sqlite3.Connection:

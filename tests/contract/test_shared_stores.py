@@ -171,6 +171,31 @@ def test_closed_groups_come_as_a_stream(opens: Opens) -> None:
     assert (depths.closed, depths.over, depths.next) == (2, 2, 4)
 
 
+def test_how_long_the_oldest_are_where_they_are(opens: Opens, clock: Callable[[float], None]) -> None:
+    trainer, sampler = opens(rolls=True), opens()
+
+    def ages() -> tuple[int | None, int | None]:
+        found = trainer.depths()
+        return tuple(None if age is None else round(age) for age in (found.oldest_lease, found.oldest_closed))  # type: ignore[return-value]
+
+    assert ages() == (None, None)
+    first, second = sampler.lease(2)
+    clock(5)
+    (third,) = sampler.lease(1)
+    sampler.renew([first, second])
+    assert ages() == (5, None), "a renewed lease is no younger"
+    for lease in (first, second):
+        sampler.put(lease, Kept(episode(f"e{lease.order}")))
+    sampler.close(first)
+    clock(5)
+    sampler.close(second)
+    assert ages() == (5, 5), "since the third was begun, and since the first was closed"
+    trainer.use([0], step=1, again=[0])
+    assert ages() == (5, 0), "what a step has used waits for none"
+    sampler.give_back([third])
+    assert ages() == (None, 0)
+
+
 def test_what_may_not_be_used_at_a_checkpoint_is_played_anew(opens: Opens) -> None:
     sampler = opens()
     for lease in sampler.lease(2):

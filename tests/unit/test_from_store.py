@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
@@ -326,9 +327,9 @@ def test_nothing_is_played_that_no_step_is_left_for(
 def test_who_watches_a_run_sees_where_its_positions_are(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, shown = trainer(**{AGE: 1}), list[dict[str, int]]()
+    made, shown = trainer(**{AGE: 1}), list[dict[str, Any]]()
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.0)
-    made.store.join("sampler", "machine-7")
+    made.store.join("sampler", "machine-7", {"version": 3, "episodes": 6, "seconds": 12.0})
     says = Announcer(made.store, TERMS, "run", config_of(data__train_batch_size=2, max_staleness=1), show=shown.append)
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
     made.play(0)
@@ -337,7 +338,35 @@ def test_who_watches_a_run_sees_where_its_positions_are(
     made.store.give_back(held)
     says.announce(0, 0, None, began=0)
     whole = {"samplers": 1, "closed": 1, "again": 0, "dead": 0}
-    assert shown == [whole | {"leased": 1, "free": 2}, whole | {"leased": 0, "free": 3}], "four may be under way"
+    depths = [each["depths"] for each in shown]
+    assert depths == [whole | {"leased": 1, "free": 2}, whole | {"leased": 0, "free": 3}], "four may be under way"
+    assert [sorted(each["oldest"]) for each in shown] == [["lease", "waiting_group"], ["waiting_group"]]
+    for each in shown:
+        (sampler,) = each["samplers"]
+        assert (sampler["name"], sampler["version"], sampler["episodes_per_second"]) == ("machine-7", 3, 0.5)
+        assert 0 <= sampler["age"] < 60 and abs(each["looked"] - time.time()) < 60
+
+
+def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update may take an hour."""
+    made, seen = trainer(), threading.Event()
+    shown = list[dict[str, Any]]()
+
+    def show(told: dict[str, Any]) -> None:
+        shown.append(told["depths"])
+        if told["depths"]["leased"]:
+            seen.set()
+
+    monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.01)
+    made.source._says = Announcer(made.store, TERMS, "run", config_of(), show=show)
+    with made.source.shown(made.training):
+        made.training.step = 7
+        made.store.lease(1)
+        assert seen.wait(60)
+    (own,) = made.store.members()
+    assert (own.role, own.name, set(own.told)) == ("trainer", "run", {"step"}) and shown[-1]["leased"] == 1
 
 
 def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:

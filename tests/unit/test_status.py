@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ajet.cli import launcher
 from ajet.record import RunDirectory
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
-from ajet.record.live_status import live_status
+from ajet.record.live_status import live_status, prometheus
 from ajet.run import tables
 from ajet.run.status_screen import lines
 from ajet.schema.episode import Outcome
@@ -55,7 +56,26 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
             with pytest.raises(SystemExit) as ended:
                 launcher.main(["status", "demo", asked, "--exp-dir", str(tmp_path)])
             assert not ended.value.code
-        run.status.set(depths={"samplers": 2, "leased": 1, "free": 3, "closed": 0})
+        assert not found.oldest and not found.samplers, "nobody told"
+        one = {"name": 'a "host"', "leases": 3, "age": 4.0, "version": 6, "episodes_per_second": 0.5}
+        told = {
+            "oldest": {"lease": 30.0, "waiting_group": 70.0},
+            "samplers": [one, {"name": "b", "leases": 1, "age": 9.0}],
+        }
+        run.status.set(depths={"samplers": 2, "leased": 1, "free": 3, "closed": 0}, looked=time.time() - 10, **told)
+        found = live_status(run.path)
+        assert 40 <= found.oldest["lease"] < 70 <= found.oldest["waiting_group"] - 10, "and since it was looked"
+        assert [(each["name"], each["age"] >= 14) for each in found.samplers] == [(one["name"], True), ("b", True)]
+        shown = "\n".join(lines(found))
+        assert re.search(r"oldest   lease 4\d s, waiting group 1\.\d min", shown)
+        assert 'sampler  a "host": 3 leases, policy 6, 0.5 episodes per second, heard 1' in shown
+        assert "sampler  b: 1 lease, heard 1" in shown
+        scraped = prometheus(found)
+        assert 'ajet_sampler_leases{run="demo",sampler="a \\"host\\""} 3\n' in scraped
+        assert re.search(r'ajet_oldest_seconds\{run="demo",of="lease"\} 4\d', scraped)
+        assert (
+            scraped.count("ajet_sampler_episodes_per_second{") == 1 and scraped.count("ajet_sampler_age_seconds{") == 2
+        )
         assert live_status(run.path).waits == "the trainer waits for samplers 80% of the time"
         run.status.set(depths={"samplers": 2, "leased": 0, "free": 0, "closed": 4})
         assert live_status(run.path).waits.endswith("; samplers wait for its next step: nothing is free")

@@ -7,6 +7,7 @@ is left for; a policy is announced with weights that are on the disk, which its 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
+from ajet.backbone.decoupled.glance import glance
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, note_elsewhere, open_shared
@@ -40,7 +42,7 @@ SHOWN_EVERY = 2.0
 
 
 class Announcer:
-    """Of one trainer; not thread-safe."""
+    """Of one trainer; not thread-safe, but for what the thread of `alive` does."""
 
     def __init__(
         self,
@@ -49,16 +51,16 @@ class Announcer:
         run_id: str,
         settings: AjetConfig,
         *,
-        show: Callable[[dict[str, int]], None] = lambda depths: None,
+        show: Callable[[dict[str, Any]], None] = lambda told: None,
     ) -> None:
-        """`show` is told once in a while how many positions are where, and how many samplers are at work."""
+        """`show` gets a `glance` once in a while."""
         self._store, self._terms, self._run_id, self._show = store, terms, run_id, show
-        self._shown = -math.inf
+        self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
         self._ahead = ahead(settings)
         self._below = -1
         self._holds = False
-        self._told = -math.inf
+        self._told = self._waited = -math.inf
         self.leased = 0
         """Positions that samplers held when this was asked last."""
         self._given_up = GivenUp(store)
@@ -88,20 +90,23 @@ class Announcer:
         most = self._ahead if wanted is None else min(self._ahead, wanted)
         self.leased = depths.leased
         below = 0 if self._holds else max(self._below, depths.next - open_ones + most)
-        self._show_depths(depths, max(0, below - depths.next) + depths.waiting)
-        if below == self._below and not over:
+        unchanged, self._below = below == self._below, below
+        self._show_depths(depths)
+        if unchanged and not over:
             return
-        self._below = below
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
 
-    def _show_depths(self, depths: Depths, free: int) -> None:
-        if time.monotonic() - self._shown < SHOWN_EVERY:
-            return
-        self._shown = time.monotonic()
-        counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
-        self._show({"samplers": len(self._samplers()), **counts, "dead": depths.dead})
+    def _show_depths(self, depths: Depths | None = None) -> None:
+        """None: as they are now."""
+        with self._showing:
+            if time.monotonic() - self._shown < SHOWN_EVERY:
+                return
+            self._shown = time.monotonic()
+            found = depths or self._store.depths()
+            free = max(0, self._below - found.next) + found.waiting if self._below else 0
+            self._show(glance(found, self._samplers(), free=free))
 
     def _samplers(self) -> list[Member]:
         """Those that are at work."""
@@ -126,21 +131,30 @@ class Announcer:
         self._store.join("trainer", self._run_id, {"step": step})
         return True
 
-    def alive(self, step: int) -> AbstractContextManager[None]:
-        """Within the block, which takes as long as it takes, a thread says that this trainer lives."""
-        return signs_of_life(lambda: self._store.join("trainer", self._run_id, {"step": step}), TOLD_EVERY)
+    def alive(self, step: Callable[[], int]) -> AbstractContextManager[None]:
+        """Within the block, whatever this process is busy with, a thread says that this trainer lives, which has
+        trained so many steps, and shows how things are."""
+
+        def say() -> None:
+            self.live(step())
+            self._show_depths()
+
+        return signs_of_life(say, min(TOLD_EVERY, SHOWN_EVERY))
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """The same while `step` waits for groups, with a line that says so."""
-        if self.live(step - 1):
-            logger.info(
-                "step {}: {} of {} groups are there, {} too old; {} samplers are at work",
-                step,
-                there,
-                size,
-                stale,
-                len(self._samplers()),
-            )
+        self.live(step - 1)
+        if time.monotonic() - self._waited <= TOLD_EVERY:
+            return
+        self._waited = time.monotonic()
+        logger.info(
+            "step {}: {} of {} groups are there, {} too old; {} samplers are at work",
+            step,
+            there,
+            size,
+            stale,
+            len(self._samplers()),
+        )
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
@@ -167,9 +181,9 @@ def open_for_training(
     return store
 
 
-def show_in(run: RunDirectory) -> Callable[[dict[str, int]], None]:
+def show_in(run: RunDirectory) -> Callable[[dict[str, Any]], None]:
     """For `ajet status` of that run."""
-    return lambda depths: run.status.set(depths=depths)
+    return lambda told: run.status.set(**told)
 
 
 def ahead(settings: AjetConfig) -> int:

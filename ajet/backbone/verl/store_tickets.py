@@ -140,7 +140,7 @@ class StoreTickets(Tickets):
         """The model, as samplers load it."""
         from ajet.backbone.verl.merge import merge
 
-        with self._says.alive(self._trained):
+        with self._says.alive(lambda: self._trained):
             merge(verls / "actor", checkpoint)
 
     def ended(self) -> None:

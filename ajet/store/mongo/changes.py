@@ -41,6 +41,7 @@ def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         "mark": mark,
         "fence": {"$add": ["$fence", 1]},
         "num_samples": {"$add": ["$num_samples", 1]},
+        "since": "$$NOW",
         **until(seconds),
     }
     return [{"$set": there}, {"$set": mine}]

@@ -114,7 +114,7 @@ class MongoStore:
     def close(self, lease: Lease) -> None:
         """See the contract."""
         if not self._positions.change(
-            changes.held(lease), [{"$set": {"status": CLOSED, "whole": True}}], done=(CLOSED, OVER)
+            changes.held(lease), [{"$set": {"status": CLOSED, "whole": True, "since": "$$NOW"}}], done=(CLOSED, OVER)
         ):
             raise _lost(lease)
 
@@ -251,9 +251,11 @@ class MongoStore:
             told = {name: found.get(state, 0) for name, state in names.items()}
             kept = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
             holding = self._holding(kept)
-            told["again"] = sum(bool(steps_of(each, holding)) for each in kept)
-            told["closed"] -= told["again"]
-            return Depths(**told, next=self._positions.first_never_had())
+            again = [each["_id"] for each in kept if steps_of(each, holding)]
+            told["closed"] -= len(again)
+            oldest = self._oldest({"status": RUNNING}), self._oldest({"status": CLOSED, "_id": {"$nin": again}})
+            return Depths(**told, again=len(again), next=self._positions.first_never_had(),
+                          oldest_lease=oldest[0], oldest_closed=oldest[1])  # fmt: skip
 
     def _take_back_late_uses(self) -> None:
         """Of an earlier trainer, which was about to write them when this one began."""
@@ -318,6 +320,14 @@ class MongoStore:
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove(names[lease.order])
+
+    def _oldest(self, wanted: Document) -> float | None:
+        """Seconds since the first of those came where it is; None where none is, or none knows."""
+        age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
+        first = {"$group": {"_id": None, "since": {"$min": "$since"}}}
+        stages = [{"$match": wanted}, first, {"$project": {"age": age}}]
+        found = self._link.ask(lambda base: list(base[TASK].aggregate(stages)))
+        return found[0]["age"] if found else None
 
     def _counted(self, stages: list[Document]) -> dict[str, int]:
         return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})

@@ -11,6 +11,8 @@ export function nowPanel(live) {
     ["phase", live.state === "running" ? `${live.phase} for ${seconds(live.phase_age)}` : ""],
     ["heard", live.state === "running" ? `${seconds(live.updated_age)} ago, ${live.processes} ${live.processes === 1 ? "process" : "processes"}` : ""],
     ["depths", listed(live.depths, (name, count) => `${name} ${number(count)}`)],
+    ["oldest", listed(live.oldest, (name, age) => `${name.replaceAll("_", " ")} ${seconds(age)}`)],
+    ["samplers", live.samplers.map(sampler).join("; ")],
     ["rates", listed(live.rates, (name, value) => `${number(value)} ${RATES[name] ?? name}`)],
     ["waiting", live.waits],
     ["saved", live.checkpoint === null ? "" : `step ${number(live.checkpoint)}, ${number(live.behind)} ${live.behind === 1 ? "step" : "steps"} ago`],
@@ -21,6 +23,13 @@ export function nowPanel(live) {
     el("dl", {}, facts.map(([name, said]) => [el("dt", {}, name), el("dd", {}, spelled(said))])),
     bars.length ? histogram(bars) : null);
 }
+
+const sampler = (each) => [
+  `${each.name}: ${number(each.leases)} ${each.leases === 1 ? "lease" : "leases"}`,
+  each.version === undefined ? "" : `policy ${number(each.version)}`,
+  each.episodes_per_second === undefined ? "" : `${number(each.episodes_per_second)} episodes a second`,
+  `heard ${seconds(each.age)} ago`,
+].filter(Boolean).join(", ");
 
 const listed = (values, told) => Object.entries(values).map(([name, value]) => told(name, value)).join(", ");
 
