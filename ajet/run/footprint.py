@@ -30,6 +30,8 @@ MOMENTS = 8
 """Bytes a trained weight: AdamW's two, in float32."""
 PROGRAM = GIB // 2
 """Python, torch and transformers themselves."""
+LEAST = 16
+"""A sampler that has less of the cache that it wants than one part in so many samples hardly anything at once."""
 LOGITS = 3 * 32 * 2**20
 """Of a chunk, its gradient and its softmax."""
 
@@ -55,11 +57,19 @@ class Footprint:
     """Of the forward and backward pass over them."""
     checkpoint: int
     """On the disk."""
+    sampler: int = 0
+    """What a sampler beside the trainer takes all the time (`mode: async`): a program with weights and a cache of its
+    own; without them on other machines (`--from-store`)."""
+
+    @property
+    def both(self) -> int:
+        """Of trainer and sampler at once."""
+        return self.peak + self.sampler
 
     @property
     def peak(self) -> int:
-        """At the end of a step; sampling and update take turns. Without what the engine lays out anew where there is
-        room to spare (`packed_weights`)."""
+        """The trainer's, at the end of a step; sampling and update take turns. Without what the engine lays out anew
+        where there is room to spare (`packed_weights`)."""
         return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
 
 
@@ -82,16 +92,20 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     if chosen is not None and "critic" in chosen.needs and trainer.algorithm.critic.epochs > 1:
         replies = min(data.max_response_length, longest) * data.train_batch_size * rollout.num_repeat
         valued = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
+    cache = 2 * width * size.kept * size.layers * longest * rollout.max_num_seqs
+    own = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
+    played = PROGRAM + width * size.parameters + (int(own * GIB) if own else cache)
     return Footprint(
         weights=width * size.parameters + low + (width * trained if rank else 0),
         moments=MOMENTS * trained,
         reference=width * size.parameters if needs_reference and not rank else 0,
-        cache=2 * width * size.kept * size.layers * longest * rollout.max_num_seqs,
+        cache=cache,
         update=4 * trained + tokens * (row * layers + kept_rows) + LOGITS + copies + valued,
         longest=tokens,
         longest_sample=longest,
         flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,
         checkpoint=width * size.parameters + (width + MOMENTS) * trained + low,
+        sampler=played if trainer.mode == "async" else 0,
     )
 
 
@@ -160,4 +174,15 @@ def memory_words(found: Footprint) -> str:
         yield f"an update {gib(found.update)} (a pass of up to {found.longest:,} tokens)"
         yield f"or, while sampling, keys and values {gib(found.cache)}"
 
-    return f"about {gib(found.peak)} at its peak: {', '.join(parts())}"
+    whole = f"about {gib(found.peak)} at its peak: {', '.join(parts())}"
+    if not found.sampler:
+        return whole
+    return f"{whole}; and {gib(found.sampler)} for a sampler beside it, with weights and a cache of its own"
+
+
+def cache_beside(found: Footprint, free: int) -> int | None:
+    """Bytes of keys and values that a sampler's vLLM gets of the `free` ones of the device that trains, too, so that
+    the trainer has what it takes at its peak; None where there is enough for what it takes by itself."""
+    cache = found.cache
+    left = free - found.peak - (found.sampler - cache)
+    return None if left >= cache else max(left, cache // LEAST)

@@ -52,7 +52,7 @@ class FromStore:
     ) -> None:
         """`watch` is asked while groups are waited for, and may raise. `ends`: samplers end with this process.
         `on_first` sees the first batch."""
-        self._address, self._watch, self._on_first, self._ends = address, watch, on_first, ends
+        self._address, self._watch, self._on_first, self.ends = address, watch, on_first, ends
         self._hopes = True
         """See `worth`."""
         self._told: int | None = None
@@ -105,7 +105,7 @@ class FromStore:
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:
         """What samplers that end with this process play may end first, in the time that is left."""
         grace = training.parts.experiment.ajet.trainer_common.grace
-        if not self._ends or self._told is None or not interrupts.left(grace):
+        if not self.ends or self._told is None or not interrupts.left(grace):
             return
         self._says.hold()
         if self._told != training.parts.backbone.version:
@@ -161,10 +161,10 @@ class FromStore:
 
     def _wait(self, training: Training, there: int, size: int, interrupts: Interrupts) -> None:
         asked = interrupts.left(training.parts.experiment.ajet.trainer_common.grace) is not None
-        if asked and self._ends:
+        if asked and self.ends:
             self._says.hold()
         self._announce(training)
-        self._hopes = there + self._says.leased >= size or (self._ends and self._says.leased > 0)
+        self._hopes = there + self._says.leased >= size or (self.ends and self._says.leased > 0)
         if not asked:  # then samplers may have been asked, too
             self._watch()
         self._says.wait(training.step + 1, there, size, self._stale)

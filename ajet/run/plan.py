@@ -108,6 +108,8 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     else:
         played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
         plan.add_row("a step", f"{played}, {counted(trainer.mini_batch_num, 'update')}")
+    if trainer.mode == "async" and experiment.backbone.opens is not None:
+        plan.add_row("both sides", _sides(experiment))
     if trainer.mode != "sync":
         plan.add_row("stale tokens", importance_weights(trainer))
     plan.add_row("record", str(experiment.root / experiment.name))
@@ -127,6 +129,18 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     )
     if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)
+
+
+def _sides(experiment: Experiment) -> str:
+    from ajet.backbone.local.cores import cores
+    from ajet.engine.machine import device_kind
+    from ajet.run.sampler_beside import threads_of_a_side
+
+    trainer = experiment.ajet.trainer_common
+    words = "a trainer and a sampler at once, a process each"
+    if device_kind(trainer.device) != "cpu":
+        return f"{words}, on one device"
+    return f"{words}; threads of each: {threads_of_a_side(trainer)}, of {counted(cores(), 'core')}"
 
 
 def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterator[tuple[str, str]]:

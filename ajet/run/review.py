@@ -50,14 +50,15 @@ def review_run(
     workflow: type[Any] | None = None,
     judged: bool = True,
     known: Overlap | None = None,
+    beside: bool = True,
 ) -> str:
     """All that is to be said of a plan whose tasks are known, for a screen or a log; "" for nothing. `known`: held-out
-    tasks that are trained on. See
+    tasks that are trained on. `beside`: with `mode: async` a sampler is on this machine, too. See
     `review_settings`, `review_tasks` and `review_room`."""
     findings = review_settings(experiment.ajet, algorithm)
     findings += review_tasks(experiment, train=train, validates=validates, workflow=workflow, judged=judged)
     findings += _of_overlap(known)
-    return review_lines(findings + review_room(experiment, train=train, validates=validates), experiment)
+    return review_lines(findings + review_room(experiment, train=train, validates=validates, beside=beside), experiment)
 
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> list[Finding]:
@@ -116,12 +117,13 @@ def _of_overlap(known: Overlap | None) -> list[Finding]:
     return [Finding("task_reader", said, "tasks that are held out and not trained on")] if said else []
 
 
-def review_room(experiment: Experiment, *, train: int, validates: bool) -> list[Finding]:
-    """Whether what would be written and held has room here, as far as that can be told beforehand."""
-    return list(_of_room(experiment, train, validates))
+def review_room(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> list[Finding]:
+    """Whether what would be written and held has room here, as far as that can be told beforehand. `beside`: see
+    `review_run`."""
+    return list(_of_room(experiment, train, validates, beside))
 
 
-def _of_room(experiment: Experiment, train: int, validates: bool) -> Iterator[Finding]:
+def _of_room(experiment: Experiment, train: int, validates: bool, beside: bool) -> Iterator[Finding]:
     places = disk_of(experiment)
     for place in places:
         if place.refused:
@@ -137,7 +139,17 @@ def _of_room(experiment: Experiment, train: int, validates: bool) -> Iterator[Fi
             f"{checkpoints.folder} has {gib(checkpoints.free)} free",
             "fewer, or another disk (trainer_common.checkpoint_base_dir, --exp-dir)",
         )
-    if room.local is not None and room.memory is not None and room.local.peak > room.memory:
+    if room.local is None or room.memory is None:
+        return
+    if beside and room.local.peak <= room.memory < room.local.both:
+        yield Finding(
+            "trainer_common.mode",
+            f"trainer and sampler together take about {gib(room.local.both)}: the training {memory_words(room.local)}; "
+            f"{gib(room.memory)} are free",
+            "sync, where both share one copy of the weights, samplers on another machine (--from-store), or a smaller "
+            "max_model_len or max_num_seqs",
+        )
+    if room.local.peak > room.memory:
         yield Finding(
             "model.path",
             f"training takes {memory_words(room.local)}; {gib(room.memory)} are free",

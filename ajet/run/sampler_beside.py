@@ -4,8 +4,9 @@ Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, 
 the trainer, however that ends. It begins before the trainer loads anything, so that both load at once; a store that it
 made for a trainer that never came goes with it, and the folder is one of which nothing came. On a CPU the cores are
 dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights is what
-that costs in memory. Its own grace is none: a trainer that is asked to end has it begin nothing new, and waits for what
-it plays (`FromStore`).
+that costs in memory (`ajet plan` says how much), and where both take theirs of one device's, a vLLM gets what the
+trainer's plan leaves. Its own grace is none: a trainer that is asked to end has it begin nothing new, and waits for
+what it plays (`FromStore`).
 """
 
 from __future__ import annotations
@@ -47,13 +48,29 @@ def half_of_the_cores(experiment: Experiment) -> Experiment:
     from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common
-    threads = _threads_of_a_side(trainer)
+    threads = threads_of_a_side(trainer)
     if threads == trainer.threads or choose_device(trainer.device).type != "cpu":
         return experiment
     return experiment.with_defaults({"ajet.trainer_common.threads": threads})
 
 
-def _threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
+def _memory_of_a_side(experiment: Experiment) -> list[str]:
+    """What vLLM takes by itself it measures by what is free as it begins, which is before the trainer's first update.
+    It may have what the trainer's plan leaves for keys and values, where that is less than it wants."""
+    rollout = experiment.ajet.rollout
+    if rollout.engine != "vllm" or rollout.vllm.base_url is not None or rollout.vllm.cache_gib is not None:
+        return []
+    from ajet.run.footprint import GIB, cache_beside
+    from ajet.run.room import room_of
+
+    room = room_of(experiment, train=0, validates=False)
+    if room is None or room.local is None or room.memory is None:
+        return []
+    cache = cache_beside(room.local, room.memory)
+    return [f"ajet.rollout.vllm.cache_gib={cache / GIB:.6f}"] if cache is not None else []
+
+
+def threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
     """If it computes on a CPU."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads
@@ -66,7 +83,8 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
-    command += [f"ajet.trainer_common.threads={_threads_of_a_side(experiment.ajet.trainer_common)}"]
+    command += [f"ajet.trainer_common.threads={threads_of_a_side(experiment.ajet.trainer_common)}"]
+    command += _memory_of_a_side(experiment)
     child = RunningCompanion(
         "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
     )

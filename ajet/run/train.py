@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """Where the groups of a step come from, when they are not played here in turns with the updates."""
 
+    ends: bool
+    """Whether samplers are on this machine, and end with this process."""
+
     def open(self, parts: Parts, run: RunDirectory, tasks: TaskOrder, at: Mapping[str, Any] | None) -> Store:
         """The run's store, at what a checkpoint holds of it. Raises UserError."""
         ...
@@ -89,7 +92,7 @@ def train(
     store = open_store(run, tasks) if source is None else source.open(parts, run, tasks, resumed_state(run, tasks))
     training = Training.begin(parts, run, store, tasks, on_step)
     total = training.total_steps
-    _review(parts, training.algorithm, len(tasks))
+    _review(parts, training.algorithm, len(tasks), beside=source is None or source.ends)
     with source.shown(training) if source is not None else nullcontext():
         try:
             validates = parts.reader.has("validation")
@@ -134,7 +137,7 @@ def task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
     return TaskOrder(tasks, seed=settings.seed, shuffle=data.shuffle, curriculum=curriculum)
 
 
-def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
+def _review(parts: Parts, algorithm: Algorithm, tasks: int, *, beside: bool) -> None:
     validates = parts.reader.has("validation")
     said = review_run(
         parts.experiment,
@@ -144,6 +147,7 @@ def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
         workflow=parts.workflow,
         judged=parts.judge.judges,
         known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
+        beside=beside,
     )
     if said:
         logger.warning("{}", said)

@@ -19,10 +19,21 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model
 from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.run import review
-from ajet.run.footprint import checkpoint_bytes, checkpoints_at_once, disk_of, footprint, gib
+from ajet.run.footprint import (
+    GIB,
+    PROGRAM,
+    cache_beside,
+    checkpoint_bytes,
+    checkpoints_at_once,
+    disk_of,
+    footprint,
+    gib,
+    memory_words,
+)
 from ajet.run.rehearse import left_out, lengths
 from ajet.run.review import review_room, review_run
 from ajet.run.room import room_of
+from ajet.run.sampler_beside import _memory_of_a_side
 
 TINY = kept_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)
@@ -140,3 +151,27 @@ def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
     assert model_size(tmp_path) is None
     assert TINY is not None and (size := model_size(TINY)) is not None
     assert math.isclose(size.parameters, 638_000, rel_tol=0.1) and (size.layers, size.hidden) == (3, 128)
+
+
+def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has weights and a cache of its own; both must have room at once, and a vLLM gets what the trainer leaves."""
+    both = experiment(tmp_path, trainer_common={"mode": "async"})
+    alone, told = (footprint(BIG, made.ajet, wide=False) for made in (experiment(tmp_path), both))
+    assert alone.sampler == 0 and alone.both == alone.peak == told.peak
+    assert told.both - told.peak == told.sampler == PROGRAM + 2 * BIG.parameters + told.cache
+    assert "for a sampler beside it" in memory_words(told) and "sampler" not in memory_words(alone)
+    sized = experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm", "vllm": {"cache_gib": 2}})
+    assert footprint(BIG, sized.ajet, wide=False).sampler == PROGRAM + 2 * BIG.parameters + 2 * GIB
+    assert cache_beside(told, told.both) is None
+    assert cache_beside(told, told.both - told.cache // 4) == told.cache - told.cache // 4
+    assert cache_beside(told, told.peak) == told.cache // 16
+    room = room_of(both, train=8, validates=False)
+    assert room is not None and room.local is not None
+    monkeypatch.setattr(review, "room_of", lambda *_, **__: _replaced(room, memory=room.local.both - 1))
+    (finding,) = review_room(both, train=8, validates=False)
+    assert finding.key == "trainer_common.mode" and "trainer and sampler together" in finding.what
+    assert review_room(both, train=8, validates=False, beside=False) == [], "samplers are elsewhere"
+    monkeypatch.setattr("ajet.run.room.room_of", lambda *_, **__: _replaced(room, memory=room.local.both - 1))
+    assert _memory_of_a_side(both) == _memory_of_a_side(sized) == [], "only vLLM takes more than it needs"
+    (override,) = _memory_of_a_side(experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm"}))
+    assert float(override.partition("cache_gib=")[2]) * GIB == pytest.approx(room.local.cache - 1, abs=2000)

@@ -111,7 +111,7 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
 ) -> None:
     """A batch of two: one of them is there and one is leased, or, later, only one in all."""
     made, asked = trainer(data__train_batch_size=2), list[float]()
-    made.source._ends = ends
+    made.source.ends = ends
     interrupts: Any = SimpleNamespace(
         held=NOBODY.held, left=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None
     )
@@ -157,7 +157,7 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     made, looks = trainer(), list[int]()
-    made.source._ends, made.source._told = True, 0
+    made.source.ends, made.source._told = True, 0
     (under_way,) = made.store.lease(1)
 
     def look(seconds: float) -> None:

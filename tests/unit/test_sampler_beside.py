@@ -24,6 +24,12 @@ from ajet.store import Address, Policy, open_shared
 from tests.local_fixtures import config_of, episode_of
 
 
+def of_folder(path: Path) -> Any:
+    """What is read of an experiment."""
+    settings = SimpleNamespace(trainer_common=SimpleNamespace(threads="auto"), rollout=SimpleNamespace(engine="auto"))
+    return SimpleNamespace(base=path, ajet=settings)
+
+
 def played(outside: float) -> Episode:
     """Ten seconds long, so much of it outside of its one call."""
     episode = episode_of(1.0)
@@ -51,9 +57,7 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
         monkeypatch.setattr(RunningCompanion, name, lambda self, name=name: events.append(name))
     monkeypatch.setattr(RunningCompanion, "started", property(lambda self: "start" in events))
     run: Any = SimpleNamespace(path=tmp_path)
-    experiment: Any = SimpleNamespace(
-        base=tmp_path, ajet=SimpleNamespace(trainer_common=SimpleNamespace(threads="auto"))
-    )
+    experiment = of_folder(tmp_path)
     with sampler_beside(experiment, run):
         assert events == ["start"]
     events.clear()
@@ -75,9 +79,7 @@ def test_a_store_that_the_sampler_made_goes_where_no_trainer_came(
     monkeypatch.setattr(RunningCompanion, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
     monkeypatch.setattr(RunningCompanion, "close", lambda self: None)
     run: Any = SimpleNamespace(path=tmp_path)
-    experiment: Any = SimpleNamespace(
-        base=tmp_path, ajet=SimpleNamespace(trainer_common=SimpleNamespace(threads="auto"))
-    )
+    experiment = of_folder(tmp_path)
     with suppress(ZeroDivisionError), sampler_beside(experiment, run):
         if trains:
             store = open_shared(Address(tmp_path / STORE), rolls=True)
