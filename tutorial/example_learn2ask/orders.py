@@ -1,14 +1,23 @@
-"""The tasks: orders that leave one thing open, and the user who knows it. 12 of them are held out."""
+"""The tasks: orders that leave one thing open, and the user who knows it. Of each kind, six things are held out with all
+that is said of them: no order of the training names one."""
 
 import random
 
 from ajet import Task
 
 OPEN = {
-    "colour": (("scarf", "vase", "umbrella", "sofa", "candle", "car"), ("red", "blue", "green")),
-    "day": (("haircut", "table", "taxi", "room", "massage", "lesson"), ("Monday", "Tuesday", "Friday")),
+    "colour": (
+        ("scarf", "vase", "kite", "sofa", "candle", "car", "hat", "mug", "coat", "ribbon"),
+        ("lamp", "bag", "chair", "carpet", "parasol", "bicycle"),
+        ("red", "blue", "green"),
+    ),
+    "day": (
+        ("haircut", "table", "taxi", "room", "massage", "lesson", "flight", "cruise", "party", "repair"),
+        ("visit", "class", "ride", "meeting", "treatment", "guide"),
+        ("Monday", "Tuesday", "Friday"),
+    ),
 }
-"""What has to be asked for, by the things that need it, and what the user may want."""
+"""What has to be asked for, by the things that need it, those that are held out, and what the user may want."""
 NAMES = "At the end it names what the customer chose."
 WAYS = ("I want a {}.", "Please get me a {}.", "Can I book a {}?", "A {}, please.")
 SAME = {"colour": ("colour", "color"), "day": ("day", "date", "when")}
@@ -20,14 +29,7 @@ class Orders:
 
     def __init__(self, config) -> None:  # type: ignore[no-untyped-def]
         draw = random.Random(5)
-        kinds = []
-        for missing, (things, wishes) in OPEN.items():
-            kind = [(missing, thing, way, wishes[number % len(wishes)])
-                    for thing in things for number, way in enumerate(WAYS)]  # fmt: skip
-            draw.shuffle(kind)
-            kinds.append(kind)
-        found = [each for pair in zip(*kinds, strict=True) for each in pair]  # in turn, so that each step has both
-        self._found = {"validation": found[:12], "train": found[12:]}
+        self._found = {split: orders(split, draw) for split in ("train", "validation")}
 
     def tasks(self, split: str) -> list[Task]:
         return [
@@ -46,6 +48,17 @@ class Orders:
             )
             for number, (missing, thing, way, wish) in enumerate(self._found[split])
         ]
+
+
+def orders(split: str, draw: random.Random) -> list[tuple[str, str, str, str]]:
+    """What is missing, the thing, the way and the wish; both kinds in turn, so that each step has both."""
+    kinds = []
+    for missing, (trained, held_out, wishes) in OPEN.items():
+        kind = [(missing, thing, way, wishes[number % len(wishes)])
+                for thing in (trained if split == "train" else held_out) for number, way in enumerate(WAYS)]  # fmt: skip
+        draw.shuffle(kind)
+        kinds.append(kind)
+    return [each for pair in zip(*kinds, strict=True) for each in pair]
 
 
 def says(question: str, missing: str, wish: str) -> str:
