@@ -1,12 +1,14 @@
-"""Makes the pictures of the docs by the program itself: docs/debug.svg, plan.svg, eval.svg, viewer_*.png.
+"""Makes the pictures of the docs by the program itself: docs/debug.svg, plan.svg, eval.svg, viewer_*.png; and a
+tutorial's curve out of a run of it.
 
     python scripts/pictures.py                       all; two minutes on a quiet machine
     python scripts/pictures.py --from FOLDER         those of the viewer again, from a folder that --keep left
     python scripts/pictures.py --keep                and leave the folder
+    python scripts/pictures.py --curve RUN TUTORIAL  TUTORIAL/curve.png, of the run in the folder RUN
 
 Invariant: nothing is drawn by hand. A terminal's picture is what the console printed, a page's what Chromium shows of
-`ajet view`, both of the tool template on its tiny model, in a folder of its own. `docs/quickstart_curve.png` is the
-`metrics.png` of a `make quickstart`.
+`ajet view`, both of the tool template on its tiny model, in a folder of its own. A tutorial's curve is the `metrics.png`
+of a run by its README, drawn again in few colours, and so is `docs/quickstart_curve.png` of a `make quickstart`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ DEMO = Path("/tmp/ajet-demo")
 COLUMNS = 120
 SIZE = {"width": 1280, "height": 800}
 CONF = ("--conf", "my_agent/tool.yaml")
+COLOURS = 32
+"""Of a curve: a picture of them takes a quarter of the bytes."""
 FEW = ("rollout.num_repeat=3", "debug.debug_first_n_tasks=1")
 
 
@@ -35,10 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="folder", type=Path)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--curve", nargs=2, type=Path, metavar=("RUN", "TUTORIAL"))
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # a child's: one command, in its own process
     options, arguments = parser.parse_known_args()
     if options.record:
         return record(options.record, arguments)
+    if options.curve:
+        return curve(*options.curve)
     if options.folder:
         return viewer(options.folder)
     DEMO.mkdir()
@@ -92,6 +99,18 @@ def record(picture: Path, arguments: list[str]) -> None:
     svg = console.export_svg(title=f"ajet {' '.join(each for each in arguments if each not in FEW)}")
     picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S))  # which a reader's browser would fetch
     sys.exit(code)
+
+
+def curve(run: Path, tutorial: Path) -> None:
+    """`curve.png` in the tutorial's folder: what the run's `metrics.jsonl` says."""
+    from PIL import Image
+
+    from ajet.record.curve import draw_png
+
+    picture = tutorial / "curve.png"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    draw_png(rows, picture, title=run.name)
+    Image.open(picture).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def viewer(folder: Path) -> None:
