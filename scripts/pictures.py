@@ -7,8 +7,8 @@ tutorial's curve out of a run of it.
     python scripts/pictures.py --curve RUN TUTORIAL  TUTORIAL/curve.png, of the run in the folder RUN
 
 Invariant: nothing is drawn by hand. A terminal's picture is what the console printed, a page's what Chromium shows of
-`ajet view`, both of the tool template on its tiny model, in a folder of its own. A tutorial's curve is the `metrics.png`
-of a run by its README, drawn again in few colours, and so is `docs/quickstart_curve.png` of a `make quickstart`.
+`ajet view`, both of the tool template on its tiny model, in a folder of its own. A tutorial's curve is what a run
+by its README recorded, in few colours; `docs/quickstart_curve.png` is the `metrics.png` of a `make quickstart`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tutorial of asking back: what is held out is other things, and a pretrained model learns which question to ask."""
+"""The tutorial of asking back: other things are held out, and a pretrained model learns which question to ask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tutorial of tools and a corpus teaches: a pretrained model searches for what it cannot know.
 
-How many held-out towns its greedy answers get before training is decided by rounding (the tutorial's README has why), so
-that the beginning is measured by what is drawn."""
+How many held-out towns its greedy answers get before training is decided by rounding, as the tutorial's README has it;
+so the beginning is measured by what is drawn."""
 
 from __future__ import annotations
 

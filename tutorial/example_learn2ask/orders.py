@@ -1,5 +1,5 @@
-"""The tasks: orders that leave one thing open, and the user who knows it. Of each kind, six things are held out with all
-that is said of them: no order of the training names one."""
+"""The tasks: orders that leave one thing open, and the user who knows it. Six things of each kind are held out: no
+order of the training names one."""
 
 import random
 
@@ -54,8 +54,9 @@ def orders(split: str, draw: random.Random) -> list[tuple[str, str, str, str]]:
     """What is missing, the thing, the way and the wish; both kinds in turn, so that each step has both."""
     kinds = []
     for missing, (trained, held_out, wishes) in OPEN.items():
+        things = trained if split == "train" else held_out
         kind = [(missing, thing, way, wishes[number % len(wishes)])
-                for thing in (trained if split == "train" else held_out) for number, way in enumerate(WAYS)]  # fmt: skip
+                for thing in things for number, way in enumerate(WAYS)]  # fmt: skip
         draw.shuffle(kind)
         kinds.append(kind)
     return [each for pair in zip(*kinds, strict=True) for each in pair]
