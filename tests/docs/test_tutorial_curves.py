@@ -1,0 +1,40 @@
+"""A tutorial that says what was learned shows it: its README embeds a curve that exists, small and described."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import ROOT
+
+READMES = sorted((ROOT / "tutorial").glob("*/README.md"))
+WITHOUT = {"example_frozenlake": "it shows how a game is played and trained, and says nothing of what comes of it"}
+IN_TABLES = {
+    "example_agentrl",
+    "example_command_agent",
+    "example_deep_research",
+    "example_math_agent",
+    "example_openenv",
+    "example_rubrics_judge",
+    "example_verifiers",
+    "example_vision",
+    "example_werewolves",
+}
+"""What these learned stands in tables; no run of theirs has been drawn yet. The list only gets shorter."""
+EMBEDDED = re.compile(r"!\[([^\]]+)\]\(([^)\s]+\.png)\)")
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+def test_a_claim_has_its_picture(readme: Path) -> None:
+    found = EMBEDDED.findall(readme.read_text())
+    assert bool(found) != (readme.parent.name in WITHOUT or readme.parent.name in IN_TABLES)
+    for described, place in found:
+        picture = (readme.parent / place).resolve()
+        assert picture.is_file() and picture.read_bytes().startswith(b"\x89PNG") and len(described) > 30
+        assert picture.is_relative_to(ROOT / "docs") or picture.stat().st_size < 60_000
+
+
+def test_those_named_here_are_there() -> None:
+    assert {*WITHOUT, *IN_TABLES} <= {readme.parent.name for readme in READMES}
