@@ -17,7 +17,6 @@ IN_TABLES = {
     "example_deep_research",
     "example_math_agent",
     "example_openenv",
-    "example_verifiers",
     "example_vision",
     "example_werewolves",
 }
