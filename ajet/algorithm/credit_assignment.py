@@ -23,6 +23,7 @@ from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
 from ajet.algorithm.row import Row
+from ajet.algorithm.sampled_order import gathered, sampled_runs, scattered
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -47,10 +48,16 @@ class _Scored:
     penalties: Row
     values: Floats | None = None
     """[T_e] the critic's, likewise."""
+    reference_gap: Floats | None = None
+    """[T_e] log policy - log reference, likewise."""
 
     @property
     def length(self) -> int:
         return self.penalties.size
+
+    def outcome(self, step: int | None = None, advantage: float | None = None, **untrained: int) -> Outcome:
+        """With what models said of its tokens."""
+        return Outcome(step, advantage, untrained, values=self.values, reference_gap=self.reference_gap)
 
 
 def credit(
@@ -114,10 +121,9 @@ def credit(
         weight = next(weights) if not out and (item.group not in silent or not settings.dynamic_sampling) else 0.0
         if out or item.group in silent:
             reason = "zero_variance" if item.group in silent else "balanced"
-            left = {reason: item.length} if item.length else {}
-            batch.outcomes[item.episode.uuid] = Outcome(untrained=left, values=item.values)
+            batch.outcomes[item.episode.uuid] = item.outcome(**({reason: item.length} if item.length else {}))
             continue
-        batch.outcomes[item.episode.uuid] = Outcome(step, float(row.mean()) if row.size else 0.0, values=item.values)
+        batch.outcomes[item.episode.uuid] = item.outcome(step, float(row.mean()) if row.size else 0.0)
         _write(item, row, weight)
         batch.samples.extend(item.samples)
     batch.metrics = {
@@ -148,17 +154,9 @@ def _of_unscored(episode: Episode) -> Outcome:
     return Outcome(untrained={reason: left} if left > 0 else {})
 
 
-def _sampled_order(item: _Scored) -> list[tuple[int, Sample, slice]]:
-    """The runs of trained tokens of an episode, call by call, each with its call."""
-    runs = [
-        (span.call, sample, slice(span.start, span.stop)) for sample in item.samples for span in sample.timeline.spans
-    ]
-    return sorted(runs, key=lambda run: run[0])
-
-
 def _places(item: _Scored) -> Places:
     places, start = {}, 0
-    for call, _, where in _sampled_order(item):
+    for call, _, where in sampled_runs(item.samples):
         stop = start + where.stop - where.start
         places[call] = start, stop
         start = stop
@@ -174,20 +172,19 @@ def _penalise(scored: Sequence[_Scored], logprobs: Logprobs, coefficient: float)
         sample.reference = other
         gaps[id(sample)] = own - other
     for item in scored:
-        runs = [gaps[id(sample)][where] for _, sample, where in _sampled_order(item)]
-        if runs:
-            item.penalties = coefficient * np.concatenate(runs).astype(np.float64)
+        item.reference_gap = gathered(item.samples, [gaps[id(sample)] for sample in item.samples])
+        item.penalties = coefficient * item.reference_gap.astype(np.float64)
 
 
 def _untaught(item: _Scored) -> Row:
     """[T_e] log policy - log teacher, as both were recorded. Raises ValueError where the teacher was not asked."""
     gaps = []
-    for index, sample, where in _sampled_order(item):
+    for index, at, where in sampled_runs(item.samples):
         call = item.episode.calls[index]
         start = where.start - call.prefix - call.suffix_ids.size
         if call.teacher is None or np.isnan(told := call.teacher[start : start + where.stop - where.start]).any():
             raise ValueError(f"episode {item.episode.uuid}: no teacher was asked about its call {index}")
-        gaps.append(sample.timeline.logprobs_unit[where].astype(np.float64) - told)
+        gaps.append(item.samples[at].timeline.logprobs_unit[where].astype(np.float64) - told)
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 
@@ -218,34 +215,22 @@ def _of_critic(
     if critic is None:
         raise ValueError(f"{algorithm.name} needs the values that a critic gives each token")
     samples = [sample for item in scored for sample in item.samples]
-    for sample, before in zip(samples, critic(samples), strict=True):
-        sample.values, sample.returns = before, np.zeros(sample.timeline.ids.size, np.float32)
+    before = {id(sample): row for sample, row in zip(samples, critic(samples), strict=True)}
+    for sample in samples:
+        sample.values = before[id(sample)]
     rewards = shaped_rewards([item.episode for item in scored], algorithm.settings.overlong)
     told = [
         given(item.episode, float(reward), item.penalties, _places(item), algorithm)
         for item, reward in zip(scored, rewards, strict=True)
     ]
     for item in scored:
-        item.values = _gathered(item)
+        item.values = gathered(item.samples, [before[id(sample)] for sample in item.samples])
     values = [np.asarray(item.values, np.float64) for item in scored]
     advantages, returns = by_values(algorithm, [row for row, _ in told], values)
     for item, row in zip(scored, returns, strict=True):
-        start = 0
-        for _, sample, where in _sampled_order(item):
-            stop = start + where.stop - where.start
-            assert sample.returns is not None
-            sample.returns[where] = row[start:stop]
-            start = stop
+        for sample, told_T in zip(item.samples, scattered(item.samples, row.astype(np.float32)), strict=True):
+            sample.returns = told_T
     return advantages, sum(parts for _, parts in told), value_metrics(values, returns)
-
-
-def _gathered(item: _Scored) -> Floats:
-    """[T_e] the critic's values, in sampled order."""
-    runs: list[Floats] = []
-    for _, sample, where in _sampled_order(item):
-        assert sample.values is not None
-        runs.append(sample.values[where])
-    return np.concatenate(runs) if runs else np.zeros(0, np.float32)
 
 
 def _without_advantage(scored: Sequence[_Scored], advantages: Sequence[Row]) -> set[int]:
@@ -255,13 +240,8 @@ def _without_advantage(scored: Sequence[_Scored], advantages: Sequence[Row]) -> 
 
 
 def _write(item: _Scored, row: Row, weight: float) -> None:
-    start = 0
-    for _, sample, where in _sampled_order(item):
-        stop = start + where.stop - where.start
-        sample.advantages[where] = row[start:stop]
-        start = stop
-    for sample in item.samples:
-        sample.weight = weight
+    for sample, row_T in zip(item.samples, scattered(item.samples, row.astype(np.float32)), strict=True):
+        sample.advantages, sample.weight = row_T, weight
 
 
 def _length_metrics(scored: Sequence[_Scored], overlong: Overlong) -> dict[str, float]:

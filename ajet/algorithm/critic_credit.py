@@ -7,7 +7,7 @@ compared between attempts, and nothing is given twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,15 +16,11 @@ from ajet.algorithm.process_credit import Places
 from ajet.algorithm.row import Row
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
-from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
+from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
 Values = Callable[[list[Sample]], list[Floats]]
 """Samples to the critic's [T] values before each of their trained tokens."""
-
-
-class NoValues(ValueError):
-    """A record lacks what a critic said of an episode, which it names."""
 
 
 def given(episode: Episode, reward: float, penalties_T: Row, places: Places, by: Algorithm) -> tuple[Row, int]:
@@ -68,27 +64,3 @@ def value_metrics(values_E_T: Sequence[Row], returns_E_T: Sequence[Row]) -> dict
     if spread > 0:
         metrics["critic/explained_variance"] = 1 - float((returns - values).var()) / spread
     return metrics
-
-
-def recorded_critic(outcomes: Mapping[str, Outcome]) -> Values:
-    """The values of a step that is over, from the outcomes that it left. Raises NoValues, with the uuid of the episode,
-    where they are not those of its tokens."""
-
-    def values(samples: list[Sample]) -> list[Floats]:
-        found = {id(sample): np.zeros(sample.timeline.ids.size, np.float32) for sample in samples}
-        for uuid in dict.fromkeys(sample.episode for sample in samples):
-            own = [sample for sample in samples if sample.episode == uuid]
-            runs = [(span.call, span.start, span.stop, sample) for sample in own for span in sample.timeline.spans]
-            told, start = outcomes.get(uuid, NO_OUTCOME).values, 0
-            if (
-                told is None
-                or told.size != sum(stop - first for _, first, stop, _ in runs)
-                or not np.isfinite(told).all()
-            ):
-                raise NoValues(uuid)
-            for _, first, stop, sample in sorted(runs, key=lambda run: run[0]):
-                found[id(sample)][first:stop] = told[start : start + stop - first]
-                start += stop - first
-        return [found[id(sample)] for sample in samples]
-
-    return values

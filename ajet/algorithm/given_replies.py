@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.losses.dpo import Dpo
+from ajet.algorithm.sampled_order import gathered
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -47,10 +48,11 @@ def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, 
     sides = [[_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
     samples = [sample for pair in sides for side in pair for sample in side]
     policy, reference = scores(samples)
-    gained = {
-        id(sample): float((own.astype(np.float64) - other)[sample.timeline.mask].sum())
+    gaps = {
+        id(sample): own.astype(np.float64) - other
         for sample, own, other in zip(samples, policy, reference, strict=True)
     }
+    gained = {id(sample): float(gaps[id(sample)][sample.timeline.mask].sum()) for sample in samples}
     chosen, rejected = (
         np.array([sum(gained[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
     )
@@ -61,7 +63,8 @@ def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, 
             for sample in side:
                 sample.advantages[:] = sign * slope
             batch.samples += side
-            batch.outcomes[episode.uuid] = Outcome(step, float(sign * slope))
+            told = gathered(side, [gaps[id(sample)] for sample in side])
+            batch.outcomes[episode.uuid] = Outcome(step, float(sign * slope), reference_gap=told)
     batch.metrics |= {
         "loss": float(pairs.loss.mean()),
         "dpo/accuracy": float((pairs.margin > 0).mean()),

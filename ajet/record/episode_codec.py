@@ -40,6 +40,8 @@ EPISODE_PLAIN = (
     *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),
     *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended"),
 )
+OUTCOME_FLOATS = ("values", "reference_gap")
+"""Of outcomes: only in the lines of those that have them."""
 EPISODE_SELDOM = ("sampler", "utc_offset")
 """Absent in lines of earlier versions."""
 DEFAULTS = Terms()
@@ -90,8 +92,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
         row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
         row["outcome"] = {name: getattr(outcome, name) for name in _OUTCOME} | {"untrained": dict(outcome.untrained)}
-        if outcome.values is not None:
-            row["outcome"]["values"] = arrays.floats(outcome.values)
+        told = {name: getattr(outcome, name) for name in OUTCOME_FLOATS}
+        row["outcome"] |= {name: arrays.floats(array) for name, array in told.items() if array is not None}
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
     row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
     row["arrays"] = dict(arrays.sizes)
@@ -134,15 +136,18 @@ def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
     row = todays(row)
     found, counts = row.get("outcome") or {}, row["arrays"]
     outcome = Outcome(**{name: found[name] for name in _OUTCOME if name in found})
-    if "values" in found:
+    if any(name in found for name in OUTCOME_FLOATS):
         floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
-        outcome = replace(outcome, values=floats.part(found["values"]).astype(np.float32))
+        told: dict[str, Any] = {
+            name: floats.part(found[name]).astype(np.float32) for name in OUTCOME_FLOATS if name in found
+        }
+        outcome = replace(outcome, **told)
     if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
         raise ValueError("its outcome is none")
     return outcome
 
 
-_OUTCOME = tuple(each.name for each in fields(Outcome) if each.name != "values")
+_OUTCOME = tuple(each.name for each in fields(Outcome) if each.name not in OUTCOME_FLOATS)
 
 
 class _Stored:

@@ -1,9 +1,10 @@
 """Steps held to their episodes: what a step says it did must follow from what it recorded.
 
 Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
-`run.accounting`, the names of episodes, the order of tasks). What cannot be is counted by reason: a reward with a
-KL penalty needs the reference model, credit under a `verl:` section of the user's needs verl, an algorithm of the
-user's own is code, and a step that an earlier version recorded has no groups.
+`run.accounting`, the names of episodes, the order of tasks), from the numbers that critic, teacher and reference model
+left in the record. What cannot be is counted by reason: credit under a `verl:` section of the user's needs verl, an
+algorithm of the user's own is code, a step that an earlier version recorded has no groups, or lacks what the reference
+model said.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import credit, discarded
-from ajet.algorithm.critic_credit import NoValues, recorded_critic
-from ajet.algorithm.given_replies import likelihood_batch
+from ajet.algorithm.given_replies import likelihood_batch, pairs_batch
+from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
@@ -32,6 +33,7 @@ from ajet.task_reader.order import rank
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
+    from ajet.schema.batch import TrainingBatch
     from ajet.schema.episode import Episode, Outcome
 
 HELD = (
@@ -41,6 +43,7 @@ HELD = (
 """Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
 change from version to version."""
 CLOSE = 1e-6
+NO_REFERENCE = "an earlier version did not record what policy and reference model gave their tokens"
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 NAMED_BY_RUN = "5"
 """The kind of uuid that ajet gives what it plays; what clients play has random ones."""
@@ -175,20 +178,15 @@ class HeldSteps:
                 self.unheld["the step is not over, or was cut off"] += 1
             return
         yield from self._accounts(row, trained, groups, outcomes)
-        reason = self._why_no_credit()
+        reason = self._why_no_credit(trained, outcomes)
         if reason:
             self.unheld[reason] += 1
             return
         self.held += 1
-        given = self._settings.sft.objective is not None
         try:
-            batch = (
-                likelihood_batch(trained, self._settings, step=step)
-                if given
-                else credit(trained, self._settings, step=step, critic=recorded_critic(outcomes))
-            )
-        except NoValues as lacking:
-            yield f"the critic's values of episode {lacking} are not in the record"
+            batch = self._batch(step, trained, outcomes)
+        except NotRecorded as lacking:
+            yield f"{lacking.what} of episode {lacking} are not in the record"
             return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
@@ -219,13 +217,23 @@ class HeldSteps:
         if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
-    def _why_no_credit(self) -> str:
-        if self._settings.sft.objective == "dpo":
-            return "it follows from what policy and reference model give their pairs (sft.objective: dpo)"
-        if self._settings.sft.objective is not None:
+    def _batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
+        """By the function that trained, the recorded numbers in the models' place. Raises NotRecorded."""
+        settings, reference = self._settings, recorded_reference(outcomes)
+        if settings.sft.objective == "dpo":
+            return pairs_batch(trained, settings, reference, step=step)
+        if settings.sft.objective is not None:
+            return likelihood_batch(trained, settings, step=step)
+        return credit(trained, settings, step=step, reference=reference, critic=recorded_critic(outcomes))
+
+    def _why_no_credit(self, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> str:
+        objective = self._settings.sft.objective
+        if objective == "dpo" or (objective is None and self._settings.trainer_common.algorithm.use_kl_in_reward):
+            asked = [each for group in trained for each in (group.scored if objective is None else group.episodes)]
+            if asked and all(outcomes[each.uuid].reference_gap is None for each in asked):
+                return NO_REFERENCE
+        if objective is not None:
             return ""
-        if self._settings.trainer_common.algorithm.use_kl_in_reward:
-            return "the reference model is part of their rewards (use_kl_in_reward)"
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
             return "an algorithm of their own decides over their credit, and a record's code is not run"
         return f"a {self._backbone.name}: section decides over their credit" if self._foreign else ""

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ajet.algorithm import Algorithm, credit, opened
-from ajet.algorithm.critic_credit import recorded_critic
+from ajet.algorithm.recorded_models import recorded_critic
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
 from ajet.rollout.process_rewards import Decode, tied

@@ -97,6 +97,9 @@ class Outcome:
     """Why its whole group is in no batch."""
     values: Floats | None = field(default=None, compare=False, repr=False)
     """[T] what the critic expected before each of its trained tokens, in sampled order; None: there was none."""
+    reference_gap: Floats | None = field(default=None, compare=False, repr=False)
+    """[T] log p - log p_ref of the same tokens by policy and reference model, as the step's credit read it; None: it
+    asked no reference model, or an earlier version did not keep it."""
 
 
 NO_OUTCOME = Outcome()

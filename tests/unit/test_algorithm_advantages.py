@@ -11,6 +11,7 @@ import pytest
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.overlong import length_of
+from ajet.algorithm.recorded_models import NotRecorded, recorded_reference
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
@@ -152,6 +153,10 @@ def test_kl_in_reward_by_hand():
     assert batch.outcomes["a"].advantage == pytest.approx(returns[0] - mean)
     assert batch.outcomes["b"].advantage == pytest.approx(returns[1] - mean)
     assert all(sample.reference is not None for sample in batch.samples)
+    again = credit([group], config, reference=recorded_reference(batch.outcomes))
+    assert again.outcomes == batch.outcomes and again.metrics == batch.metrics, "as a proof does it"
+    with pytest.raises(NotRecorded, match="^a$"):
+        credit([group], config, reference=recorded_reference({}))
 
 
 def test_kl_in_reward_of_reinforce_plus_plus_follows_the_order_of_sampling():

@@ -12,6 +12,7 @@ import torch
 
 from ajet.algorithm.given_replies import likelihood_batch, pairs_batch, samples_of
 from ajet.algorithm.losses.dpo import Dpo
+from ajet.algorithm.recorded_models import recorded_reference
 from ajet.backbone.local.trainer import Trainer
 from tests.local_fixtures import config_of, episode_of, group_of, plain_logprobs, tiny_qwen3
 
@@ -107,5 +108,8 @@ def test_an_update_on_pairs_has_the_gradient_of_their_loss():
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm_of(plain, loss), rel=1e-4)
     assert 0 <= metrics["dpo/accuracy"] <= 1
+    again = pairs_batch(groups, settings, recorded_reference(batch.outcomes), step=1)
+    for uuid, outcome in again.outcomes.items():
+        assert outcome.advantage == pytest.approx(batch.outcomes[uuid].advantage, rel=1e-6), "as a proof does it"
     assert {o.advantage > 0 for e, o in batch.outcomes.items() if e.endswith("/0")} == {True}
     assert {o.advantage < 0 for e, o in batch.outcomes.items() if e.endswith("/1")} == {True}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.algorithm import credit, opened
-from ajet.algorithm.critic_credit import NoValues, recorded_critic
 from ajet.algorithm.gae import estimated
+from ajet.algorithm.recorded_models import NotRecorded, recorded_critic
 from ajet.config import Experiment
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
@@ -65,10 +65,10 @@ def test_an_observation_takes_no_time_and_timelines_change_nothing(split):
     np.testing.assert_allclose(outcome.values, [0.3, 0.4, 0.8])
     again = credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic(batch.outcomes))
     assert again.outcomes == batch.outcomes and again.metrics == batch.metrics, "as a proof does it"
-    with pytest.raises(NoValues, match="^a$"):
+    with pytest.raises(NotRecorded, match="^a$"):
         credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic({}))
     outcome.values[1] = np.nan  # in a damaged record
-    with pytest.raises(NoValues, match="^a$"):
+    with pytest.raises(NotRecorded, match="^a$"):
         credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic(batch.outcomes))
 
 

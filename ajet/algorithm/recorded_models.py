@@ -1,0 +1,62 @@
+"""What models said of the trained tokens of a step that is over, from the outcomes that it left: they stand in for the
+critic and the reference model where credit is computed again.
+
+Invariant: nothing is made up. Numbers that are missing, not finite, or not as many as the episode has trained tokens
+are an error that names the episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ajet.algorithm.sampled_order import sampled_runs, scattered
+from ajet.schema.batch import Sample
+from ajet.schema.call import Floats
+from ajet.schema.episode import NO_OUTCOME, Outcome
+
+if TYPE_CHECKING:
+    from ajet.algorithm.credit_assignment import Logprobs
+    from ajet.algorithm.critic_credit import Values
+
+
+class NotRecorded(ValueError):
+    """A record lacks what a model said of an episode, which it names. `what`: whose numbers."""
+
+    def __init__(self, uuid: str, what: str) -> None:
+        super().__init__(uuid)
+        self.what = what
+
+
+def recorded_critic(outcomes: Mapping[str, Outcome]) -> Values:
+    """The critic's values. Raises NotRecorded."""
+    return lambda samples: _told(samples, lambda uuid: outcomes.get(uuid, NO_OUTCOME).values, "the critic's values")
+
+
+def recorded_reference(outcomes: Mapping[str, Outcome]) -> Logprobs:
+    """Log-probabilities whose difference is the recorded one: it is all that credit reads of the two models. Raises
+    NotRecorded."""
+
+    def logprobs(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        gaps = _told(
+            samples,
+            lambda uuid: outcomes.get(uuid, NO_OUTCOME).reference_gap,
+            "the log-probabilities of policy and reference model",
+        )
+        return gaps, [np.zeros_like(row) for row in gaps]
+
+    return logprobs
+
+
+def _told(samples: list[Sample], of: Callable[[str], Floats | None], what: str) -> list[Floats]:
+    found: dict[int, Floats] = {}
+    for uuid in dict.fromkeys(sample.episode for sample in samples):
+        own = [sample for sample in samples if sample.episode == uuid]
+        told = of(uuid)
+        tokens = sum(where.stop - where.start for _, _, where in sampled_runs(own))
+        if told is None or told.size != tokens or not np.isfinite(told).all():
+            raise NotRecorded(uuid, what)
+        found |= {id(sample): row for sample, row in zip(own, scattered(own, told), strict=True)}
+    return [found[id(sample)] for sample in samples]
