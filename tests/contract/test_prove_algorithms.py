@@ -118,6 +118,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, Any]] = {
         (f"{ALGORITHM}.overlong={{length: 16, buffer: 12, penalty: 2.0}}",), f"{ALGORITHM}.overlong.penalty", 0.5,
     ),
     "process rewards": ((f"{ALGORITHM}.process_weight=0.7",), f"{ALGORITHM}.process_weight", 0.2),
+    "curriculum": (("data.curriculum={prefer: uncertain, share: 0.5}",), f"{ALGORITHM}.adv_estimator", "rloo"),
     "kl in the reward": (
         (f"{ALGORITHM}.use_kl_in_reward=true", f"{ALGORITHM}.kl_in_reward_coef=0.5"),
         f"{ALGORITHM}.kl_in_reward_coef", 0.1,
