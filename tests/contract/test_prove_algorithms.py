@@ -127,8 +127,14 @@ CASES: dict[str, tuple[tuple[str, ...], str, Any]] = {
 """By name: the settings that are trained with, and one of them that the record is made to say otherwise."""
 
 
+ALWAYS = ("gigpo", "kl in the reward")
+"""Of which credit reads most of the record; the others cost three seconds each, too."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.extra_slow) for name in CASES]
+)
 def test_the_credit_of_each_algorithm_is_computed_again(project, name):
     settings, key, other = CASES[name]
     run = trained(project, *settings)
