@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,11 +31,12 @@ ajet:
     total_training_steps: 12
     save_freq: 6
     optim: {lr: 1.0e-3}
-    algorithm: {adv_estimator: distillation, loss_aggregation: token, teacher: {path: 'embedded:tiny-tools'}}
+    algorithm: {adv_estimator: distillation, loss_aggregation: token, teacher: {TEACHER}}
 """
 
 
-def test_the_policy_becomes_its_teacher(tmp_path):
+def learns_from(folder: Path, teacher: str) -> None:
+    """`teacher`: tiny-tools, as the YAML names it. The policy was taught other prices before."""
     asked = {item: f"What does the {item} cost?" for item in ITEMS}
     rows = [
         {
@@ -47,19 +49,23 @@ def test_the_policy_becomes_its_teacher(tmp_path):
     ]
     tasks = [{"main_query": question} for question in asked.values()]
     for name, lines in (("rows", rows), ("tasks", tasks)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "distil.yaml").write_text(YAML)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "distil.yaml").write_text(YAML.replace("TEACHER", teacher))
     settings = ["data.train_batch_size=4", "trainer_common.total_training_steps=10", "trainer_common.optim.lr=0.002"]
     named = ["--model", "embedded:tiny-tools", "--data", "rows.jsonl"]
-    taught = ajet("sft", *named, *STEADY, *settings, cwd=tmp_path)
+    taught = ajet("sft", *named, *STEADY, *settings, cwd=folder)
     assert taught.returncode == 0, taught.stdout
 
-    policy = tmp_path / "launcher_record" / "sft" / "checkpoints" / "step-10"
-    done = ajet("--conf", "distil.yaml", *STEADY, f"model.path={policy}", cwd=tmp_path)
+    policy = folder / "launcher_record" / "sft" / "checkpoints" / "step-10"
+    done = ajet("--conf", "distil.yaml", *STEADY, f"model.path={policy}", cwd=folder)
     assert done.returncode == 0, done.stdout
-    apart = [row["distillation/reverse_kl"] for row in metric_rows(tmp_path / "launcher_record" / "distil")]
+    apart = [row["distillation/reverse_kl"] for row in metric_rows(folder / "launcher_record" / "distil")]
     assert apart[0] > 0.8 and sum(apart[-3:]) / 3 < apart[0] / 3, apart
 
-    proven = ajet("prove", "distil", cwd=tmp_path)
+    proven = ajet("prove", "distil", cwd=folder)
     assert proven.returncode == 0 and "Credit of 12 steps computed again" in proven.stdout, proven.stdout
+
+
+def test_the_policy_becomes_its_teacher(tmp_path):
+    learns_from(tmp_path, "path: 'embedded:tiny-tools'")

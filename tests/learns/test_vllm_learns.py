@@ -1,12 +1,13 @@
 """The tool agent learns with vLLM as its engine: sampled in vLLM's process, trained in ours, every step's weights
-handed over. In float32 engine and trainer must agree on every token of every step."""
+handed over. In float32 engine and trainer must agree on every token of every step. And vLLM as a teacher."""
 
 import pytest
 
 from ajet.record.episodes import read_recorded
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
-from tests.vllm_fixtures import skip_without_vllm
+from tests.learns.test_distillation_learns import learns_from
+from tests.vllm_fixtures import skip_without_vllm, tiny_folder, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
@@ -54,3 +55,9 @@ def test_held_out_tasks_are_evaluated_with_vllm_as_with_transformers(tmp_path):
         assert len(found) == 4 and all(found.values())
         replies.append(found)
     assert replies[0] == replies[1]
+
+
+def test_a_policy_becomes_the_teacher_that_a_vllm_server_is(tmp_path):
+    """`prompt_logprobs` of a real server, over a whole run: learned, recorded and proven."""
+    with vllm_server(seconds=400.0) as url:
+        learns_from(tmp_path, f"base_url: {url}/v1, model: {tiny_folder()}, timeout: 300.0")
