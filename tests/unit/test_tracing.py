@@ -311,6 +311,44 @@ def test_no_question_is_in_both_splits(tmp_path):
     assert again.tasks("train") == train and again.tasks("validation") == held_out
 
 
+def test_the_seed_and_nothing_else_decides_the_split(tmp_path):
+    said = [(f"How high is mountain {number * 37} of {number * 91}?", "High.", None) for number in range(20)]
+    observed(tmp_path / "run", *said)
+    observed(tmp_path / "turned", *reversed(said))
+
+    def held_out(seed, source="run"):
+        made = reader(tmp_path, sources=source, seed=seed, similarity_threshold=1.0, validation_share=0.25)
+        found = {task.main_query for task in made.tasks("validation")}
+        assert len(found) == 5 and len(made.tasks("train")) == 15
+        return found
+
+    assert held_out(3) == held_out(3) == held_out(3, "turned")
+    assert len({frozenset(held_out(seed)) for seed in range(8)}) == 8, "another seed holds out other questions"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "why"),
+    [
+        ({"agents": ["Friday"]}, {"1 + 1?", "2 + 2?"}, {"another agent": 1}),
+        ({"models": ["m2"]}, {"2 + 2?", "3 + 3 + 3 + 3?"}, {"another model": 1}),
+        ({"agents": ["Friday"], "models": ["m2"]}, {"2 + 2?"}, {"another agent": 1, "another model": 1}),
+        ({"longest": 6}, {"1 + 1?", "2 + 2?"}, {"too long": 1}),
+        ({"longest": 14}, {"1 + 1?", "2 + 2?", "3 + 3 + 3 + 3?"}, {}),
+    ],
+)
+def test_only_the_agents_models_and_lengths_that_are_wanted(tmp_path, settings, found, why):
+    def span(trace, asked, agent, model):
+        question = {"role": "user", "parts": [{"type": "text", "content": asked}]}
+        return trace, flat_span(question, **{"gen_ai.agent.name": agent, "gen_ai.request.model": model})
+
+    spans = [span("t1", "1 + 1?", "Friday", "m1"), span("t2", "2 + 2?", "Friday", "m2"),
+             span("t3", "3 + 3 + 3 + 3?", "Monday", "m2")]  # fmt: skip
+    (tmp_path / "x.json").write_text(otlp(*spans))
+    made = reader(tmp_path, sources="x.json", validation_share=0.0, **settings)
+    assert {task.main_query for task in made.tasks("train")} == found
+    assert made.left == why
+
+
 def test_what_a_longer_conversation_answers_is_not_held_out(tmp_path):
     said = [("Which is the longest river?", "The Nile."), ("And the highest mountain?", "Everest.")]
     messages = [
