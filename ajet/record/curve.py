@@ -85,7 +85,8 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = ""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
-    console.print(text_curve(training, held_out), markup=False, soft_wrap=True)
+    width = max(20, min(60, console.width - 12)) if console.is_terminal else 60
+    console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
     draw_png(rows, path, title=title or path.parent.name)
     return True
 

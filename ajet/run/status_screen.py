@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import counted, printable
+from ajet.record.console import between_words, counted, printable
 from ajet.record.live_status import LiveStatus, live_status
 
 EVERY_S = 1.0
@@ -30,11 +30,11 @@ def show(folder: Path, console: Console, *, once: bool) -> None:
     if once or not console.is_terminal or found.state != "running":
         console.print(_text(found), soft_wrap=True)
         return
-    with Live(_text(found), console=console, auto_refresh=False) as live:
+    with Live(between_words(_text(found), console.width), console=console, auto_refresh=False) as live:
         while found.state == "running":
             time.sleep(EVERY_S)
             found = live_status(folder, checkpoints)
-            live.update(_text(found), refresh=True)
+            live.update(between_words(_text(found), console.width), refresh=True)
 
 
 def _text(found: LiveStatus) -> Text:
@@ -50,7 +50,7 @@ def lines(found: LiveStatus) -> Iterator[str]:
     if found.problem:
         yield f"problem  {found.problem.splitlines()[0]}"
     if found.updated_age is not None and not over:
-        yield f"said     {_time(found.updated_age)} ago, {found.processes} processes"
+        yield f"said     {_time(found.updated_age)} ago, {found.processes} process{'' if found.processes == 1 else 'es'}"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
     if found.oldest:

@@ -30,6 +30,10 @@ STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "r
 
 WHOLE_NAME = 0.4
 """Of the width: names up to it stand on one line."""
+NARROW = 60
+"""Columns below which those of the table of runs stand closer."""
+BESIDE_NAME = len("interrupted step reward 59 min") + 2
+"""Columns of such a table that are neither the name's nor those of what was held out."""
 
 
 def show_runs(root: Path) -> int:
@@ -38,12 +42,17 @@ def show_runs(root: Path) -> int:
     if not rows:
         console.print(f"No runs in {root}. Start one: {command('--conf', 'FILE.yaml', '--backbone', 'local')}")
         return 0
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    narrow = console.width < NARROW
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))
     short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
-    table.add_column("run", overflow="fold", no_wrap=short)  # a name is there to be typed
+    words = [word for row in rows for word in (row["held_out_short"] or "").split()]
+    held_out = max(map(len, ("held out", *words))) if narrow else None
+    room = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
+    table.add_column("run", overflow="fold", no_wrap=short, max_width=room)  # a name is there to be typed
     table.add_column("state", min_width=len("interrupted"))
-    for name in ("step", "reward", "held out"):
-        table.add_column(name, justify="right")
+    table.add_column("step", justify="right")
+    table.add_column("reward", justify="right")
+    table.add_column("held out", justify="right", max_width=held_out)
     table.add_column("ago", no_wrap=True)
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]

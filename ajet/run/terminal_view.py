@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ajet.record.console import console, printable
+from ajet.record.console import between_words, console, printable
 from ajet.record.curve import held_out_course, text_curve, training_course
 from ajet.record.find_run import known_run, newest_run
 from ajet.record.viewer.episode_table import EpisodeTable
@@ -27,8 +27,11 @@ from ajet.schema.errors import UserError
 EVERY = 2.0
 """Seconds between two looks at a run that goes on."""
 EPISODES = 8
-TASK, OUTCOME = 28, 20
-"""Characters of a task's question, and of why an episode failed; what the model said last has the rest of the line."""
+TASK, OUTCOME = (28, 0.3), (20, 0.15)
+"""Columns of a task's question, and of why an episode failed: so many, and so much of the width, at most; what the
+model said last has the rest of the line."""
+SHORTEST = len("outcome")
+"""Columns of each of the three in any case."""
 WIDEST = 100
 """Columns of the curve."""
 
@@ -58,8 +61,10 @@ def watch(folder: Path) -> int:
         return 0
     with Live(run.screen(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
-            while run.goes_on():
+            goes_on = True
+            while goes_on:
                 time.sleep(EVERY)
+                goes_on = run.goes_on()  # before the look: the last screen is of a run that is over
                 live.update(run.screen(), refresh=True)
         except KeyboardInterrupt:
             pass
@@ -98,11 +103,13 @@ class _Run:
             head.append(f"\n{printable(row['problem'])}", style="red")
         return head
 
-    def _curve(self) -> Text:
+    def _curve(self) -> RenderableType:
         training, held_out = training_course(self._rows), held_out_course(self._rows)
         if not training.points and not held_out.points:
             return Text("Nothing measured yet: a run writes its first numbers when its first step is done.", "dim")
-        return Text(text_curve(training, held_out, width=max(20, min(WIDEST, console.width - 12))), no_wrap=True)
+        drawn = text_curve(training, held_out, width=max(20, min(WIDEST, console.width - 12)))
+        legend, _, curve = drawn.partition("\n")
+        return Group(between_words(Text(legend), console.width), Text(curve, no_wrap=True))
 
     def _episodes(self) -> RenderableType:
         rows = [row for row, _ in self._table.rows()][:EPISODES]
@@ -111,16 +118,18 @@ class _Run:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("step", "task", "said last", "outcome", "reward"):
             table.add_column(name, justify="right" if name in ("step", "reward") else "left", no_wrap=True)
+        asked_in, failed_in = (max(SHORTEST, min(most, int(share * console.width))) for most, share in (TASK, OUTCOME))
         lines = []
         for row in rows:
             outcome = row["failure"] or ("" if row["status"] == "completed" else row["status"])
             asked = row["query"] or row["task"] or row["uuid"][:8]
             words = [printable(" ".join(str(text).split())) for text in (asked, row["answer"] or "", outcome)]
             reward = "–" if row["reward"] is None else f"{row['reward']:.3g}"
-            lines.append((str(row["step"]), _cut(words[0], TASK), words[1], _cut(words[2], OUTCOME), reward))
-        others = sum(max(7, *(len(line[column]) for line in lines)) + 2 for column in (0, 1, 3, 4))
+            lines.append((str(row["step"]), _cut(words[0], asked_in), words[1], _cut(words[2], failed_in), reward))
+        heads = {0: "step", 1: "task", 3: "outcome", 4: "reward"}
+        others = sum(max(len(head), *(len(line[at]) for line in lines)) + 2 for at, head in heads.items())
         for step, question, answer, failed, reward in lines:
-            said = _cut(answer, max(10, console.width - others))
+            said = _cut(answer, max(SHORTEST, console.width - others))
             table.add_row(step, Text(question), Text(said), Text(failed, "red"), reward)
         return table
 

@@ -1,12 +1,18 @@
-"""`ajet runs` and `ajet episodes`: the viewer's tables in a terminal."""
+"""`ajet runs`, `ajet episodes`, `ajet view --terminal` and `ajet status`: what the viewer shows, in a terminal."""
 
 import json
+import os
+import re
+import signal
 import time
+from dataclasses import asdict
 
 import pytest
 
+from ajet.record.process_identity import ProcessIdentity
 from tests.ajet_command import ajet
-from tests.viewer_fixtures import HOSTILE, write_run
+from tests.terminal import screen
+from tests.viewer_fixtures import HOSTILE, add_step, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +51,61 @@ def test_a_run_in_the_terminal(tmp_path):
     assert head.startswith("one  finished  step 3 of 9") and legend == "training reward (smoothed)"
     assert sum("│" in line for line in rest) == 10 and any(line.split()[:2] == ["3", "What"] for line in rest)
     assert "<script>" in done.stdout and "\x1b" not in done.stdout and "\u202e" not in done.stdout
+
+
+def tell(run, **what):
+    """What a run that this process is says of itself."""
+    status = json.loads((run / "status.json").read_text()) | {"updated": time.time()}
+    status["processes"] = [{**asdict(ProcessIdentity.of(os.getpid())), "role": "run"}]
+    aside = run / "status.aside"
+    aside.write_text(json.dumps(status | what))
+    aside.rename(run / "status.json")
+
+
+def test_a_run_that_goes_on_is_followed_to_its_end_on_a_narrow_terminal(tmp_path):
+    run = write_run(tmp_path / "one", outcome=None)
+    tell(run, step=3)
+    with screen("view", "one", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path, columns=50) as shown:
+        shown.until("one  running  step 3 of 9")
+        shown.until("step  task +said last  outcome  reward\\r")  # whole, as its last row is
+        add_step(run, 4, said=HOSTILE)
+        tell(run, step=4)
+        shown.until("one  running  step 4 of 9")
+        shown.until(r"   4  What is 1 \+ 2\?")
+        tell(run, outcome="finished")
+        shown.until("one  finished  step 4 of 9")
+        assert shown.code() == 0
+        assert "\u202e" not in shown.said and "\x1b[31mred" not in shown.said, "it obeys no model"
+        assert max(map(len, shown.lines(""))) <= 50
+
+
+def test_who_looks_at_a_run_that_goes_on_can_stop_looking(tmp_path):
+    run = write_run(tmp_path / "one", outcome=None)
+    tell(run, step=3, depths={"leased": 5, "closed": 2, "given back": 3, "samplers": 4})
+    for command, code in (("view", 0), ("status", 130)):
+        more = ["--terminal"] if command == "view" else []
+        with screen(command, "one", "--exp-dir", str(tmp_path), *more, cwd=tmp_path, columns=50) as shown:
+            shown.until("step 3 of 9")
+            if command == "status":
+                shown.until(r"1 process\b")
+                shown.until("given back 3,\r\n         samplers 4")  # under its own column
+            shown.process.send_signal(signal.SIGINT)
+            assert shown.code() == code, shown.said
+    assert re.search(r'"step": 3\b', (run / "status.json").read_text())
+
+
+def test_the_table_of_runs_keeps_its_columns_in_a_narrow_window(tmp_path):
+    row = {"step": 0, "validation/tasks": 64, "validation/episodes": 64, "validation/scored": 64}
+    for name in ("one", "a-name-that-is-long-for-a-window-like-this"):
+        run = write_run(tmp_path / name)
+        told = {**row, "validation/reward": 1.0, "validation/reward_error": 0.0}
+        with (run / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps(told) + "\n")
+        status = json.loads((run / "status.json").read_text())
+        (run / "status.json").write_text(json.dumps({**status, "updated": time.time() - 59 * 60}))
+    done = ajet("runs", "--exp-dir", str(tmp_path), cwd=tmp_path, COLUMNS="50")
+    assert done.stdout.splitlines()[0].split() == ["run", "state", "step", "reward", "held", "out", "ago"]
+    assert done.stdout.count("59 min") == 2 and max(map(len, done.stdout.splitlines())) <= 50, done.stdout
 
 
 def test_one_of_a_thing_is_one(tmp_path):

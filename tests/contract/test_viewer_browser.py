@@ -243,8 +243,11 @@ def test_runs_are_sorted_filtered_and_noted(tab, served):
 @pytest.mark.extra_slow
 def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, served):
     root, address = served
-    for name, tokens in (("first", 100), ("second", 700)):
-        rows = [{"step": step, "train/reward": step / 10, "train/sampled_tokens": tokens} for step in (1, 2)]
+    for name, tokens, hours in (("first", 100, 0.5), ("second", 700, 1)):
+        rows = [
+            {"step": step, "time": 7e8 + 3600 * hours * step, "train/reward": step / 10, "train/sampled_tokens": tokens}
+            for step in (1, 2)
+        ]
         (root / name / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     tab.goto(f"{address}#/run/first?with=second")
     tab.get_by_label("enlarge Reward, of the scored").click()
@@ -256,6 +259,12 @@ def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, ser
     assert Path(given.value.path()).read_text() == (
         "tokens,first train/reward,second train/reward\n100,0.1,\n200,0.2,\n700,,0.1\n1400,,0.2\n"
     )
+    large.get_by_label("x by").select_option("hours")
+    with tab.expect_download() as given:
+        large.get_by_role("button", name="CSV").click()
+    assert Path(given.value.path()).read_text() == (
+        "hours,first train/reward,second train/reward\n0,0.1,0.1\n0.5,0.2,\n1,,0.2\n"
+    ), "each from its own first row on"
     with tab.expect_download() as given:
         large.get_by_role("button", name="PNG").click()
     assert Path(given.value.path()).read_bytes().startswith(b"\x89PNG")
@@ -265,6 +274,13 @@ def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, ser
     tab.keyboard.press("Escape")
     large.wait_for(state="detached")
     assert tab.evaluate("location.hash").startswith("#/run/first"), "Escape closed the chart, and nothing else"
+    tab.reload()
+    plot = tab.locator("figure.chart .u-over").first
+    plot.wait_for()
+    assert tab.get_by_label("x by").input_value() == "hours", "the address keeps it"
+    plot.click(position={"x": plot.bounding_box()["width"] / 2, "y": 20})
+    tab.get_by_text("5 episodes").wait_for()
+    assert tab.get_by_label("step: 3 or 1..9").input_value() == "2", "half an hour on, in the middle, is its second step"
     tab.goto(f"{address}#/run/first/rewards")
     tab.locator(".spread .cell").first.wait_for()
     assert tab.locator(".spread a").count() == 3 * 4
