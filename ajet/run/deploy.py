@@ -21,13 +21,14 @@ from loguru import logger
 
 from ajet.engine.adapters import Adapters
 from ajet.gateway.dialects.responses.kept import kept_responses
+from ajet.gateway.listener import listen
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.wiring import open_gateway
 from ajet.run.beside_base import TUNED, beside_base, require_adapter
 from ajet.run.export import checkpoint_of, model_folder, run_of
-from ajet.run.interrupt import Interrupts
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.model_card import write_card
 from ajet.run.own_key import own_key
 from ajet.run.recorded_agent import recorded_settings
@@ -44,6 +45,8 @@ KEY = "AJET_API_KEY"
 MOST_CALLS = 256
 """Calls after which a session is replaced; its Responses are found for so many calls more."""
 LOOK_S = 1.0
+GRACE_S = 20.0
+"""For what is being answered when SIGTERM comes; a supervisor kills after 10 to 90."""
 BASE = "base"
 """Name of the model without its adapters."""
 
@@ -94,6 +97,12 @@ class Deployed:
         if self._now is None or self._now.calls >= MOST_CALLS:
             self._renew()
 
+    def drain(self, seconds: float) -> None:
+        """Wait until nobody is being answered, so long at most."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not all(each.idle for each in (*self._before, self._now) if each):
+            time.sleep(LOOK_S / 10)
+
     def _renew(self) -> None:
         session = self.gateway.open(
             secrets.token_hex(8),
@@ -112,14 +121,18 @@ class Deployed:
 
 
 def deploy(wanted: Deployment) -> int:
-    """Serve until Ctrl-C or SIGTERM. Raises UserError, KeyboardInterrupt or a bug."""
+    """Serve until Ctrl-C, or until SIGTERM, after which what is being answered is finished: exit code 0. Raises
+    UserError, KeyboardInterrupt or a bug."""
     with deployed(wanted) as model:
         _say(model)
-        interrupts = Interrupts()
-        with interrupts.installed():
-            while True:
-                time.sleep(LOOK_S)
-                model.tend()
+        with Interrupts().installed():
+            try:
+                while True:
+                    time.sleep(LOOK_S)
+                    model.tend()
+            except Preempted:  # how a service is ended; there is nothing to go on with
+                model.drain(GRACE_S)
+    return 0
 
 
 @contextmanager
@@ -131,6 +144,8 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
     folder = run_of(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
     key = _key()
+    if wanted.port:  # said before anything is loaded, in the words of the command line
+        listen(wanted.host or "127.0.0.1", wanted.port, name="deployment", where="--host, --port").close()
     checkpoint = named(folder, wanted.checkpoint)
     experiment = recorded_settings(folder)
     settings = experiment.ajet

@@ -50,7 +50,8 @@ def lines(found: LiveStatus) -> Iterator[str]:
     if found.problem:
         yield f"problem  {found.problem.splitlines()[0]}"
     if found.updated_age is not None and not over:
-        yield f"said     {_time(found.updated_age)} ago, {found.processes} process{'' if found.processes == 1 else 'es'}"
+        processes = f"{found.processes} process{'' if found.processes == 1 else 'es'}"
+        yield f"said     {_time(found.updated_age)} ago, {processes}"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
     if found.oldest:

@@ -17,7 +17,6 @@ from ajet.schema.errors import UserError
 from tests.ajet_command import ajet
 from tests.contract.conftest import TOOL_SETTINGS
 
-pytestmark = pytest.mark.extra_slow
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]
 KEY = "a-key-of-my-own-0123456789"
 
@@ -33,6 +32,25 @@ def post(base: str, path: str, body: dict, **headers: str) -> httpx.Response:
     return httpx.post(base + path, json={"model": "any", **body}, headers=headers, timeout=120)
 
 
+@pytest.mark.slow
+def test_the_model_of_a_run_answers_openais_and_anthropics_clients(record, monkeypatch):
+    """What test_every_protocol_is_answered_as_the_run_was_evaluated holds in full."""
+    monkeypatch.setenv("AJET_API_KEY", KEY)
+    with deployed(Deployment("tool", record, "step-2")) as model:
+        base = model.gateway.base_url
+        told = {"messages": ASK, "max_tokens": 8}
+        reply = post(base, "/chat/completions", told, authorization=f"Bearer {KEY}").json()
+        assert reply["choices"][0]["message"]["role"] == "assistant" and reply["usage"]["completion_tokens"] > 0
+        stranger = post(base, "/messages", told, **{"x-api-key": "another"})
+        message = post(base, "/messages", told, **{"x-api-key": KEY}).json()
+        assert stranger.status_code == 401 and message["type"] == "message" and message["content"]
+        assert message["usage"]["output_tokens"] == reply["usage"]["completion_tokens"], "greedy: the same reply"
+        stream = post(base, "/chat/completions", {**told, "stream": True}, authorization=f"Bearer {KEY}").text
+        assert stream.endswith("data: [DONE]\n\n")
+    assert "# tool, step 2" in (record / "tool" / "model_card.md").read_text()
+
+
+@pytest.mark.extra_slow
 def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch):
     monkeypatch.setenv("AJET_API_KEY", KEY)
     monkeypatch.setattr(deploy, "MOST_CALLS", 3)
@@ -66,6 +84,7 @@ def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch
     assert KEY not in card and str(record.parent) not in card and "workflow.py->Prices" in card
 
 
+@pytest.mark.extra_slow
 def test_mistakes_have_answers(record, monkeypatch, capsys):
     with pytest.raises(UserError, match="no checkpoint newest"), deployed(Deployment("tool", record, "newest")):
         pass
@@ -88,6 +107,7 @@ def said(base: str, name: str) -> list[float]:
     return [each["logprob"] for each in answer.json()["choices"][0]["logprobs"]["content"]]
 
 
+@pytest.mark.extra_slow
 def test_a_lora_run_answers_beside_the_model_it_began_with(record, tmp_path, tool_project, monkeypatch):
     """The adapter beside the weights is the merged model, and `base` is what was trained from: one copy of it."""
     monkeypatch.setenv("AJET_API_KEY", KEY)

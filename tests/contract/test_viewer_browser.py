@@ -280,7 +280,7 @@ def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, ser
     assert tab.get_by_label("x by").input_value() == "hours", "the address keeps it"
     plot.click(position={"x": plot.bounding_box()["width"] / 2, "y": 20})
     tab.get_by_text("5 episodes").wait_for()
-    assert tab.get_by_label("step: 3 or 1..9").input_value() == "2", "half an hour on, in the middle, is its second step"
+    assert tab.get_by_label("step: 3 or 1..9").input_value() == "2", "half an hour on is its second step"
     tab.goto(f"{address}#/run/first/rewards")
     tab.locator(".spread .cell").first.wait_for()
     assert tab.locator(".spread a").count() == 3 * 4
@@ -408,7 +408,9 @@ def test_a_hundred_thousand_tokens_scroll(tab, served):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_page_fits_its_window(browser, served, width, scheme):
-    _, address = served
+    root, address = served
+    long = f"/home/somebody/{'models/' * 6}tuned"
+    (root / "first" / "resolved.yaml").write_text(f"ajet:\n  model: {{path: {long}}}\n  {'a_long_name_' * 4}: 3\n")
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
     for place in (
@@ -423,6 +425,12 @@ def test_every_page_fits_its_window(browser, served, width, scheme):
         page.goto(f"{address}{place}")
         page.locator("main h1, main .filters").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (place, width)
+        if place.endswith("config"):
+            value = page.locator("td.value", has_text=long)
+            value.wait_for()
+            assert value.evaluate("cell => cell.offsetHeight") <= (60 if width == 1280 else 140), "a column of letters"
+            seen = "cell => cell.getBoundingClientRect().right <= innerWidth"
+            assert page.locator("td.value").evaluate_all(f"all => all.every({seen})")
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert dark == (scheme == "dark")
     context.close()

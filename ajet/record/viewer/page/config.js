@@ -28,6 +28,6 @@ export async function configPage(run, context) {
   fill();
   return el("section", {}, el("h1", {}, theirs ? `${run} against ${other}` : "Configuration"),
     el("p", { class: "actions" }, search, theirs ? null : el("label", {}, changed, " only what was set"), all.runs.length > 1 ? choose : null), hint,
-    el("div", { class: "scroll" }, el("table", { class: "list" }, el("thead", {}, el("tr", {}, ["key", theirs ? run : "value", theirs ? other : "from"].map((name) => el("th", {}, name)))), body)),
+    el("div", { class: "scroll" }, el("table", { class: "list settings" }, el("thead", {}, el("tr", {}, ["key", theirs ? run : "value", theirs ? other : "from"].map((name) => el("th", {}, name)))), body)),
     theirs || !mine.commands ? null : el("details", {}, el("summary", {}, "command lines"), el("pre", {}, spelled(mine.commands))));
 }

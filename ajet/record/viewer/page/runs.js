@@ -72,7 +72,7 @@ export async function runsPage(context) {
   function row(run, keys) {
     return el("tr", { "data-row": run.name },
       el("td", {}, el("input", { type: "checkbox", "aria-label": `overlay ${run.name}`, checked: chosen.has(run.name), onchange: (event) => pick(run.name, event.target.checked) })),
-      el("td", {}, el("a", { href: address(["run", run.name]) }, spelled(run.name)), run.kind === "train" ? null : badge(run.kind, "mute"),
+      el("td", { class: "name" }, el("a", { href: address(["run", run.name]) }, spelled(run.name)), run.kind === "train" ? null : [" ", badge(run.kind, "mute")],
         run.notes.edit ? el("div", { class: "answer", title: run.notes.note }, tagBadges(run.notes), spelled(run.notes.note.split("\n")[0].slice(0, 120))) : null),
       el("td", {}, badge(run.state, stateKind(run.state)), run.state === "running" && run.phase ? ` ${run.phase}` : "",
         run.learned_nothing ? [" ", el("span", { title: run.learned_nothing }, badge("learned nothing", "bad"))] : null,
@@ -80,7 +80,7 @@ export async function runsPage(context) {
       el("td", { class: "number" }, run.steps ? `${number(run.step)} / ${number(run.steps)}` : number(run.step)),
       el("td", { class: "number", title: run.reward_over ?? "" }, number(rewardOf(run)), run.reward_short ? ` ${run.reward_short}` : null),
       el("td", { class: "number", title: run.held_out ?? "" }, run.held_out_short ?? number(null)),
-      el("td", {}, ago(run.updated)),
+      el("td", { class: "when" }, ago(run.updated)),
       keys.map((key) => el("td", { class: "value minor" }, key in run.settings ? spelled(String(run.settings[key] ?? "null")) : "–")));
   }
 

@@ -42,7 +42,7 @@ export function toolUses(page) {
     el("td", {}, spelled(use.server ? `${use.server}: ${use.name}` : use.name)), el("td", {}, spelled(JSON.stringify(use.arguments))),
     el("td", {}, spelled(use.result.length > 300 ? `${use.result.slice(0, 300)}…` : use.result)),
     el("td", { class: "number" }, seconds(use.ended - use.started)), el("td", {}, use.error ? el("span", { class: "badge bad" }, use.error) : "")));
-  return rows.length ? el("table", { class: "tool-uses" }, el("thead", {}, el("tr", {}, ["tool", "arguments", "result", "time", ""].map((name) => el("th", {}, name)))), el("tbody", {}, rows)) : null;
+  return rows.length ? el("table", { class: "list tool-uses" }, el("thead", {}, el("tr", {}, ["tool", "arguments", "result", "time", ""].map((name) => el("th", { class: name === "time" ? "number" : "" }, name)))), el("tbody", {}, rows)) : null;
 }
 
 // Lanes as in a graph of commits: a call that extends its parent stays in its lane, a fork opens a new one.
