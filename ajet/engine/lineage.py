@@ -23,7 +23,8 @@ def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
 
     assert config.model.path is not None, "require_ready asks for it"
     folder = folder_of(locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code))
-    return _digest(*(digest_of(file) for file in sorted(folder.glob("*.safetensors"))))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    return _digest(*(digest_of(file) for file in files))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

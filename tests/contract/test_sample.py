@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sqlite3
 import threading
 import time
@@ -17,8 +19,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 
-from ajet.backbone.decoupled.terms import OVER, Terms
+from ajet.backbone.decoupled.terms import _NAMES, OVER, Terms
 from ajet.config import Experiment, load_experiment
 from ajet.engine import followed
 from ajet.engine.model_source import locate
@@ -178,6 +181,65 @@ def test_a_sampler_that_would_play_something_else_is_refused(
         mine.require_same(announced.policy, trained[1].shown)
     assert refusal.value.where and refusal.value.do
     terms(experiment(project)).require_same(announced.policy, trained[1].shown)
+
+
+def other_weights(folder: Path) -> None:
+    """One number is another."""
+    tensors = load_file(folder / "model.safetensors")
+    name = min(tensors)
+    tensors[name] = tensors[name].copy()
+    tensors[name].flat[0] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def other_tokenizer(folder: Path) -> None:
+    """Two tokens have each other's id."""
+    file = folder / "tokenizer.json"
+    told = json.loads(file.read_text())
+    vocabulary = told["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(told))
+
+
+def other_template(folder: Path) -> None:
+    """It says something else after all."""
+    file = folder / "chat_template.jinja"
+    file.write_text(file.read_text() + " ")
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (other_weights, "the weights that training began with"),
+        (other_tokenizer, "the tokenizer"),
+        (other_template, "the chat template"),
+    ],
+    ids=["weights", "tokenizer", "template"],
+)
+def test_a_sampler_with_another_model_is_refused_and_only_that_is_named(
+    project: Path, tmp_path: Path, change: Callable[[Path], None], named: str
+) -> None:
+    announced = terms(experiment(project)).policy("run", 0, 0, None, 3, over=False)
+    folder = locate("embedded:tiny-tools").folder
+    assert folder is not None
+    copied = shutil.copytree(folder, tmp_path / "model")
+    terms(experiment(project, f"model.path={copied}")).require_same(announced, "a store")  # wherever the files lie
+    change(copied)
+    with pytest.raises(UserError) as refusal:
+        terms(experiment(project, f"model.path={copied}")).require_same(announced, "a store")
+    (differing,) = [words for words in _NAMES.values() if words in refusal.value.what]
+    assert differing.startswith(named)
+
+
+def test_a_sampler_with_other_weights_ends_before_it_has_leased_anything(project: Path, tmp_path: Path) -> None:
+    folder, store = locate("embedded:tiny-tools").folder, Address.of("other.db", base=tmp_path)
+    assert folder is not None
+    other_weights(shutil.copytree(folder, tmp_path / "model"))
+    ledger = open_shared(store, rolls=True)
+    ledger.announce(terms(experiment(project)).policy("run", 0, 0, None, 3, over=False))
+    with pytest.raises(UserError, match="would play something else than what is trained: the weights"):
+        sample(experiment(project, f"model.path={tmp_path}/model"), SampleOptions(store, name="other"))
+    assert (ledger.depths().next, ledger.members()) == (0, [])
 
 
 def test_a_sampler_that_an_error_ends_leaves_no_lease_behind(
