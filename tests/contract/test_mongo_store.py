@@ -523,12 +523,54 @@ def test_any_client_reads_the_chain(mongod: Mongod) -> None:
         calls = list(base.DispatchedSamplingTask.find({"record": records["a"]["_id"]}).sort("at"))
         assert [each["request"]["messages"] for each in calls][:2] == [[0, 1], [0, 1, 2, 3]]
         assert calls[0]["created_at_step"] == 3 and calls[3]["status"] == "failed"
-        data = list(base.DBRecordData.find({"record": records["a"]["_id"]}))
+        data = list(base.DBRecordData.find({"record": records["a"]["_id"]}).sort("at"))
+        assert list(data[1]["logprobs"]) == ["2"]
+        vector = data[1]["logprobs"]["2"]
+        assert (vector.subtype, len(vector)) == (9, 2 + 4 * len(episode("a").calls[2].logprobs))
+        assert np.array_equal(np.frombuffer(vector, "<f4", offset=2), episode("a").calls[2].logprobs)
         assert [(each["reward"], each["messages"], each["scores"]) for each in data] == [
             (1.0, [0, 1, 2, 3, 2], {"0": 1.0, "1": 1.0}), (1.0, [0, 1, 2], {"2": 1.0})
         ]  # fmt: skip
         store.commit()
-        assert {each["traj_id"]: each["last_trained_step"] for each in base.Record.find()} == {"a": 4, "b": 4}
+        trained = {each["traj_id"]: (each["last_trained_step"], each["trained_count"]) for each in base.Record.find()}
+        assert trained == {"a": (4, 1), "b": (None, 0)}, "no update is over what failed"
+
+
+def test_records_say_why_nothing_was_trained_and_no_more_where_that_is_taken_back(mongod: Mongod) -> None:
+    from pymongo import MongoClient
+
+    address = mongod.empty()
+    store = open_shared(address, rolls=True, run="run")
+    saved = store.commit()
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")), Kept(failed("b")), Kept(episode("c", verdict=Verdict(None))))
+    store.close(lease)
+    store.discard([0], 1, "stale")
+    store.commit()
+
+    def told() -> dict[str, Any]:
+        with MongoClient(mongod.uri) as client:
+            return {each["traj_id"]: (each["status"], each.get("untrained")) for each in client["ajet"].Record.find()}
+
+    assert told() == {"a": ("abandoned", "stale"), "b": ("failed", None), "c": ("completed", None)}
+    store = open_shared(address, at=saved, rolls=True, run="run")
+    assert told()["a"] == ("ready", None) and len(store.closed()) == 1
+
+
+def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
+    from pymongo import MongoClient
+
+    store = open_shared(mongod.empty(), rolls=True, redact=Redactor({"MY_API_KEY": "abcdefgh12345678"}))
+    (lease,) = store.lease(1)
+    row = {"answer": "abcdefgh12345678", "scorer": "math", "answer_schema": "boxed", "prices": {"tea": 3}}
+    store.put(lease, Kept(episode("a", task=Task(main_query="q", task_id="t", metadata=row))))
+    with MongoClient(mongod.uri) as client:
+        (task,) = client["ajet"].Task.find({"tid": "t"})
+    told = {name: task.get(name) for name in ("description", "scorer", "answer_schema", "task_answer", "prices")}
+    assert told == {
+        "description": "q", "scorer": "math", "answer_schema": "boxed", "task_answer": "[redacted MY_API_KEY]",
+        "prices": None,
+    }  # fmt: skip
 
 
 def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(mongod: Mongod) -> None:

@@ -2,9 +2,10 @@
 
 Invariant: `episode_of(documents_of(...))` is the episode, as `episode_codec` says it. Every value is in one place:
 messages in the record (`traj`; elsewhere numbers of them), what was asked and answered in the calls, sequences in
-`DBRecordData`, tokens and logprobs in one compressed blob. A key that MongoDB reads as its own (`$ref`) is kept with a
-mark before it. What no document can hold (numbers of over 64 bits, texts that are no Unicode, more than its limit) is
-kept as compressed JSON in blobs, with the same fields for readers beside it.
+`DBRecordData`, tokens and logprobs in one compressed blob. Scores and the logprobs of sampled tokens stand in other
+documents too, for other readers; nothing is read back from there. A key that MongoDB reads as its own (`$ref`) is kept
+with a mark before it. What no document can hold (numbers of over 64 bits, texts that are no Unicode, more than its
+limit) is kept as compressed JSON in blobs, with the same fields for readers beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from ajet.record.episode_codec import decode, encode
 from ajet.record.secrets import Redactor
+from ajet.schema.call import Call, Floats
 from ajet.schema.episode import Episode
 from ajet.store.contract import Kept, Lease
 from ajet.store.seal import Sealed, Seals, spelled
@@ -27,6 +29,12 @@ LARGEST = 8 << 20
 SHOWN = 2000
 """Characters of a task in its document; the whole is in the record."""
 MARK = "＄"
+READY, ABANDONED = "ready", "abandoned"
+"""States of a record: it may be trained on; it is not, though it was played."""
+_VECTOR, _FLOAT32 = 9, bytes([0x27, 0])
+"""BSON's subtype of a vector, and how one of float32 begins."""
+_OF_ROWS = {"scorer": "scorer", "answer_schema": "answer_schema", "answer": "task_answer"}
+"""What a task's row may have, and AgentRL's name of it in a position."""
 _REQUEST = (
     *("messages", "tools", "agent", "target", "trained", "temperature", "terms", "stop"),
     *("parent", "prefix", "suffix_ids"),
@@ -57,7 +65,7 @@ def documents_of(
     about = {"_id": name, **_about(kept.episode, row, lease), "alone": kept.alone, "ended_by": kept.ended_by}
     about["seal"] = seal
     if not as_text:
-        whole = _native(about, row, packed, line)
+        whole = _native(about, row, packed, line, kept.episode.calls)
         if whole is not None and all(map(_fits, (*whole.calls, *whole.data, whole.record))):
             return whole
     blobs = _chunks(name, "row", zlib.compress(json.dumps(row).encode()))
@@ -94,11 +102,13 @@ def kept_of(
 
 def task_of(episode: Episode, redact: Redactor) -> Document:
     """What the document of a position says of its task."""
+    row = {name: episode.task.metadata.get(key) for key, name in _OF_ROWS.items()}
     return {
         "tid": redact(_clean(episode.task.task_id)),
         "split": episode.split,
         "env_type": redact(_clean(episode.task.env_type)),
         "description": redact(_clean(episode.task.main_query))[:SHOWN],
+        **{name: redact(_clean(value))[:SHOWN] for name, value in row.items() if isinstance(value, str)},
     }
 
 
@@ -108,15 +118,13 @@ def score_of(episode: Episode) -> float | None:
 
 
 def _about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
-    state = (
-        "ready" if episode.scored else {"completed": "completed", "failed": "failed"}.get(episode.status, "abandoned")
-    )
+    ended = {"completed": "completed", "failed": "failed"}
     return {
         "traj_id": episode.uuid,
         "task": lease.order,
         "fence": lease.fence,
         "tid": _clean(row["task"]["task_id"]),
-        "status": "ready" if episode.scored else state,
+        "status": READY if episode.scored else ended.get(episode.status, ABANDONED),
         "score": score_of(episode),
         "trained_count": 0,
         "last_trained_step": None,
@@ -125,7 +133,7 @@ def _about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
     }
 
 
-def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> Documents | None:
+def _native(about: Document, row: dict[str, Any], packed: bytes, line: str, played: Sequence[Call]) -> Documents | None:
     name, score = about["_id"], about["score"]
     marked = '"$' in line or f'"{MARK}' in line
     if marked:
@@ -157,6 +165,7 @@ def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> D
             "created_at_step": {
                 str(span[0]): calls[span[0]]["created_at_step"] for span in timeline["spans"]
             },
+            "logprobs": {str(span[0]): _vector(played[span[0]].logprobs) for span in timeline["spans"]},
             "reward": score,
             "timeline": timeline,
         }
@@ -177,6 +186,13 @@ def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> D
         return Documents([], calls, data, {**record, "arrays": packed, "blobs": 0})
     blobs = _chunks(name, "arrays", packed)
     return Documents(blobs, calls, data, {**record, "blobs": len(blobs)})
+
+
+def _vector(numbers: Floats) -> Any:
+    """As MongoDB's drivers read them."""
+    from bson.binary import Binary
+
+    return Binary(_FLOAT32 + numbers.astype("<f4").tobytes(), _VECTOR)
 
 
 def _dialog(leaf: Mapping[str, Any]) -> list[int]:

@@ -29,7 +29,7 @@ from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
 from ajet.store.mongo.connection import DUPLICATE, Connection, StoreDown
-from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
+from ajet.store.mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.positions import There
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 from ajet.store.seal import Altered, OtherKey, Seals, held_whole
@@ -124,19 +124,22 @@ class Records:
         return True
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Records say what became of them: for readers; what counts is the position. `names`: of the commits that
-        hold."""
-        alike: dict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
+        """Records that may be trained on say what became of them: for readers; what counts is the position. `names`: of
+        the commits that hold."""
+        alike: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
-            left = any(use["reason"] is not None for use in each["uses"] if use["of"] in names)
-            alike[steps_of(each, names), left].append(each["_id"])
+            left = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
+            alike[steps_of(each, names), left[-1] if left else None].append(each["_id"])
 
         def say(base: Database[dict[str, Any]]) -> None:
             for (steps, left), orders in alike.items():
+                trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
                 said: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
                 if left and not steps:
-                    said = {"status": "abandoned"}
-                base[RECORD].update_many({"task": {"$in": orders}}, {"$set": said})
+                    change: Document = {"$set": {**said, "status": ABANDONED, "untrained": left}}
+                else:
+                    change = {"$set": {**said, "status": READY}, "$unset": {"untrained": ""}}
+                base[RECORD].update_many(trainable, change)
 
         self._link.ask_quickly(say)
 
