@@ -64,14 +64,15 @@ def sft(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import defaults_only
+    from ajet.config.overrides import quoted
     from ajet.run.options import LaunchOptions
 
     show_logs()
     settings = list(overrides or ())
     if data:
-        settings.append(f"ajet.sft.train_files=[{','.join(_quoted(each.absolute()) for each in data)}]")
-    settings += [f"ajet.sft.from_run={_quoted(from_run)}"] if from_run is not None else []
-    settings += [f"ajet.model.path={_quoted(model)}"] if model is not None else []
+        settings.append(f"ajet.sft.train_files=[{','.join(quoted(str(each.absolute())) for each in data)}]")
+    settings += [f"ajet.sft.from_run={quoted(str(from_run))}"] if from_run is not None else []
+    settings += [f"ajet.model.path={quoted(str(model))}"] if model is not None else []
     settings += [f"ajet.sft.objective={objective}"] if objective is not None else []
 
     def loaded(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
@@ -88,8 +89,3 @@ def sft(
     from ajet.run.launch import launch as run
 
     return run(experiment, LaunchOptions(fresh=fresh, resume=resume))
-
-
-def _quoted(value: object) -> str:
-    """For Hydra's grammar."""
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"

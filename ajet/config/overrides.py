@@ -69,7 +69,7 @@ def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Ove
     except HydraException as error:
         if not rest or rest[1:].lstrip()[:1] in _OPENERS or "${" in rest:
             raise _bad(text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters") from error
-        composed = f"{sign}{'.'.join(path)}={_quoted(rest[1:])}"
+        composed = f"{sign}{'.'.join(path)}={quoted(rest[1:])}"  # what opens nothing is text: workflow.py->Class
         parsed = OverridesParser.create().parse_override(composed)
     if parsed.is_sweep_override():
         raise _bad(text, "one value; a list is written key=[a,b]")
@@ -77,9 +77,8 @@ def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Ove
     return Override(text, composed, path, _plain(value), deletes=parsed.is_delete())
 
 
-def _quoted(text: str) -> str:
-    """As a quoted string of the grammar: what it refuses and what opens no list, mapping or quote is text
-    (`workflow.py->Class`)."""
+def quoted(text: str) -> str:
+    """A text as a quoted string of the grammar, whatever is in it."""
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
     return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
 

@@ -143,6 +143,29 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
     assert (len(rollout.begun), len(asked)) == (2, 3) and ledger.depths().next == 2
 
 
+@pytest.mark.parametrize("late", [0.0, 1.9], ids=["asked often", "asked seldom"])
+def test_no_more_is_begun_in_a_minute_than_its_rate(
+    late: float, sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of two, fifteen episodes a minute: one each eight seconds, though there is room for many."""
+    now, begun = [1000.0], list[float]()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    paced = Sampler(
+        sampler._parts, sampler._backbone, sampler._store, sampler._tasks, name="two", played=Played(), per_minute=15.0
+    )
+    paced._most = 1000
+    ledger.announce(Policy("run", 0, "", below=100, told={"version": 0}))
+    for _ in range(480):
+        paced._look()
+        paced._begin()
+        begun += [now[0]] * (len(rollout.begun) - len(begun))
+        now[0] += module.LOOK + late
+    apart = [later - earlier for earlier, later in zip(begun, begun[1:], strict=False)]
+    assert min(apart) >= 8.0, "never two within what one may take"
+    assert max(apart) <= 8.0 + module.LOOK + late, "and no later than the next look after that"
+    assert max(sum(2 for each in begun if start <= each < start + 60) for start in begun) <= 16
+
+
 @pytest.mark.parametrize(("engine", "loaded"), [("auto", ["loads"]), ("vllm", [])])
 def test_an_engine_of_ones_own_is_there_before_a_trainer_is_waited_for(
     engine: str, loaded: list[str], monkeypatch: pytest.MonkeyPatch
