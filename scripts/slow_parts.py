@@ -43,7 +43,7 @@ PARTS = (
                        f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
                        f"{LEARNS}/test_vllm_learns.py"), boots=True),
     Part("sglang", 400, (f"{CONTRACT}/test_real_sglang.py",), boots=True),
-    Part("tutorial", 1600, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",
+    Part("tutorial", 1700, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",
                             f"{TUTORIALS}/test_mcp_agent_learns.py", f"{TUTORIALS}/test_rubrics_learn.py",
                             f"{TUTORIALS}/test_learn2ask.py"),
          boots=False),

@@ -20,9 +20,10 @@ EARLIER = "ajet.log"
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
 
 
-def log_name(run: Path, role: str, rank: int = 0) -> str:
+def log_name(run: Path, role: str, rank: int | str = 0) -> str:
     """Of the log of a run's process: `role` says what it does, `rank` which of its kind it is."""
-    return f"{run.name}_{re.sub(r'[^A-Za-z0-9.-]+', '-', role).strip('-')}_{rank}.log"
+    parts = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-") for part in (role, str(rank)))
+    return "_".join([run.name, *parts]) + ".log"
 
 
 def main_log(run: Path) -> Path:

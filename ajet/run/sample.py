@@ -1,8 +1,8 @@
 """`ajet sample`: a process that plays for a trainer somewhere else, and may come and go as it likes.
 
 Invariant: it shares nothing with the trainer but the store, in which positions, episodes and the present policy are,
-and the folders with that policy's weights. It writes no record; what services beside it print is in `samplers/NAME` of
-the run's folder.
+and the folders with that policy's weights. It writes no record; in the run's folder of its machine are its log,
+`logs/RUN_sampler_NAME.log`, and in `samplers/NAME` what services beside it print.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
 from ajet.run.sampler import LOOK, SERVER, Played, Sampler, WentBack
 from ajet.run.services import require_services
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ajet.backbone.following import FollowingBackbone
     from ajet.config import Experiment
     from ajet.store import Announced, SharedStore
@@ -69,7 +71,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     store = open_shared(options.store, lease_seconds=options.lease_seconds, redact=redactor_of(experiment))
     interrupts, played = Interrupts(), Played()
     try:
-        with interrupts.installed(), _warm(experiment) as opens:
+        with _logged(experiment, name, played), interrupts.installed(), _warm(experiment) as opens:
             announced: Announced | None = _awaited(experiment, store, interrupts, options, name)
             with (
                 beside(experiment, experiment.root / experiment.name / "samplers" / name)
@@ -129,6 +131,46 @@ def _played(
             raise
         sampler.drain(interrupts, grace)
     return store.announced()
+
+
+@contextmanager
+def _logged(experiment: Experiment, name: str, played: Played) -> Iterator[None]:
+    """Within the block a file has all that is logged, and at its end what was played; none where what is shown is kept
+    among the run's logs anyway (by a script, or a trainer that starts a sampler), and none where the disk refuses it:
+    to play it is not needed."""
+    from ajet.record.logs import LogFile, log_name
+    from ajet.record.run_directory import redactor_of
+
+    run = experiment.root / experiment.name
+    file = run / "logs" / log_name(run, "sampler", name)
+    if _shown_in(file.parent):
+        yield
+        return
+    try:
+        log = LogFile(file, redactor_of(experiment))
+    except OSError as error:
+        logger.warning("what this sampler does is in no log file: {} ({})", error.strerror, file)
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, UserError):
+            vars(error)["log"] = file  # the command's boundary adds the traceback there and shows the path
+        logger.debug("ended by {}: {}", type(error).__name__, error)
+        raise
+    finally:
+        logger.debug(_said(name, played))
+        log.close()
+
+
+def _shown_in(folder: Path) -> bool:
+    """Whether standard output is one of the files there."""
+    try:
+        shown = os.fstat(1)
+    except OSError:  # it is closed
+        return False
+    return any(os.path.samestat(shown, each.stat()) for each in folder.glob("*_sampler_*.log"))
 
 
 @contextmanager

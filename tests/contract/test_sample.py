@@ -152,6 +152,14 @@ def test_what_a_killed_sampler_had_put_of_a_group_is_not_played_again(trained: t
     assert {episode.sampler for episode in recorded(trained[0]) if episode.order == HELD_FROM} == {"one", "two"}
 
 
+def test_a_sampler_that_a_person_starts_has_a_log_of_its_own(trained: tuple[Path, Address], project: Path) -> None:
+    """In the folder that runs have where it is: the first one was started without --exp-dir."""
+    one = (project / "launcher_record" / "sums" / "logs" / "sums_sampler_one.log").read_text()
+    assert "one plays for run" in one and "groups, " not in one, "it was killed"
+    two = (trained[0] / "logs" / "sums_sampler_two.log").read_text()
+    assert "two plays for run" in two and re.search(r"two: \d+ groups?, \d+ episodes?", two.splitlines()[-1])
+
+
 def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Address]) -> None:
     run, _ = trained
     assert all(row.get("train/staleness_max", 0) <= 1 for row in metric_rows(run))
@@ -272,6 +280,7 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
         assert not list(run.rglob("*.safetensors")), "no weights are written to the disk"
         assert prove_recorded(str(run), run.parent).held_steps == STEPS
     assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
+    assert {path.name for path in (run / "logs").iterdir()} == {"both_trainer_0.log", "both_sampler_0.log"}
     said = (run / "logs" / "both_sampler_0.log").read_text()
     assert re.search("sampling with policy [1-9]", said), said
 

@@ -76,14 +76,14 @@ def ready(backbone: str, mode: str, times: int = 2, **more: bool) -> None:
 
 def test_training_twice_is_refused_where_no_group_waits_for_a_second_step():
     assert of("grpo", max_trained_count=2).ajet.trainer_common.algorithm.max_trained_count == 2
-    for backbone, mode in (("local", "sync"), ("verl", "separate_async")):
+    for backbone, mode in (("local", "sync"), ("verl", "separate_async"), ("trinity", "sync")):
         ready(backbone, mode, 1)
         with pytest.raises(ConfigError, match=f"trained on in one step on {backbone}, in mode: {mode}"):
             ready(backbone, mode)
     with pytest.raises(ConfigError, match="trained on in one step in ajet serve"):
         ready("local", "async", serving=True)
-    ready("local", "async")
-    ready("verl", "async")
+    for backbone in ("local", "verl", "trinity"):
+        ready(backbone, "async")
 
 
 def test_who_only_looks_at_a_yaml_for_samplers_is_not_refused_what_their_trainer_takes():

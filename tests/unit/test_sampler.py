@@ -230,6 +230,30 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
         there()
 
 
+def test_what_is_shown_in_a_log_of_the_run_is_in_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a sampler that a script or a trainer starts; another file or a terminal is none of the run's."""
+    settings: Any = SimpleNamespace(root=tmp_path, name="run", ajet=config_of(), sections={}, backbone_overrides={})
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    shown = logs / "run_sampler_0.log"
+    shown.touch()
+    (tmp_path / "mine.txt").touch()
+    for where, names in ((shown, []), (tmp_path / "mine.txt", ["run_sampler_my-host.log"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(waiting.os, "fstat", lambda _, where=where: where.stat())
+            with waiting._logged(settings, "my/host", Played()):
+                module.logger.info("it plays")
+        assert [path.name for path in logs.iterdir() if path != shown] == names
+    assert "it plays" in (logs / "run_sampler_my-host.log").read_text()
+
+
+def test_a_disk_that_refuses_a_log_ends_no_sampler(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("no folder")
+    settings: Any = SimpleNamespace(root=tmp_path, name="run", ajet=config_of(), sections={}, backbone_overrides={})
+    with waiting._logged(settings, "one", Played()):
+        pass
+
+
 @pytest.mark.parametrize(("url", "away"), [("http://127.0.0.1:1/v1", True), ("localhost:1/v1", False)])
 def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None:
     with pytest.raises(UserError, match="No server answers") as error:

@@ -23,10 +23,17 @@ ALGORITHM = "trainer_common.algorithm"
     [({}, 2.0, None), ({"is_cap": "auto"}, 2.0, None), ({"is_cap": None}, None, None), ({"is_cap": 1.5}, 1.5, 1.5)],
 )
 def test_the_cap_is_that_of_the_mode_but_what_is_written_stays(written, asynchronous, sync):
-    for mode, wanted in (("sync", sync), ("colocate_async", asynchronous), ("separate_async", asynchronous)):
+    modes = dict.fromkeys(("async", "colocate_async", "separate_async"), asynchronous)
+    for mode, wanted in {"sync": sync, **modes}.items():
         found = TrainerCommon.model_validate({"mode": mode, "algorithm": written})
         assert found.importance_cap == wanted
         assert TokenLoss.from_settings(found, Algorithm(found.algorithm)).is_cap == wanted
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "colocate_async", "separate_async"])
+def test_a_loss_whose_ratio_is_to_the_policy_that_sampled_has_no_other_weights(mode):
+    found = TrainerCommon.model_validate({"mode": mode, "algorithm": {"old_policy": "behaviour"}})
+    assert found.importance_cap is None
 
 
 @pytest.mark.parametrize(("written", "served"), [({}, 2.0), ({"is_cap": None}, None)])
