@@ -32,6 +32,15 @@ def right(task, output):
 """
 
 
+OWN = """
+from ajet import MCPSampler
+
+class Own(MCPSampler):
+    async def evaluate_record(self, record):
+        return 0.25 + (record.model_answer == record.ground_truth)
+"""
+
+
 def project(folder, **agent):
     """Answers its YAML: an agent with the tool `price`."""
     tree = {
@@ -80,6 +89,22 @@ def test_a_yaml_alone_plays_with_a_server_on_pipes_and_records_each_use(tmp_path
     begin = ("rollout.mcp_agent.", "environment.use", "environment.mcp_client", "environment.agent_config")
     own = {key for key in KEYS if key.startswith(begin)}
     assert not own - reads.keys()
+
+
+def test_a_sampler_of_ones_own_plays_with_the_servers_tools_and_scores_what_it_played(tmp_path):
+    """`MCPSampler` with an `evaluate_record`: the judge of the YAML would give every attempt 5."""
+    project(tmp_path)
+    (tmp_path / "judge.py").write_text("def right(task, output):\n    return 5.0\n")
+    (tmp_path / "own.py").write_text(OWN)
+    settings = ["rollout.user_workflow=own.py->Own"]
+    experiment = load_experiment(tmp_path / "x.yaml", backbone="debug", exp_dir=tmp_path / "runs", overrides=settings)
+    launch(experiment, LaunchOptions())
+    [run] = (tmp_path / "runs" / "x" / "debug").iterdir()
+    episodes = EpisodeFiles(run / "episodes").read(0, "debug")
+    assert len(episodes) == 6 and {each.failure for each in episodes} == {None}
+    answers = [each.metadata["final_answer"] for each in episodes]
+    assert [each.reward for each in episodes] == [0.25 + (each == "3") for each in answers]
+    assert {use.server for each in episodes for use in each.tool_uses} == {"plain_stdio"}
 
 
 @pytest.mark.parametrize("backbone", ["debug", "verl", pytest.param("local", marks=pytest.mark.extra_slow)])

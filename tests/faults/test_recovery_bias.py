@@ -2,7 +2,8 @@
 
 A trainer and its players in virtual time, over the real stores: positions are leased, played for as long as their
 episode is, closed, used by a step in the order in which they end, and committed; a kill loses what is under way, and
-whatever no checkpoint knows.
+whatever no checkpoint knows. Compared are the two distributions: their means, their deciles, and the most that one
+distribution function is above the other anywhere (Kolmogorov and Smirnov's distance).
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import heapq
 import random
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, quantiles
 from typing import Any
 
 import pytest
 
 from ajet.record.recovery import Recovery
-from ajet.store import Opener, RunStore, SqliteStore, Store
+from ajet.store import Opener, RunStore, SqliteStore, Store, open_shared
 from ajet.store import sqlite_store as module
+from tests.mongod import Mongod
 
 PLAYERS, BATCH, STEPS, SAVES = 8, 4, 60, 2
+FAR = 0.05
+"""Between two distribution functions, where one run must be as the other."""
 State = dict[str, Any] | None
 Open = Callable[[State], Store]
 
@@ -84,10 +88,18 @@ class Run:
             self.state = {**store.commit(), "step": self.step}
 
 
-@pytest.fixture(params=["run folder", "sqlite"])
+def farthest(some: list[float], others: list[float]) -> float:
+    """Kolmogorov and Smirnov's distance of two samples."""
+    return max(
+        abs(sum(each <= at for each in some) / len(some) - sum(each <= at for each in others) / len(others))
+        for at in {*some, *others}
+    )
+
+
+@pytest.fixture(params=["run folder", "sqlite", pytest.param("mongodb", marks=pytest.mark.extra_slow)])
 def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Open]:
     """Each start is long after the one before, for leases of that one to be over."""
-    clock = [1e6]
+    clock, begun = [1e6], set[str]()
     monkeypatch.setattr(module.time, "time", lambda: clock[0])
 
     def of(name: str) -> Open:
@@ -95,6 +107,12 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             clock[0] += 7200
             if request.param == "run folder":
                 return RunStore(None, at=state)
+            if request.param == "mongodb":
+                mongod: Mongod = request.getfixturevalue("mongod")
+                address = mongod.empty() if state is None and name not in begun else f"{mongod.uri}/ajet"
+                begun.add(name)
+                mongod.later(7200)
+                return open_shared(address, at=state, rolls=True)
             store = SqliteStore(tmp_path / f"{name}.sqlite", Opener(at=state, rolls=True))
             store._base.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
             return store
@@ -110,9 +128,13 @@ def test_what_is_trained_with_kills_is_as_long_as_what_is_trained_without(opener
     whole, killed = Run(opener("whole"), []), Run(opener("killed"), kills)
     without, with_kills = whole.play(), killed.play()
     assert len(killed.first) == len(kills) + 1
-    ratio = mean(map(duration, with_kills)) / mean(map(duration, without))
-    print(f"mean length of trained episodes, with kills / without: {ratio:.3f}")
-    assert 0.9 < ratio < 1.1
+    long, longer = ([duration(each) for each in trained] for trained in (without, with_kills))
+    ratio, distance = mean(longer) / mean(long), farthest(long, longer)
+    deciles = [round(b / a, 3) for a, b in zip(quantiles(long, n=10), quantiles(longer, n=10), strict=True)]
+    print(f"length of {len(long)} trained episodes, with kills / without: mean {ratio:.3f}, deciles {deciles}, "
+          f"farthest {distance:.3f}")  # fmt: skip
+    assert 0.9 < ratio < 1.1 and all(0.9 < each < 1.1 for each in deciles)
+    assert distance < FAR
     assert len(set(with_kills)) == len(with_kills) == STEPS * BATCH
     for first in killed.first[1:]:
         assert first == sorted(first), "what was longest under way comes back first"
@@ -132,4 +154,6 @@ def test_a_cursor_in_the_place_of_the_frontier_would_be_seen() -> None:
     without, with_kills = Run(opened, []).play(), Run(opened, kills, cursor).play()
     ratio = mean(map(duration, with_kills)) / mean(map(duration, without))
     skipped = Recovery.of([{"step": 1, "tasks": with_kills}], [], step=1).skipped
-    assert ratio < 0.9 and skipped > 0, ratio
+    distance = farthest([duration(each) for each in without], [duration(each) for each in with_kills])
+    print(f"the same with a cursor: mean {ratio:.3f}, farthest {distance:.3f}")
+    assert ratio < 0.9 and distance > FAR and skipped > 0, ratio
