@@ -119,10 +119,10 @@ def math_times(rounds: int) -> dict[str, tuple[float, float, int]]:
 def judge_at(url: str, folder: Path, *, cache: bool) -> Any:
     """As a run makes it."""
     from ajet.config import Experiment
-    from ajet.task_judge.model_judge import judge_of
+    from ajet.task_judge.model_judge import ModelJudge
 
     tree = {"judges": [{"model": "m", "base_url": url}], "model_judge": {"max_parallel": AT_ONCE, "cache": cache}}
-    return judge_of(Experiment.from_dict({"ajet": {"task_judge": tree}}, base=folder, exp_dir=folder))
+    return ModelJudge.of_experiment(Experiment.from_dict({"ajet": {"task_judge": tree}}, base=folder, exp_dir=folder))
 
 
 async def rate(count: int, one: Callable[[int], Awaitable[Any]]) -> float:

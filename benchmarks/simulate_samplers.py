@@ -36,13 +36,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from bench_store import address_of, of_20_kb, size  # noqa: E402
+from bench_store import address_of, content, of_20_kb  # noqa: E402
 
 from ajet.store import Kept, Lease, Policy, SharedStore, open_shared  # noqa: E402
 from tests.mongod import server_file  # noqa: E402
 
 GROUP, BATCH, LEASE_S, PROCESSES = 4, 32, 120.0, 4
 WHOLE = of_20_kb()
+SIZE = len(content())
+"""Bytes of it as the store has it."""
 
 
 @dataclass(order=True)
@@ -179,8 +181,8 @@ def connections(address: str) -> str:
 
 def constants(kind: str) -> None:
     """What an episode takes on the disk, and how often a server is asked for one group."""
-    count, asked = 50, Counter[str]()
-    with address_of(kind) as address:
+    count, asked, unheard = 50, Counter[str](), Counter[str]()
+    with address_of(kind) as (address, _):
         store = open_shared(address, rolls=True, run="simulated")
         doing = "open"
         if kind == "mongodb":
@@ -190,6 +192,7 @@ def constants(kind: str) -> None:
 
             def counted(self: Any, operation: Any, base: Any) -> Any:
                 asked[doing] += 1
+                unheard[doing] += base is self._unheard
                 return plain(self, operation, base)
 
             Connection._asked = counted  # type: ignore[method-assign]
@@ -210,19 +213,20 @@ def constants(kind: str) -> None:
             taken += "; asked " + ", ".join(
                 f"{asked[each] / count:.1f} times a {each}" for each in ("lease", "put", "close")
             )
+            taken += f" (of a put's {unheard['put'] / count:.1f} are told, and no answer is waited for)"
         else:
             path = Path(address.removeprefix("sqlite:"))
             files = [path, path.with_name(f"{path.name}-wal")]
             store.disconnect()  # what is in the log goes to the file
             taken = f"{sum(each.stat().st_size for each in files if each.exists()) / count / 1000:.1f} kB of the file"
-        print(f"{kind:8} an episode of {size() / 1000:.1f} kB takes {taken}", flush=True)
+        print(f"{kind:8} an episode of {SIZE / 1000:.1f} kB takes {taken}", flush=True)
 
 
 def simulate(kind: str, options: argparse.Namespace) -> int:
     """Both ways on one empty store each. Answers how many episodes are lost or there twice."""
     wrong = 0
     for name, pace in (("paced", options.pace), ("flat out", 0.0)):
-        with address_of(kind) as address:
+        with address_of(kind) as (address, _):
             trainer = Trainer(address)
             trainer.start()
             found = list(run_all(address, options.samplers, options.seconds, pace))
@@ -238,7 +242,7 @@ def simulate(kind: str, options: argparse.Namespace) -> int:
             wrong += lost + twice
             rate = episodes / options.seconds
             print(
-                f"{kind:8} {name:9} {rate:7.1f} episodes a second, {rate * size() / 1e6:.2f} MB a second; "
+                f"{kind:8} {name:9} {rate:7.1f} episodes a second, {rate * SIZE / 1e6:.2f} MB a second; "
                 f"processor of the samplers {sum(each['cpu'] for each in found) / episodes * 1000:.1f} ms an episode"
                 f"{found[0]['connections']}"
             )
@@ -277,7 +281,7 @@ def main() -> int:
         worker(options.worker[0], int(options.worker[1]), options)
         return 0
     print(
-        f"{options.samplers} samplers in {PROCESSES} processes, groups of {GROUP} episodes of {size() / 1000:.1f} kB; "
+        f"{options.samplers} samplers in {PROCESSES} processes, groups of {GROUP} episodes of {SIZE / 1000:.1f} kB; "
         f"{platform.machine()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
     )
     wrong = 0

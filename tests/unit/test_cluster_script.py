@@ -4,6 +4,7 @@ started where and told what, and who ends when. (The extra slow tests run it wit
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import yaml
 from ajet.cli import exit as exits
 from ajet.cli import launcher
 from ajet.run.cluster.slurm import BESIDE, PREEMPTED
+from tests.ajet_command import metric_rows
+from tests.docs.snippets import ROOT
+from tests.sample_fixtures import project_in
 from tests.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
@@ -155,6 +159,37 @@ def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray_and_is_queued_a
     assert told(script, "scontrol")[1:] == ([f"requeue {3_000_000 + os.getpid()}"] if again else [])
     (signalled,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --signal")]
     assert signalled.startswith("#SBATCH --signal=B:TERM@"), "it is the script that hears it, before the limit"
+
+
+@pytest.mark.extra_slow
+def test_a_job_that_is_taken_away_is_queued_again_and_its_run_goes_on_to_its_end(script: Path, tmp_path: Path) -> None:
+    """A real training in the run's place (`local`: a test of verl's own is `test_cluster_slurm`), two steps before it
+    is taken away and two after. What Slurm does, the test does: who asks for it is started again."""
+    project = tmp_path / "trained"
+    project.mkdir()
+    project_in(project)
+    settings = ["trainer_common.total_training_steps=4", "data.train_batch_size=2", "rollout.num_repeat=2"]
+    trains = ["--conf", "sums.yaml", "--backbone", "local", "--no-rehearsal", "trainer_common.grace=1", *settings]
+    (script.parent / "bin" / "ajet").write_text(
+        f"#!/bin/sh\ncd {project}\nexport PYTHONPATH={ROOT} OMP_NUM_THREADS=1\n"
+        f"exec {shlex.join([sys.executable, '-m', 'ajet.cli.launcher', *trains])}\n"
+    )
+    run, hold = project / "launcher_record" / "sums", project / "hold"
+    hold.touch()
+    process, end = started(script), time.monotonic() + 600
+    while len(metric_rows(run)) < 2 and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, said = finished(script, process)
+    assert code == 143 and told(script, "scontrol")[1:] == [f"requeue {3_000_000 + os.getpid()}"], said
+    assert (tmp_path / "told" / "ended").read_text().split() == ["workers", "head"]
+    (tmp_path / "told" / "started").unlink()
+    hold.unlink()
+    code, said = finished(script, started(script))
+    assert code == 0 and "8 tasks trained, 0 skipped, 0 doubled" in said, said
+    assert len(told(script, "scontrol")) == 3, "each start asked for the nodes, and nobody to be queued again"
+    assert [row["step"] for row in metric_rows(run) if "tasks" in row] == [1, 2, 3, 4]
+    assert "resumed after step 2" in (run / "logs" / "sums_trainer_0.log").read_text()
 
 
 def test_a_head_that_does_not_answer_ends_the_job_before_the_run(script: Path) -> None:
