@@ -1,7 +1,8 @@
 """Audit and status over a million episodes; what the chain costs a step.
 
 - `ajet status`, and `ajet audit --episode`, `--task` and `--step`, in a process that has done its imports, against
-  reading the index (chain.jsonl) once, bare, in the same run. Limit: one second each.
+  reading the index (chain.jsonl) once, bare, in the same run. Limit: one second each. Beside it the same commands as a
+  person gives them, by the clock and in processor time, start and imports included; and what `ajet --help` takes.
 - The chain's part of a step: digests and the link of 256 episodes of 20 kB, against the writing of those episodes.
 
     python benchmarks/bench_audit.py [--episodes 1000000] [--repeat 5]
@@ -14,7 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -88,6 +92,18 @@ def seconds(work: Callable[[], object], repeat: int) -> float:
     return statistics.median(took)
 
 
+def as_typed(*arguments: str) -> str:
+    """What a command takes from its start to its end: the medians of three."""
+    clock, processor = [], []
+    for _ in range(3):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run([sys.executable, "-m", "ajet.cli.launcher", *arguments], check=True, stdout=subprocess.DEVNULL)
+        clock.append(time.perf_counter() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return f"{statistics.median(clock):.2f} s by the clock, {statistics.median(processor):.2f} s of processor time"
+
+
 def cost(folder: Path) -> tuple[float, float]:
     """Processor seconds of writing 256 episodes of about 20 kB, and of what the chain adds."""
     folder.mkdir()
@@ -122,17 +138,20 @@ def main() -> int:
         told = f"the index has {size / 2**20:.0f} MiB, read in {bare:.3f} s"
         print(f"{given.episodes:,} episodes, {last + 1:,} steps; {told}")
         final = uuid_of((last + 1) * A_STEP - 1)
-        for name, work in (
-            ("status", lambda: live_status(folder)),
-            ("audit --episode (the last)", lambda: trail_of_episode(folder, final)),
-            ("audit --task", lambda: trail_of_task(folder, "train-0")),
-            ("audit --step", lambda: trail_of_step(folder, (last + 1) // 2)),
-        ):
+        middle = (last + 1) // 2
+        commands: list[tuple[str, Callable[[], object], list[str]]] = [
+            ("status", lambda: live_status(folder), []),
+            ("audit --episode (the last)", lambda: trail_of_episode(folder, final), ["--episode", final]),
+            ("audit --task", lambda: trail_of_task(folder, "train-0"), ["--task", "train-0"]),
+            ("audit --step", lambda: trail_of_step(folder, middle), ["--step", str(middle)]),
+        ]
+        print(f"load {os.getloadavg()[0]:.1f}; ajet --help: {as_typed('--help')}")
+        for name, work, flags in commands:
             took = seconds(work, given.repeat)
             slow += took > LIMIT_S
-            print(
-                f"{name:<27} {took:.3f} s, {took / bare:.2f} of the bare read{'  TOO SLOW' if took > LIMIT_S else ''}"
-            )
+            slowly = "  TOO SLOW" if took > LIMIT_S else ""
+            print(f"{name:<27} {took:.3f} s, {took / bare:.2f} of the bare read{slowly}")
+            print(f"{'':<27} the command: {as_typed(name.split()[0], str(folder), *flags)}")
         written, added = cost(Path(temporary, "cost"))
         print(f"the chain's part of a step  {added * 1000:.1f} ms, {added / written:.3f} of writing its episodes")
     return 1 if slow else 0
