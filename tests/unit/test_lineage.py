@@ -17,7 +17,7 @@ def test_other_bytes_are_another_model_and_another_folder_is_not(name: str, tmp_
         place.mkdir()
         (place / "config.json").write_text("{}")
         (place / name).write_bytes(weights)
-        return weights_fingerprint(AjetConfig(model={"path": str(place)}))
+        return weights_fingerprint(AjetConfig.model_validate({"model": {"path": str(place)}}))
 
     one = fingerprint("one", b"one" * 100)
     assert fingerprint("again", b"one" * 100) == one != fingerprint("two", b"two" * 100)
