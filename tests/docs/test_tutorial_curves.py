@@ -14,7 +14,6 @@ WITHOUT = {"example_frozenlake": "it shows how a game is played and trained, and
 IN_TABLES = {
     "example_agentrl",
     "example_command_agent",
-    "example_openenv",
     "example_vision",
     "example_werewolves",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -29,9 +30,9 @@ def test_it_trains_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra_slow
-def test_it_learns_to_halve(tmp_path: Path) -> None:
+def test_more_games_are_won(tmp_path: Path) -> None:
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     model = taught(FOLDER / "sft.yaml", tmp_path)
     port = f"openenv_port={free_port()}"
-    held_out, _ = learned(FOLDER / "small.yaml", tmp_path, "openenv_small", model, port)
-    assert max(held_out[1:]) >= held_out[0] + 0.2, held_out
+    _, won = learned(FOLDER / "small.yaml", tmp_path, "openenv_small", model, port)
+    assert mean(won[-16:]) > mean(won[:16]) + 0.02, won  # of 1,024 games each: two standard errors are 0.044
