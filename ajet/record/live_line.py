@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType, TracebackType
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from ajet.record.console import console as shared_console
 from ajet.record.console import printable
+from ajet.record.live_screen import begin
 
 EVERY_S = 5.0
 """Between two plain lines, in seconds."""
@@ -40,7 +42,7 @@ class LiveLine:
 
     def __enter__(self) -> LiveLine:
         if self._live is not None:
-            self._live.start(refresh=True)
+            begin(partial(self._live.start, refresh=True), self._live.stop)
         self._thread.start()
         return self
 

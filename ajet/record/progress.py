@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from ajet.record.console import console as shared_console
+from ajet.record.live_screen import begin
 
 LINE_EVERY_S = 15.0
 """Plain lines come at most this often, besides the last one."""
@@ -44,7 +45,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._bars is not None:
-            self._bars.start()
+            begin(self._bars.start, self._bars.stop)
         return self
 
     def __exit__(

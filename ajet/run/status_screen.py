@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import between_words, counted, printable
+from ajet.record.live_screen import live_screen
 from ajet.record.live_status import LiveStatus, live_status
 
 EVERY_S = 1.0
@@ -30,7 +30,7 @@ def show(folder: Path, console: Console, *, once: bool) -> None:
     if once or not console.is_terminal or found.state != "running":
         console.print(_text(found), soft_wrap=True)
         return
-    with Live(between_words(_text(found), console.width), console=console, auto_refresh=False) as live:
+    with live_screen(between_words(_text(found), console.width), console) as live:
         while found.state == "running":
             time.sleep(EVERY_S)
             found = live_status(folder, checkpoints)

@@ -7,17 +7,18 @@ without the control characters that it would obey. It only reads, and ends with 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ajet.record.console import between_words, console, printable
 from ajet.record.curve import held_out_course, text_curve, training_course
 from ajet.record.find_run import known_run, newest_run
+from ajet.record.live_screen import live_screen
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library, summary
 from ajet.record.viewer.metrics import metrics_after
@@ -59,15 +60,12 @@ def watch(folder: Path) -> int:
     if not console.is_terminal or not run.goes_on():
         console.print(run.screen())
         return 0
-    with Live(run.screen(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        try:
-            goes_on = True
-            while goes_on:
-                time.sleep(EVERY)
-                goes_on = run.goes_on()  # before the look: the last screen is of a run that is over
-                live.update(run.screen(), refresh=True)
-        except KeyboardInterrupt:
-            pass
+    with suppress(KeyboardInterrupt), live_screen(run.screen(), console, vertical_overflow="crop") as live:
+        goes_on = True
+        while goes_on:
+            time.sleep(EVERY)
+            goes_on = run.goes_on()  # before the look: the last screen is of a run that is over
+            live.update(run.screen(), refresh=True)
     return 0
 
 

@@ -32,7 +32,7 @@ OUTLOOK = (
     "trainer_common.algorithm.old_policy", "trainer_common.lora.rank", "trainer_common.lora.adapters",
     "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
     "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
-    "trainer_common.keep_best",
+    "trainer_common.keep_best", "trainer_common.mode",
 )  # fmt: skip
 """What debug's last lines estimate a training by."""
 IN_VAIN: dict[str, dict[str, str]] = {

@@ -112,7 +112,7 @@ def test_a_function_of_a_notebook_is_found_there(monkeypatch):
         return 1.0
 
     agent.__module__, agent.__qualname__ = "__main__", "agent"
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "agent", agent, raising=False)
     job = AgentJetJob().set_workflow(agent)
     assert job.experiment().ajet.rollout.user_workflow == "__main__->agent"
