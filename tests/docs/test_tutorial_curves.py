@@ -15,7 +15,6 @@ IN_TABLES = {
     "example_agentrl",
     "example_command_agent",
     "example_vision",
-    "example_werewolves",
 }
 """What these learned stands in tables; no run of theirs has been drawn yet. The list only gets shorter."""
 EMBEDDED = re.compile(r"!\[([^\]]+)\]\(([^)\s]+\.png)\)")
