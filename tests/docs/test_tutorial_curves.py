@@ -12,7 +12,6 @@ from tests.docs.snippets import ROOT
 READMES = sorted((ROOT / "tutorial").glob("*/README.md"))
 WITHOUT = {"example_frozenlake": "it shows how a game is played and trained, and says nothing of what comes of it"}
 IN_TABLES = {
-    "example_agentrl",
     "example_command_agent",
     "example_vision",
 }
