@@ -27,6 +27,7 @@ from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.record import EpisodeFiles
+from ajet.record.status import read_status
 from ajet.run.audit import audit_whole, trail_of_episode
 from ajet.run.audit_report import show
 from ajet.run.launch import launch
@@ -295,7 +296,8 @@ def test_asked_to_end_both_sides_keep_what_ends_in_time_and_go_on_there(tmp_path
     process = start(*command, cwd=project, log=log)
     try:
         patience, ahead = time.monotonic() + 300, (HELD_FROM + 2, HELD_FROM + 3)
-        while len(metric_rows(run)) < HELD_FROM // GROUPS or not all(kept_of(store, each) for each in ahead):
+        waits = {"phase": "rollout", "step": HELD_FROM // GROUPS + 1}
+        while not (waits.items() <= (read_status(run) or {}).items() and all(kept_of(store, each) for each in ahead)):
             assert process.poll() is None and time.monotonic() < patience, log.read_text()
             time.sleep(0.05)
         begun = open_shared(store).depths().next
