@@ -246,16 +246,21 @@ class MongoStore:
         """See the contract."""
         with self._lock:
             self._positions.expire()
-            found = self._counted([{"$match": {"ends": {"$ne": None}}}, {"$sortByCount": "$status"}])
+            found = self._aged({"ends": {"$ne": None}})
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
-            told = {name: found.get(state, 0) for name, state in names.items()}
+            told = {name: found.get(state, {}).get("count", 0) for name, state in names.items()}
             kept = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
             holding = self._holding(kept)
             again = [each["_id"] for each in kept if steps_of(each, holding)]
             told["closed"] -= len(again)
-            oldest = self._oldest({"status": RUNNING}), self._oldest({"status": CLOSED, "_id": {"$nin": again}})
-            return Depths(**told, again=len(again), next=self._positions.first_never_had(),
-                          oldest_lease=oldest[0], oldest_closed=oldest[1])  # fmt: skip
+            closed = self._aged({"status": CLOSED, "_id": {"$nin": again}}) if again else found
+            return Depths(
+                **told,
+                again=len(again),
+                next=self._positions.first_never_had(),
+                oldest_lease=found.get(RUNNING, {}).get("age"),
+                oldest_closed=closed.get(CLOSED, {}).get("age"),
+            )
 
     def _take_back_late_uses(self) -> None:
         """Of an earlier trainer, which was about to write them when this one began."""
@@ -321,13 +326,13 @@ class MongoStore:
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove(names[lease.order])
 
-    def _oldest(self, wanted: Document) -> float | None:
-        """Seconds since the first of those came where it is; None where none is, or none knows."""
+    def _aged(self, wanted: Document) -> dict[str, Document]:
+        """By state, of those: their `count`, and the `age` in seconds of the one that came there first; None where none
+        of them knows."""
+        grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
-        first = {"$group": {"_id": None, "since": {"$min": "$since"}}}
-        stages = [{"$match": wanted}, first, {"$project": {"age": age}}]
-        found = self._link.ask(lambda base: list(base[TASK].aggregate(stages)))
-        return found[0]["age"] if found else None
+        stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]
+        return self._link.ask(lambda base: {each["_id"]: each for each in base[TASK].aggregate(stages)})
 
     def _counted(self, stages: list[Document]) -> dict[str, int]:
         return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})
