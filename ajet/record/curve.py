@@ -18,6 +18,8 @@ from ajet.schema.commands import installs_extra
 
 HALF_LIFE_STEPS = 2.0
 """Of the exponential mean that smooths what is trained on."""
+WIDTH = 60
+"""Columns of a text curve where there is room."""
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dot bits of a braille cell, by row and column."""
 
@@ -85,7 +87,7 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = ""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
-    width = max(20, min(60, console.width - 12)) if console.is_terminal else 60
+    width = columns_in(console.width) if console.is_terminal else WIDTH
     console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
     draw_png(rows, path, title=title or path.parent.name)
     return True
@@ -118,7 +120,12 @@ def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
     return f" ({least if least == most else f'{least} to {most}'} of {of} scored)"
 
 
-def text_curve(training: Course, held_out: Course, *, width: int = 60, height: int = 10) -> str:
+def columns_in(window: int, widest: int = WIDTH) -> int:
+    """Of a text curve in a window of so many, beside the numbers of its axis."""
+    return max(20, min(widest, window - 12))
+
+
+def text_curve(training: Course, held_out: Course, *, width: int = WIDTH, height: int = 10) -> str:
     """The smoothed course of training as a line of braille dots and each validation as `o`; [height] lines and an axis
     below a line that says what is what."""
     validation = held_out.points

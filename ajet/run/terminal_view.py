@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.record.console import between_words, console, printable
-from ajet.record.curve import held_out_course, text_curve, training_course
+from ajet.record.curve import columns_in, held_out_course, text_curve, training_course
 from ajet.record.find_run import known_run, newest_run
 from ajet.record.live_screen import live_screen
 from ajet.record.viewer.episode_table import EpisodeTable
@@ -105,7 +105,7 @@ class _Run:
         training, held_out = training_course(self._rows), held_out_course(self._rows)
         if not training.points and not held_out.points:
             return Text("Nothing measured yet: a run writes its first numbers when its first step is done.", "dim")
-        drawn = text_curve(training, held_out, width=max(20, min(WIDEST, console.width - 12)))
+        drawn = text_curve(training, held_out, width=columns_in(console.width, WIDEST))
         legend, _, curve = drawn.partition("\n")
         return Group(between_words(Text(legend), console.width), Text(curve, no_wrap=True))
 

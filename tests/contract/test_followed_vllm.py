@@ -99,19 +99,26 @@ def test_a_server_is_given_the_trainers_weights(
 ) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     with vllm_server("--logprobs-mode", "processed_logprobs", *PLAIN, seconds=400) as url:
-        engine = trained.engine(url)
-        assert engine.take(None, 0, trained.probe, int)
-        assert (engine.version, versions(engine)) == (0, {0})
-        assert engine.take(trained.first, 1, trained.probe, int)
-        assert (engine.version, versions(engine)) == (1, {1})
-        found = engine.engine.score(trained.probe.ids)
-        assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
-        other = trained.engine(url)
-        assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
-        require_waiting_until_followed(trained, engine)
+        require_weights_by_version(trained, url)
         (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
         trained_from(url, tmp_path / "one")
         led_by_two(url, tmp_path / "two")
+
+
+def require_weights_by_version(trained: Trained, url: str) -> tuple[FollowedServer, FollowedServer]:
+    """Each version's replies bear its number, and scores are of its weights. Answers who gave the last ones, and who
+    gave those of the start again in between."""
+    engine = trained.engine(url)
+    assert engine.take(None, 0, trained.probe, int)
+    assert (engine.version, versions(engine)) == (0, {0})
+    assert engine.take(trained.first, 1, trained.probe, int)
+    assert (engine.version, versions(engine)) == (1, {1})
+    found = engine.engine.score(trained.probe.ids)
+    assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
+    other = trained.engine(url)
+    assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
+    require_waiting_until_followed(trained, engine)
+    return engine, other
 
 
 def trained_from(url: str, folder: Path) -> None:
