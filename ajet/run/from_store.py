@@ -99,7 +99,7 @@ class FromStore:
         self._announce(training)
 
     def worth(self) -> bool:
-        """As of the last look."""
+        """As of the first look after this process was asked to end: what is being played by then may just have begun."""
         return self._hopes
 
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:
@@ -163,8 +163,10 @@ class FromStore:
         asked = interrupts.left(training.parts.experiment.ajet.trainer_common.grace) is not None
         if asked and self.ends:
             self._says.hold()
+        earlier = self._says.leased
         self._announce(training)
-        self._hopes = there + self._says.leased >= size or (self.ends and self._says.leased > 0)
+        held = max(earlier, self._says.leased)  # what closed between the two looks is not in `there` yet
+        self._hopes = not asked or there + held >= size or (self.ends and held > 0)
         if not asked:  # then samplers may have been asked, too
             self._watch()
         self._says.wait(training.step + 1, there, size, self._stale)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -42,7 +43,7 @@ from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
@@ -176,7 +177,7 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupt
             _show_episode(episode)
 
     try:
-        with interrupts.patient(run.experiment.ajet.trainer_common.grace, worth=lambda: desk.playing > 0):
+        with interrupts.patient(run.experiment.ajet.trainer_common.grace, worth=lambda: desk.expects):
             while True:
                 keep(_alone([desk.results.get(), *_rest(desk)]))
     except KeyboardInterrupt:
@@ -184,6 +185,11 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupt
         keep(_alone(_rest(desk)))
         recording.measure(last=True)
         raise
+
+
+def _can_fill(batch: Batch, desk: Desk, settings: AjetConfig) -> bool:
+    """Whether what goes on at the desk may still fill the batch, or has."""
+    return desk.expects or batch.whole(settings)
 
 
 def _take_up(served: ServeParts) -> None:
@@ -205,7 +211,7 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
         while last is None or training.step < last:
             began = time.monotonic()
             run.status.set(phase="serving", step=batch.step)
-            with interrupts.patient(trainer.grace, worth=lambda: desk.playing > 0):
+            with interrupts.patient(trainer.grace, worth=partial(_can_fill, batch, desk, settings)):
                 while not batch.whole(settings):
                     training.show_depths(closed=len(batch.groups), open=desk.playing)
                     with suppress(queue.Empty):  # its time is over

@@ -152,6 +152,34 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
     assert hopes[0] == ends and not hopes[-1], "what one group alone can become is no step, but may be kept"
 
 
+def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its looks are moments: a group is begun after one and closed after the next has read what is closed."""
+    made, asked = trainer(), list[bool]()
+    interrupts: Any = SimpleNamespace(held=NOBODY.held, left=lambda seconds: 60.0 if asked else None)
+    monkeypatch.setattr(made.store, "announce", lambda policy: None)
+    monkeypatch.setattr(made.source, "_weights", lambda step: None)
+    made.source._probe = None  # type: ignore[assignment]
+    begun, read, hopes = list[Lease](), made.source._closed.read, list[bool]()
+
+    def look(seconds: float) -> None:
+        hopes.append(made.source.worth())
+        if not asked:
+            asked.append(True)
+            begun.extend(made.store.lease(1))
+
+    def and_then_it_closes(tasks: Any) -> None:
+        read(tasks)
+        if len(hopes) == 2 and begun:
+            made.end(begun.pop())
+
+    monkeypatch.setattr(module.time, "sleep", look)
+    monkeypatch.setattr(made.source._closed, "read", and_then_it_closes)
+    made.source.step(made.training, TASKS, interrupts)
+    assert hopes == [True] * 3 and made.steps[-1]["groups"] == [0]
+
+
 @pytest.mark.parametrize("left", [60.0, 0.0, None])
 def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None

@@ -127,6 +127,11 @@ class Desk:
         """How many episodes are open. From any thread."""
         return len(self._open)
 
+    @property
+    def expects(self) -> bool:
+        """Whether something is being played or compared, or has ended and waits in `results`. From any thread, and a signal handler."""
+        return bool(self._open) or self._complete() > 0
+
     def close(self) -> None:
         """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
         if self._closing:
