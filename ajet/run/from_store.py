@@ -99,7 +99,7 @@ class FromStore:
         self._announce(training)
 
     def worth(self) -> bool:
-        """As of the first look after this process was asked to end: what is being played by then may just have begun."""
+        """As of the first look after this process was asked to end: what it then finds may just have begun."""
         return self._hopes
 
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:

@@ -129,7 +129,8 @@ class Desk:
 
     @property
     def expects(self) -> bool:
-        """Whether something is being played or compared, or has ended and waits in `results`. From any thread, and a signal handler."""
+        """Whether something is being played or compared, or has ended and waits in `results`. From any thread, also
+        within a signal's handler."""
         return bool(self._open) or self._complete() > 0
 
     def close(self) -> None:
