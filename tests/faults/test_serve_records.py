@@ -282,7 +282,8 @@ def test_a_group_that_was_whole_waits_in_sqlite_for_the_next_server(tmp_path):
     store = SqliteStore(path, trains)
     with counter(backlog=9, store=store, keeper=store) as served:
         names = {served.play(reward, task="a")["episode"] for reward in (0.0, 1.0)}
-        assert isinstance(served.desk.results.get(timeout=60), Group)
+        assert not served.desk.playing and served.desk.expects, "a server that is asked to end waits for it, too"
+        assert isinstance(served.desk.results.get(timeout=60), Group) and not served.desk.expects
     store = SqliteStore(path, trains)
     with counter(backlog=9, store=store, keeper=store) as served:
         group = served.desk.results.get(timeout=60)
