@@ -1,9 +1,10 @@
 """Trees on verl: an update by verl's FSDP engine, row by row and with what rows share computed once.
 
 One process, a world of one rank, a tiny model. Each scene is one batch, given in turns to verl's own engine (with
-`sdpa`, rows of one pass as many as the budget holds) and to the engine of `actor_rollout_ref.ajet_trees: true`. verl
-0.9.1 has a key of its own, `actor.use_prefix_grouper`, which its FSDP engine does not read: with it verl computes the
-same rows, so that it is no third side.
+torch's fused attention, which our settings for a CPU do not give it, and with one row a pass or two, whichever an
+uncounted round finds faster) and to the engine of `actor_rollout_ref.ajet_trees: true`. verl 0.9.1 has a key of its
+own, `actor.use_prefix_grouper`, which its FSDP engine does not read: with it verl computes the same rows, so that it is
+no third side.
 
     group     eight replies of 512 tokens to one prompt of 4,096
     agent     an episode of 16 calls whose context is compacted again and again behind a prompt of 4,096: each line
@@ -25,6 +26,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,25 +140,53 @@ def loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[
     return no_padding_2_padding(model_output["log_probs"], data)[mask].sum() / 1000, {}
 
 
-def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
-    """Print a line; answers measured / bound."""
-    from ajet.backbone.local import tree_attention
+@contextmanager
+def fused() -> Iterator[list[int]]:
+    """Within the block the calls of torch's fused attention are counted, by a number each: the queries' tokens."""
+    from torch.nn import functional
+
+    calls: list[int] = []
+    own = functional.scaled_dot_product_attention
+
+    def counted(query: Any, *args: Any, **more: Any) -> Any:
+        calls.append(query.shape[-2])
+        return own(query, *args, **more)
+
+    functional.scaled_dot_product_attention = counted
+    try:
+        yield calls
+    finally:
+        functional.scaled_dot_product_attention = own
+
+
+def update(engine: Any, rows: list[Row], packed: bool, budget: int) -> tuple[float, float]:
+    """Processor seconds of the gradients of a batch, by trees or by verl's rows; its loss."""
     from ajet.engine.same_model import attend_by
 
+    engine.packed, engine.theirs = packed, "sdpa"
+    attend_by(engine.module, engine.attention)
+    with engine.train_mode(), fused() as calls:
+        engine.optimizer_zero_grad()
+        began = time.process_time()
+        found = engine.forward_backward_batch(batch(rows, budget), loss)
+        spent = time.process_time() - began
+    assert packed or len(calls) >= engine.module.config.num_hidden_layers, "rows without the fused kernel are no peer"
+    return spent, sum(found["loss"])
+
+
+def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
+    """Print a line; answers measured / bound."""
     rows = rows_of(scene, prompt)
-    budget = 2 * max(len(ids) for ids, _ in rows)
+    longest = max(len(ids) for ids, _ in rows)
+    tried = {budget: update(engine, rows, False, budget)[0] for budget in (longest, 2 * longest)}
+    most = min(tried, key=lambda budget: tried[budget])
+    update(engine, rows, True, 2 * longest)
     spent: dict[bool, list[float]] = {True: [], False: []}
     losses = {}
-    for _ in range(rounds + 1):  # the first is not counted
+    for _ in range(rounds):
         for packed in (False, True):
-            engine.packed = packed
-            attend_by(engine.module, tree_attention.NAME if packed else "sdpa")
-            with engine.train_mode():
-                engine.optimizer_zero_grad()
-                began = time.process_time()
-                found = engine.forward_backward_batch(batch(rows, budget), loss)
-                spent[packed].append(time.process_time() - began)
-            losses[packed] = sum(found["loss"])
+            seconds, losses[packed] = update(engine, rows, packed, 2 * longest if packed else most)
+            spent[packed].append(seconds)
     assert abs(losses[True] - losses[False]) < 1e-3 * abs(losses[False])
     lengths = [len(ids) for ids, _ in rows]
     pairs = sum(length * (length + 1) // 2 for length in lengths)
@@ -165,7 +196,8 @@ def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
     by_rows, by_trees = (statistics.median(spent[packed][1:]) for packed in (False, True))
     shared, faster = sum(lengths) / engine.computed, by_rows / by_trees
     print(f"{scene:8} {len(rows):4} {sum(lengths):9,} {unique:9,} {engine.computed:9,} {shared:7.2f} {bound:7.2f} "
-          f"{by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} {faster / bound:6.2f}", flush=True)  # fmt: skip
+          f"{most // longest:6} {by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} "
+          f"{faster / bound:6.2f}", flush=True)  # fmt: skip
     return by_rows / by_trees / bound
 
 
@@ -199,12 +231,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = torch.distributed.FileStore(str(Path(folder) / "store"), 1)
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        engine = engine_of(shipped_folder("tiny-tools"))
+        model = shipped_folder("tiny-tools")
+        assert model is not None
+        engine = engine_of(model)
         print(f"{'':8} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
-              f"{'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
-        found = [measure(engine, scene, arguments.prompt, arguments.rounds) for scene in arguments.scenes.split(",")]
+              f"{'a pass':>6} {'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
+        scenes = arguments.scenes.split(",")
+        found = {scene: measure(engine, scene, arguments.prompt, arguments.rounds) for scene in scenes}
         torch.distributed.destroy_process_group()
-    return int(not kept("measured / bound, the worst", min(found), at_least=GOAL))
+    each = [kept(f"{scene}: measured / bound", share, at_least=GOAL) for scene, share in found.items()]
+    return int(not all(each))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,8 @@ def computed(engine: Any, loss: Any, data: Any, packed: bool) -> tuple[float, di
     from tests.contract.verl_update import gradients
 
     engine.packed = packed
-    attend_by(engine.module, engine.attention if packed else "sdpa")
+    engine.theirs = "sdpa"  # of rows, which the settings for a CPU give eager attention
+    attend_by(engine.module, engine.attention)
     with engine.train_mode():
         engine.module.zero_grad()  # the optimizer knows no twin
         total = sum(engine.forward_backward_batch(data.clone(), loss)["loss"])

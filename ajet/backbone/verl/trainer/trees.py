@@ -69,8 +69,8 @@ class TreeEngine(FSDPEngineWithLMHead):
     """Computes packed rows where its model can be given them."""
 
     packed = False
-    _theirs = ""
-    """The attention that rows have where they go verl's way."""
+    theirs = ""
+    """The attention that rows have where they go verl's way: what the model came with."""
     head_bytes = 1 << 29
     """Of logits in float32 that exist at a time; fewer are computed at once, and kept."""
     _read_in_head = False
@@ -85,7 +85,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         super().initialize()
         model = getattr(self.module, "module", self.module)
         before = model.config._attn_implementation
-        self._theirs = before
+        self.theirs = before
         why = "it sees images" if hasattr(model.config, "vision_config") else ""
         if not why:
             tree_attention.register()
@@ -111,7 +111,7 @@ class TreeEngine(FSDPEngineWithLMHead):
     @property
     def _misled(self) -> bool:
         """Whether rows that go verl's way would each see their own rank's part of themselves alone."""
-        return bool(self.use_ulysses_sp) and "flash" not in self._theirs
+        return bool(self.use_ulysses_sp) and "flash" not in self.theirs
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
@@ -120,7 +120,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             assert not self._misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
-            with attending_by(self.module, self._theirs):
+            with attending_by(self.module, self.theirs):
                 return theirs(data, loss_function, forward_only)
         group, device = self.get_data_parallel_group(), get_device_id()
         data = data.to(device)
