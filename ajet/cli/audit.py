@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -53,6 +54,8 @@ def audit(
     if len(asked) + (export is not None) > 1:
         together = " and ".join([*asked, *(["--export"] if export is not None else [])])
         raise UserError(f"{together} are asked for at once.", expected="one of them")
+    if head and re.fullmatch(r"[0-9a-f]{6,64}", head) is None:
+        raise UserError(f"{head} is no digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
     folder = found_by.run_of(run, exp_dir.absolute())
     if export is not None:
         from ajet.run.audit_export import export as written

@@ -7,6 +7,7 @@ Who asks for all (completion, the generated pages) gets all, in this order.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -99,7 +100,15 @@ def built(name: str) -> Any:
         holder.command(name, cls=Launch, hidden=True)(found)
     else:
         holder.command(name)(found)
-    return typer.main.get_group(holder).commands[name]
+    return _unwrapped(typer.main.get_group(holder).commands[name])
+
+
+def _unwrapped(command: Any) -> Any:
+    """With each paragraph of its help on one line, as long as it may be: the terminal breaks it, not the source."""
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
+    for inner in getattr(command, "commands", {}).values():
+        _unwrapped(inner)
+    return command
 
 
 class Commands(dict[str, Any]):

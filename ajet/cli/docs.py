@@ -166,21 +166,31 @@ def _flat(path: str, command: Any) -> list[tuple[str, Any]]:
 def _command(path: str, command: Any, summary: str) -> list[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
-    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *(_argument(param) for param in arguments)])
+    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *(_in_usage(param) for param in arguments)])
     lines = [f"## `{path}`", "", summary.strip().splitlines()[0], "", "```text", usage, "```", ""]
     if arguments:
         lines += ["| argument | meaning |", "|---|---|"]
         lines += [f"| `{_cell(_argument(param))}` | {_cell(param.help or '')} |" for param in arguments] + [""]
-    panel = None
+    panels: dict[str, list[Any]] = {}
     for param in options:
-        title = getattr(param, "rich_help_panel", None) or ""
-        if title != panel:
-            lines += ([""] if panel is not None else []) + ([f"{title}:", ""] if title else [])
-            lines += ["| option | meaning |", "|---|---|"]
-            panel = title
-        metavar = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
-        lines.append(f"| `{_cell(param.opts[0] + metavar)}` | {_cell(param.help or '')} |")
-    return [*lines, ""] if options else lines
+        if param.help:  # one without is for ajet's own processes
+            panels.setdefault(getattr(param, "rich_help_panel", None) or "", []).append(param)
+    for title, shown in panels.items():
+        lines += [f"{title}:", ""] if title else []
+        lines += ["| option | meaning |", "|---|---|", *map(_option, shown), ""]
+    return lines
+
+
+def _option(param: Any) -> str:
+    """Its row, with both names of a switch that has two."""
+    name = " / ".join([param.opts[0], *param.secondary_opts[:1]])
+    metavar = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
+    return f"| `{_cell(name + metavar)}` | {_cell(param.help or '')} |"
+
+
+def _in_usage(param: Any) -> str:
+    name = _argument(param)
+    return f"{name if param.required else f'[{name}]'}{'...' if param.nargs == -1 else ''}"
 
 
 def _argument(param: Any) -> str:

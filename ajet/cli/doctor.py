@@ -13,7 +13,7 @@ def doctor(
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="[MODEL]", help="As in model.path: a folder, hub name or embedded:NAME.", show_default=False
+            metavar="MODEL", help="As in model.path: a folder, hub name or embedded:NAME.", show_default=False
         ),
     ] = None,
     conf: Conf = None,

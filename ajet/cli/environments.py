@@ -30,7 +30,7 @@ def up(
         typer.Option("--port", help="0: a free one.", show_default="8000 if it is free"),
     ] = None,
     token: Annotated[
-        bool, typer.Option("--token/--no-token", help="For clients that can send none; loopback only.")
+        bool, typer.Option("--token/--no-token", help="--no-token: for clients that can send none; loopback only.")
     ] = True,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay, as a container wants it; MCP_SERVER_TOKEN is its token.")
@@ -126,8 +126,8 @@ def render(
 
 def try_(
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    tool: Annotated[Optional[str], typer.Argument(metavar="[TOOL]", help="Without one: all are listed.")] = None,  # noqa: UP045
-    arguments: Annotated[str, typer.Argument(metavar="[JSON]", help="The tool's arguments.")] = "{}",
+    tool: Annotated[Optional[str], typer.Argument(metavar="TOOL", help="Without one: all are listed.")] = None,  # noqa: UP045
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="The tool's arguments.")] = "{}",
 ) -> int:
     """Call an environment's tools by hand, and see what a call costs."""
     from ajet.run.environment.trial import call_by_hand

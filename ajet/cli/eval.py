@@ -16,7 +16,7 @@ def evaluate(
     target: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="[RUN_OR_YAML]", help="A run's name or folder, or the YAML of an experiment.", show_default=False
+            metavar="RUN_OR_YAML", help="A run's name or folder, or the YAML of an experiment.", show_default=False
         ),
     ] = None,
     overrides: Overrides = None,

@@ -22,7 +22,7 @@ def check(
     examples: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="[FILE.jsonl]", show_default=False,
+            metavar="FILE.jsonl", show_default=False,
             help="Labelled examples, {question, answer, reference, label} each; without it those that come with ajet.",
         ),
     ] = None,

@@ -56,7 +56,7 @@ def launch(
         typer.Option(
             "--from-store",
             metavar="ADDRESS",
-            help="Train on what samplers (ajet sample) put there: sqlite:PATH.",
+            help="Train on what samplers (ajet sample) put there: sqlite:PATH or mongodb://HOST/DATABASE.",
             show_default=False,
             rich_help_panel=_START,
         ),
@@ -128,6 +128,12 @@ def launch(
     show_logs()
     settings = [*(overrides or ()), *(["ajet.trainer_common.mode=async"] if from_store else [])]
     experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
+    if from_store and "trains" not in experiment.backbone.can:
+        raise UserError(
+            f"There is nothing to train on a store's episodes: the backbone {experiment.backbone.name} trains nothing.",
+            where="--from-store",
+            do="add --backbone local, or another that trains",
+        )
     experiment.require_ready()
     if (with_ray or with_ray_cluster) and "spreads" not in experiment.backbone.can:
         warn(f"--with-ray has no effect: the backbone {experiment.backbone.name} runs in this process")

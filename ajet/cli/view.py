@@ -13,7 +13,7 @@ from ajet.cli.options import RECORD, RunRoot
 def view(
     place: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[RUN|FOLDER]", help="A run, or a folder of runs; without it all runs."),
+        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs; without it all runs."),
     ] = None,
     html: Annotated[
         Optional[Path],  # noqa: UP045

@@ -262,9 +262,9 @@ def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
 def _similar(path: Path) -> str:
     from difflib import get_close_matches
 
-    names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, names, 1)
-    return f"did you mean {path.parent / near[0]}?" if near else ""
+    names = {p.stem: p.name for p in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
+    near = get_close_matches(path.stem, names, 1)  # the ends are alike of all
+    return f"did you mean {path.parent / names[near[0]]}?" if near else ""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -46,13 +47,17 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
         listening.close()
         why = error.strerror if isinstance(error, OSError) else "a port is 0 to 65535"
         raise UserError(
-            f"The {name} cannot listen on {host}:{port}: {why}.",
-            where=where,
-            do="leave port 0 (the system chooses a free one)",
+            f"The {name} cannot listen on {host}:{port}: {why}.", where=where, do=_way_out(error)
         ) from error
     listening.listen(_BACKLOG)
     listening.setblocking(False)
     return listening
+
+
+def _way_out(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return "name another port, or 0 (the system chooses a free one)"
+    return "name an address of this machine: 127.0.0.1 is reached from here alone, 0.0.0.0 from everywhere"
 
 
 class Listener(uvicorn.Server):

@@ -66,7 +66,7 @@ def chat(
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))
     model = model_folder(folder, checkpoint)
-    console.print(f"[dim]{model} · an empty line ends the chat[/]")
+    console.print(f"[dim]{model}{' · an empty line ends the chat' if prompt is None else ''}[/]")
     if not (model / "config.json").is_file():
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
     load_project_dotenv(record=folder)

@@ -160,6 +160,8 @@ def _disk(wanted: Path) -> Disk:
 
 def gib(count: float) -> str:
     """A size for a person."""
+    if 0 < count < 2**20:
+        return f"{max(1, round(count / 2**10))} KiB"
     return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
 
 

@@ -104,6 +104,8 @@ class _Run:
     def _curve(self) -> RenderableType:
         training, held_out = training_course(self._rows), held_out_course(self._rows)
         if not training.points and not held_out.points:
+            if not self.goes_on():
+                return Text("Nothing was measured: the run is over, and no step of it was trained.", "dim")
             return Text("Nothing measured yet: a run writes its first numbers when its first step is done.", "dim")
         drawn = text_curve(training, held_out, width=columns_in(console.width, WIDEST))
         legend, _, curve = drawn.partition("\n")

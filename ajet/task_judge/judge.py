@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from ajet.config.scope import spelled
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -63,7 +64,7 @@ class Judge:
             return "none: the workflow sets the reward"
         if self.said:
             return self.said
-        return f"{type(self._judging).__module__}.{type(self._judging).__qualname__}"
+        return f"{spelled(type(self._judging).__module__)}.{type(self._judging).__qualname__}"
 
     @property
     def said(self) -> str:

@@ -115,7 +115,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _row(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8").rstrip())  # what lacks an end lacks it on its line, not on the next
         if b"\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as problem:

@@ -235,6 +235,7 @@ def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server
         ([], "There is nothing to evaluate"),
         (["nobody"], "There is no run named nobody"),
         (["x.yaml", "--tasks", "none.jsonl"], "There is no file none.jsonl"),
+        (["x.yaml", "--tasks", "."], ". is a folder"),
         (["x.yaml", "--model", "best"], "There is no run yet whose checkpoint best could be"),
         (["x.yaml", "--model", "a@http://h/v1", "--model", "a@http://h/v1"], "is the same model as"),
         (["x.yaml", "task_reader.jsonl_dataset_file.validation.file_path=null"], "There are no validation tasks"),

@@ -129,3 +129,10 @@ def test_a_mistake_before_the_first_episode_leaves_no_run_behind(tmp_path):
     other.mkdir(parents=True)
     assert ajet(*command, cwd=tmp_path).returncode == 2
     assert list(other.parent.iterdir()) == [other], "what others left is theirs"
+
+
+def test_a_run_that_is_over_and_trained_nothing_is_not_waited_for(tmp_path):
+    write_run(tmp_path / "one")
+    (tmp_path / "one" / "metrics.jsonl").unlink()
+    done = ajet("view", "one", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path)
+    assert done.returncode == 0 and "Nothing was measured: the run is over" in done.stdout, done.stdout

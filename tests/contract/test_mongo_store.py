@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from loguru import logger
 
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Verdict
@@ -677,3 +678,24 @@ def test_the_compose_file_has_the_names_that_a_store_reads_and_lets_this_machine
     assert server["environment"]["MONGO_INITDB_ROOT_PASSWORD_FILE"] == f"/run/secrets/{secret}"
     assert server["ports"] == ["${AJET_STORE_ADDRESS:-127.0.0.1}:27017:27017"]
     assert [volume.partition(":")[0] for volume in server["volumes"]] == list(told["volumes"])
+
+
+def test_a_server_that_does_not_answer_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pymongo.errors import AutoReconnect
+
+    for name in ("_FIRST_PAUSE", "_SAID_AFTER"):
+        monkeypatch.setattr(connection, name, 0.0)
+    link, failures, said = connection.Connection("mongodb://127.0.0.1:1", "none", None), iter(range(3)), list[str]()
+    sink = logger.add(lambda line: said.append(str(line)), format="{message}")
+
+    def read(base: Any) -> str:
+        if next(failures, None) is not None:
+            raise AutoReconnect("nobody")
+        return "read"
+
+    try:
+        assert link.ask(read) == "read"
+        assert len(said) == 1 and "mongodb://127.0.0.1:1/none does not answer: asked again for" in said[0]
+    finally:
+        logger.remove(sink)
+        link.close()

@@ -424,3 +424,32 @@ def test_a_working_directory_that_is_gone_is_said(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         launcher.main(["runs"])
     assert ended.value.code == 2 and "The working directory is gone" in capsys.readouterr().err
+
+
+def test_a_store_to_train_from_needs_a_backbone_that_trains(project, run, launched):
+    code, _, err = run("--conf", "x.yaml", "--from-store", "sqlite:s.db")
+    assert code == 2 and "the backbone debug trains nothing" in err and launched == []
+    assert run("--conf", "x.yaml", "--from-store", "sqlite:s.db", "--backbone", "local")[0] == 0
+
+
+def test_what_is_no_digest_of_a_link_is_no_change_of_a_run(project, run):
+    code, _, err = run("audit", "x", "--head", "abcdefgh")
+    assert code == 2 and "abcdefgh is no digest of a link" in err
+
+
+def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_names_of_a_switch():
+    from ajet.cli.commands import LAUNCH, LISTED, built
+    from ajet.cli.docs import cli_md
+
+    page = cli_md()
+    for section in page.split("\n## ")[1:]:
+        name, titles = section.partition("\n")[0], re.findall(r"^(\S.*):\n\n\| option", section, re.M)
+        assert len(titles) == len(set(titles)), name
+        assert section.count("| option |") <= len(titles) + 1, name
+    for name in set(LISTED) - {LAUNCH}:
+        command = built(name)
+        for each in (command, *getattr(command, "commands", {}).values()):
+            first, _, _ = (each.help or "").partition("\n\n")
+            assert "\n" not in first, f"{each.name}: the terminal breaks a paragraph, not the source"
+            assert hasattr(each, "commands") or f"\n{first}\n" in page, each.name
+    assert "--token / --no-token" in page and "[[" not in page and "--beside-run" not in page

@@ -168,3 +168,10 @@ def test_what_is_missing_for_a_run_is_one_sentence(tmp_path):
 def test_a_missing_section_is_named(tmp_path, tree, key):
     with pytest.raises(ConfigError, match=key):
         Experiment.from_dict({"ajet": tree}, base=tmp_path).require_ready()
+
+
+def test_a_file_is_not_similar_for_its_ending(tmp_path):
+    (tmp_path / "int.yaml").write_text("{}")
+    with pytest.raises(ConfigError) as error:
+        load_experiment(tmp_path / "nosuch.yaml")
+    assert "did you mean" not in error.value.do

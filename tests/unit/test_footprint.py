@@ -175,3 +175,7 @@ def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkey
     assert _memory_of_a_side(both) == _memory_of_a_side(sized) == [], "only vLLM takes more than it needs"
     (override,) = _memory_of_a_side(experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm"}))
     assert float(override.partition("cache_gib=")[2]) * GIB == pytest.approx(room.local.cache - 1, abs=2000)
+
+
+def test_what_is_less_than_a_mebibyte_is_not_nothing() -> None:
+    assert [gib(size) for size in (0, 1, 124_384, 2**20, GIB)] == ["0 MiB", "1 KiB", "121 KiB", "1 MiB", "1.0 GiB"]

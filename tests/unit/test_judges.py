@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from ajet.config import Experiment
+from ajet.config import Experiment, resolve_reference
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import (
     ConfigError,
@@ -305,3 +305,9 @@ def test_of_several_tags_the_last_counts_and_for_gaia_the_first():
     assert asyncio.run(judge.verdict(WorkflowTask(task=task), output)).reward == 0.0
     task.metadata["data_source"] = "gaia"
     assert asyncio.run(judge.verdict(WorkflowTask(task=task), output)).reward == 1.0
+
+
+def test_a_judge_of_a_file_is_called_what_its_author_calls_it(tmp_path):
+    (tmp_path / "marks.py").write_text("class Marks:\n    def __init__(self, config): ...\n")
+    found = resolve_reference("marks.py->Marks", base=tmp_path)
+    assert str(Judge(found(None))) == "marks.Marks"

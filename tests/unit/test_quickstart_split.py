@@ -21,6 +21,13 @@ def test_no_held_out_sum_is_trained_on_in_either_order():
     assert set(held_out).isdisjoint(trained)
 
 
+def test_nor_is_one_of_the_template_that_init_writes():
+    reader = open_reader(load_experiment(ROOT / "ajet" / "cli" / "templates" / "math" / "math.yaml"))
+    held_out, trained = pairs(reader, "validation"), pairs(reader, "train")
+    assert len(held_out) == 32 and len(trained) > 300
+    assert set(held_out).isdisjoint(trained)
+
+
 def test_the_benchmarks_third_split_is_neither_trained_on_nor_looked_at(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     from quickstart_splits import ThreeSplits

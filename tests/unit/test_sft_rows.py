@@ -138,3 +138,9 @@ def test_ids_of_another_tokenizer_are_refused(tmp_path):
     require_same_words(taken, words, "run")
     with pytest.raises(UserError, match="another tokenizer made them"):
         require_same_words(taken, other, "run")
+
+
+def test_where_a_line_lacks_its_end_is_said_by_its_own_columns(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"messages": [\n')
+    with pytest.raises(TaskError, match=r"at column 15\)"):
+        list(read_files("rows.jsonl", tmp_path, pairs=False, key="sft.train_files"))

@@ -157,6 +157,8 @@ def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
     reader, val = settings.task_reader, settings.rollout.val_kwargs
     if asked.tasks is not None:
         file = asked.tasks.expanduser()
+        if file.is_dir():
+            raise UserError(f"{asked.tasks} is a folder.", where="--tasks", expected="a file of JSON Lines")
         if not file.is_file():
             raise UserError(f"There is no file {asked.tasks}.", where="--tasks", expected="JSON Lines, one task a line")
         if not hasattr(getattr(reader, str(reader.type), None), "validation"):  # its files are of another kind

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loguru import logger
+
 from ajet.schema.errors import MissingExtra, RunFailed
 from ajet.schema.secrets import without_secret_shapes
 
@@ -24,6 +26,8 @@ PATIENCE = 60.0
 ANSWER_MS = 30_000
 """Within which a server that is there answers."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_SAID_AFTER, _SAID_EVERY = 3.0, 15.0
+"""Seconds of one operation's asking until that is said: an election of another primary takes less on most servers."""
 _NOT_NOW = (50, 64, 100, 262, 14031)
 """Codes: not in time, not by enough members, no room on its disk."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
@@ -106,6 +110,7 @@ class Connection:
         from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WriteConcernError
 
         until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        say = time.monotonic() + _SAID_AFTER
         while True:
             try:
                 return operation(base)
@@ -114,6 +119,10 @@ class Connection:
                     raise self._down(error, CANNOT_WRITE) from error
                 if time.monotonic() + pause > until or self._closing.wait(pause):
                     raise self._down(error) from error
+                if time.monotonic() > say:
+                    left = until - time.monotonic()
+                    logger.warning("the store at {} does not answer: asked again for {:.0f} s", self.shown, left)
+                    say = time.monotonic() + _SAID_EVERY
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except InvalidOperation as error:
                 if not self._closing.is_set():

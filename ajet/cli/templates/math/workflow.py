@@ -20,7 +20,10 @@ class Sums:
     def __init__(self, config):
         problems = [(a, b) for a in range(1, 21) for b in range(1, 21)]
         random.Random(config.ajet.seed).shuffle(problems)
-        self.problems = {"validation": problems[:HELD_OUT], "train": problems[HELD_OUT:]}
+        held_out = problems[:HELD_OUT]
+        told = {frozenset(each) for each in held_out}  # 9 + 4 tells what 4 + 9 is: neither is trained on
+        others = [each for each in problems[HELD_OUT:] if frozenset(each) not in told]
+        self.problems = {"validation": held_out, "train": others}
 
     def tasks(self, split):
         return [
