@@ -112,7 +112,7 @@ def _curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Conso
         if trained:
             told = ("–" if under.learns is None else str(under.learns) for under in (step.recorded, step.judged))
             cells += [f"{learns}/{step.groups}" for learns in told]
-            cells += [f"{step.flipped}/{step.credited}" if not why_not else "–"]
+            cells += [f"{step.flipped}/{step.credited}" if step.credited or not why_not else "–"]
         table.add_row(*cells)
     console.print(table)
     for name, side in (("recorded", [s.recorded for s in steps]), ("judged", [s.judged for s in steps])):

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ajet.algorithm import Algorithm, credit, opened
-from ajet.algorithm.recorded_models import recorded_critic
+from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
 from ajet.rollout.process_rewards import Decode, tied
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
 OWN = "an algorithm of their own decides over their credit, and a record's code is not run"
-REFERENCE = "their rewards have a KL penalty, which only the reference model gives (use_kl_in_reward)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,11 @@ class WhatIf:
         foreign = bool(experiment.backbone.roots and experiment.backbone_overrides)
         own = is_reference(chosen.adv_estimator)
         self.why_no_advantages = (
-            REFERENCE if chosen.use_kl_in_reward
-            else f"a {experiment.backbone.name}: section decides over their credit" if foreign
+            f"a {experiment.backbone.name}: section decides over their credit" if foreign
             else OWN if own else ""
         )  # fmt: skip
-        """Why there are none; "" where there are."""
+        """Why some have none, as far as that is known by now; "" where all have one."""
+        self._never = bool(self.why_no_advantages)
         self._algorithm: Algorithm | None = None if own or foreign else opened(self._credited(), base=experiment.base)
 
     def _credited(self) -> AjetConfig:
@@ -101,12 +100,16 @@ class WhatIf:
         after = _groups(judged)
         left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
         advantages: dict[str, tuple[float | None, float | None]] = {}
-        if split == "train" and not self.why_no_advantages:
+        if split == "train" and not self._never:
             outcomes = {episode.uuid: outcome for episode, outcome in recorded}
-            sides = [self._advantages(step, groups, left, outcomes) for groups in (before, after)]
-            advantages = {
-                episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
-            }
+            try:
+                sides = [self._advantages(step, groups, left, outcomes) for groups in (before, after)]
+            except NotRecorded as lacking:
+                self.why_no_advantages = f"{lacking.what} of episode {lacking} are not in the record of step {step}"
+            else:
+                advantages = {
+                    episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
+                }
         both = [(one, other) for one, other in advantages.values() if one is not None and other is not None]
         found = StepWhatIf(
             step,
@@ -129,10 +132,16 @@ class WhatIf:
     def _advantages(
         self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
     ) -> dict[str, float]:
-        if self._algorithm is not None and "critic" in self._algorithm.needs:  # it saw what had a score then
-            left = left | {e.uuid for group in groups for e in group.scored if outcomes[e.uuid].values is None}
+        asked = {e.uuid for group in groups for e in group.scored}  # the models saw what had a score then
+        if self._algorithm is not None and "critic" in self._algorithm.needs:
+            left = left | {uuid for uuid in asked if outcomes[uuid].values is None}
+        if self._settings.trainer_common.algorithm.use_kl_in_reward and any(
+            outcome.reference_gap is not None for outcome in outcomes.values()
+        ):
+            left = left | {uuid for uuid in asked if outcomes[uuid].reference_gap is None}
+        reference, critic = recorded_reference(outcomes), recorded_critic(outcomes)
         trained = [group for group in groups if not any(episode.uuid in left for episode in group.episodes)]
-        batch = credit(trained, self._settings, self._algorithm, step=step, critic=recorded_critic(outcomes))
+        batch = credit(trained, self._settings, self._algorithm, step=step, reference=reference, critic=critic)
         scored = [episode for group in trained for episode in group.scored]
         return {episode.uuid: batch.outcomes[episode.uuid].advantage or 0.0 for episode in scored}
 

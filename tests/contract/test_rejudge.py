@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ajet.algorithm import credit
@@ -17,7 +18,7 @@ from ajet.config import Experiment
 from ajet.record import EpisodeFiles
 from ajet.run.rejudge import rejudge as rejudge_run
 from ajet.run.what_if import Under
-from ajet.schema.episode import Failure, Group, Verdict
+from ajet.schema.episode import Failure, Group, Outcome, Verdict
 from ajet.schema.errors import UserError
 from tests.judge_fixtures import judge_server, ranks, says
 from tests.record_fixtures import episode, failed
@@ -147,7 +148,7 @@ def test_what_several_steps_trained_on_is_judged_and_counted_once(run: Path, cap
 
 @pytest.mark.parametrize("algorithm, why", [
     ({"adv_estimator": "own.py->Own"}, "a record's code is not run"),
-    ({"use_kl_in_reward": True}, "which only the reference model gives"),
+    ({"use_kl_in_reward": True}, "the log-probabilities of policy and reference model of episode same are not in the"),
 ])  # fmt: skip
 def test_where_credit_cannot_be_had_rewards_are_shown_and_the_reason(run, algorithm, why, capsys) -> None:
     tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
@@ -155,6 +156,32 @@ def test_where_credit_cannot_be_had_rewards_are_shown_and_the_reason(run, algori
     rejudge("old", exp_dir=run.parent)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{why}" in shown and " 0.667 0.500 " in shown and "–" in shown
+
+
+def test_a_penalty_in_the_reward_is_what_the_reference_model_said_when_it_trained(run: Path, capsys) -> None:
+    """By hand: the tokens of one attempt are 15 times 0.02 nats from the reference model, which at 0.5 costs 0.15."""
+    algorithm = {"use_kl_in_reward": True, "kl_in_reward_coef": 0.5, "norm_adv_by_std": False}
+    tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    files = EpisodeFiles(run / "episodes")
+    files.truncate(0)
+    both, lost = group(["2", "3"], group="both"), group(["2", "3"], group="lost", order=4)
+    lost[1] = replace(
+        lost[1], verdict=None, status="failed", failure=Failure("judge", "JudgeFailure", "down", own=True)
+    )
+    gap = np.full(15, 0.02, np.float32)
+    said = {both[0].uuid: gap, both[1].uuid: 0 * gap, lost[0].uuid: gap}
+    files.write(1, "train", [*both, *lost], {uuid: Outcome(1, 0.0, reference_gap=each) for uuid, each in said.items()})
+    files.write(2, "train", group(["2", "3"], group="earlier"))
+    found = rejudge_run("old", run.parent)
+    told = {each.before.uuid: each.advantages for each in found.episodes}
+    assert told["both-0"] == (pytest.approx(-0.075), pytest.approx(0.425))
+    assert told["both-1"] == (pytest.approx(0.075), pytest.approx(-0.425))
+    assert told["lost-0"][1] is None and told["lost-1"] == (None, None), "nobody asked about one of them"
+    assert [(step.credited, step.flipped) for step in found.steps] == [(2, 2), (0, 0)]
+    rejudge("old", exp_dir=run.parent, out=Path("a.csv"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "are not in the record of step 2" in shown and "2/2 " in shown and "–" in shown
 
 
 def test_a_loss_of_the_records_own_is_not_run(run, capsys) -> None:
