@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ajet.config.schema.model_judge import JudgeModel
 
 ANSWER_BYTES = 4 << 20
+VECTOR_BYTES = 1 << 20
+"""Of a text's vector, as a server writes its numbers."""
 KEPT_S = 4.0
 AGAIN = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
@@ -116,6 +119,28 @@ async def asked(model: Model, prompt: str, seconds: float) -> str:
 
 async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> Answer:
     """Its reply to a request of Chat Completions. Raises NoAnswer."""
+    return _answer(await _posted(model, "chat/completions", body, seconds, ANSWER_BYTES))
+
+
+async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list[list[float]]:
+    """A vector for each text, all of one length. Raises NoAnswer."""
+    body = await _posted(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
+    try:
+        rows = sorted(json.loads(body)["data"], key=lambda row: row["index"])
+        found = [[float(number) for number in row["embedding"]] for row in rows]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise NoAnswer("it answered what are no embeddings", again=False) from None
+    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_finite, found)):
+        raise NoAnswer("it answered not one vector a text", again=False)
+    return found
+
+
+def _finite(row: Sequence[float]) -> bool:
+    return bool(row) and all(map(math.isfinite, row))
+
+
+async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
+    """What it answers, of `most` bytes at most. Raises NoAnswer."""
     import aiohttp
 
     key = model.api_key.get_secret_value()
@@ -123,12 +148,12 @@ async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> A
     proxied = urlsplit(model.base_url).hostname not in LOOPBACK
     try:
         async with _session(proxied).post(
-            f"{model.base_url}/chat/completions",
+            f"{model.base_url}/{path}",
             json={"model": model.model, **body},
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=seconds),
         ) as reply:
-            whole = await _bounded(reply)
+            whole = await _bounded(reply, most)
             if reply.status >= 400:
                 said = whole.decode("utf-8", "replace")
                 said = said.replace(key, "[redacted]") if key else said
@@ -142,7 +167,7 @@ async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> A
         raise NoAnswer(f"it did not answer within {seconds:g} s", again=True) from None
     except (aiohttp.ClientError, OSError) as problem:
         raise NoAnswer(f"it did not answer: {type(problem).__name__}", again=True) from None
-    return _answer(whole)
+    return whole
 
 
 def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:
@@ -180,13 +205,13 @@ def _session(proxied: bool) -> aiohttp.ClientSession:
     return _sessions[proxied]
 
 
-async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
+async def _bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
     found = bytearray()
     while chunk := await reply.content.readany():
         found += chunk
-        if len(found) > ANSWER_BYTES:
+        if len(found) > most:
             reply.close()
-            raise NoAnswer(f"it answered with more than {ANSWER_BYTES} bytes", again=True)
+            raise NoAnswer(f"it answered with more than {most} bytes", again=True)
     return bytes(found)
 
 

@@ -1,7 +1,8 @@
 """Which tasks say the same: by their letters, and by an embedding model where one is named.
 
 Invariant: of tasks that are alike by any measure the first one stays, in the order given; what is compared is the
-question alone. By letters: cosine of the counts of runs of four characters (case and spaces aside), which finds one
+question alone. Where the caller says so, numbers make two tasks of what else is one: a question with other numbers has
+another answer. By letters: cosine of the counts of runs of four characters (case and spaces aside), which finds one
 wording twice and no paraphrase; a model finds paraphrases, and takes some words for one another that are not.
 """
 
@@ -10,17 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
 RUN = 4
 """Characters of a run."""
 WIDTH = 4096
 """Of a vector of counts; runs share a place by chance."""
 ROUNDING = 1e-6
 """By which the cosine of equal vectors may fall short of 1."""
+
+
+FIGURES = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,23 @@ def normed(vectors: Vectors) -> Vectors:
     return vectors / np.where(lengths == 0, 1, lengths)
 
 
-def first_of_each(*measures: Measure) -> list[int]:
+def numbers_of(texts: Sequence[str]) -> Numbers:
+    """[N] equal for texts with the same numbers, in whatever order and as often each; 0 for those without one. Read are
+    those in figures: 1,000 is 1000, and 3.50 is 3.5."""
+    known: dict[tuple[str, ...], int] = {(): 0}
+    found = np.zeros(len(texts), np.int64)
+    for row, text in enumerate(texts):
+        told = sorted(str(Decimal(each.replace(",", "")).normalize()) for each in FIGURES.findall(text))
+        found[row] = known.setdefault(tuple(told), len(known))
+    return found
+
+
+def first_of_each(*measures: Measure, numbers: Numbers | None = None) -> list[int]:
     """Places of those that are, by all measures, less alike than its threshold to every earlier one that stays, and to
-    all `known`. The measures are of the same texts."""
+    all `known`. The measures are of the same texts. `numbers`: of these and then of those known, as `numbers_of` has
+    them: two that have other ones are not alike; None: numbers are letters like any."""
     kept: list[int] = []
-    held = [_Held(measure) for measure in measures]
+    held = [_Held(measure, numbers) for measure in measures]
     for place in range(len(measures[0].vectors)):
         if not any(each.has_like(place) for each in held):
             kept.append(place)
@@ -65,17 +83,23 @@ def first_of_each(*measures: Measure) -> list[int]:
 class _Held:
     """By one measure, what the next one may not be like."""
 
-    def __init__(self, measure: Measure) -> None:
-        self._measure = measure
+    def __init__(self, measure: Measure, numbers: Numbers | None) -> None:
+        self._measure, count = measure, len(measure.vectors)
         known = measure.vectors[:0] if measure.known is None else measure.known
+        told = np.zeros(count + len(known), np.int64) if numbers is None else numbers
+        self._own = told[:count]
+        self._numbers = np.concatenate([told[count:], np.zeros(count, np.int64)])
         self._vectors, self._count = np.vstack([known, np.empty_like(measure.vectors)]), len(known)
 
     def has_like(self, place: int) -> bool:
         cosines = self._vectors[: self._count] @ self._measure.vectors[place]
-        return bool(self._count) and float(cosines.max()) >= self._measure.threshold - ROUNDING
+        numbers, own = self._numbers[: self._count], self._own[place]
+        same = (numbers == own) | (numbers == 0) | (own == 0)
+        return bool((same & (cosines >= self._measure.threshold - ROUNDING)).any())
 
     def add(self, place: int) -> None:
         self._vectors[self._count] = self._measure.vectors[place]
+        self._numbers[self._count] = self._own[place]
         self._count += 1
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.task_reader import open_reader
-from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, normed
+from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, normed, numbers_of
+from ajet.task_reader.generation import patience
 from ajet.task_reader.generation.writer import marked, written
 from tests.generation_fixtures import SEA, counted, examples, experiment, prompts, read, writing_server
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
@@ -23,6 +24,7 @@ from tests.judge_fixtures import SECRET, JudgeServer, judge_server
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeServer]:
+    monkeypatch.setattr(patience, "WAIT_S", 0.01)
     with writing_server(monkeypatch, tmp_path) as running:
         yield running
 
@@ -61,6 +63,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "seed": {"seed": 8},
     "threshold": deduplicated(similarity_threshold=0.95),
     "threshold by letters": deduplicated(letters_threshold=0.95),
+    "whether numbers differ": deduplicated(numbers="alike"),
     "embedding model": deduplicated(model="another"),
     "no comparison": {"deduplication_filter": {"enabled": False}},
 }
@@ -169,7 +172,7 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     alike = {"deduplication_filter": {"params": {"base_url": server.url}}}
     assert [task.main_query for task in read(tmp_path, server, split="validation", **alike)] == [same[0]["query"]]
     server.say = lambda asked: (500, "down") if "input" in asked else json.dumps({"tasks": same})
-    with pytest.raises(TaskError, match="text-embedding-v4 gives no embeddings"):
+    with pytest.raises(TaskError, match="text-embedding-v4 at .* gives no embeddings"):
         read(tmp_path, server, split="validation", task_num=7, **alike)
     for number, data in enumerate(([], [[1.0]], [[1.0], [1.0, 2.0], [1.0]], [[float("nan")]] * 3)):
         told = {"data": [{"index": n, "embedding": row} for n, row in enumerate(data)]}
@@ -177,7 +180,7 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
         with pytest.raises(TaskError, match="gives no embeddings"):
             read(tmp_path, server, split="validation", task_num=8 + number, **alike)
     nowhere = {"deduplication_filter": {"params": {"base_url": "http://here:port"}}}
-    with pytest.raises(TaskError, match="gives no embeddings: InvalidURL"):
+    with pytest.raises(ConfigError, match="http://here:port is no address"):
         read(tmp_path, server, split="validation", **nowhere)
     off = {"deduplication_filter": {"enabled": False}}
     server.say = lambda asked: json.dumps({"tasks": same})
@@ -220,6 +223,79 @@ def test_both_letters_and_embeddings_find_what_is_alike(server: JudgeServer, tmp
     assert stays(similarity_threshold=0.999, letters_threshold=0.4) == [queries[0], queries[2], queries[3]]
     alike["base_url"] = None
     assert stays() == [queries[0], queries[2], queries[3]], "by letters alone"
+
+
+def test_numbers_make_two_tasks_of_what_is_alike_else(server: JudgeServer, tmp_path: Path) -> None:
+    """Both for letters, which one long wording needs, and for embeddings, to which all sums are one."""
+    tale = "A farmer has 12 hens that lay 3 eggs a day each; how many eggs do all of them lay in a whole week?"
+    queries = [
+        "What is 3 + 4?", "What is 18 + 25?", "What is 4 + 3?", "What is 3.0 + 4?", "What is three and four?",
+        tale, tale.replace("12", "1,200"), tale.replace("12", "1200"),
+    ]  # fmt: skip
+    server.say = embedding(
+        lambda asked: json.dumps({"tasks": [{"query": each} for each in queries]}),
+        **{"4": [1.0, 0, 0], "25": [1.0, 0, 0], "3": [1.0, 0, 0], "four": [1.0, 0, 0], "week": [0, 1.0, 0]},
+    )
+
+    def stays(**params: Any) -> list[int]:
+        given = {"base_url": server.url, **params}
+        tasks = read(tmp_path, server, split="validation", task_num=8, **deduplicated(**given))
+        return [queries.index(task.main_query) for task in tasks]
+
+    assert stays() == [0, 1, 5, 6], "one without figures may be any of them, and is none of its own"
+    assert stays(numbers="alike") == [0, 5]
+    assert stays(base_url=None) == [*range(7)], "by letters alone, to which short ones are apart"
+
+
+def test_the_numbers_of_a_text() -> None:
+    texts = ["3 and 4", "4, 3", "3 and 4 and 4", "none", "3.50", "3.5", "1,000 of 2", "2 of 1000", "in 2021", "7b"]
+    assert numbers_of(texts).tolist() == [1, 1, 2, 0, 3, 3, 4, 4, 5, 6]
+
+
+def test_variations_of_an_example_with_other_numbers_are_trained_on(server: JudgeServer, tmp_path: Path) -> None:
+    """Few-shot: what differs from the example in its numbers alone is what was asked for."""
+    sums = [f"What is {n} + {n + 1}?" for n in range(2, 9)]
+
+    def told(asked: dict[str, Any]) -> Any:
+        if "input" in asked:
+            return 200, {"data": [{"index": n, "embedding": [1.0, 0.0]} for n, _ in enumerate(asked["input"])]}
+        return json.dumps({"tasks": [{"query": sums[len(prompts(server)) % len(sums)]}]})
+
+    server.say = told
+    given = {"document_reader": {"document_path": []}, "num_workers": 1, "task_num": 3, **examples(tmp_path)}
+    trained = read(tmp_path, server, **given, **deduplicated(base_url=server.url))
+    assert len(trained) == 3 and "What is 2 + 3?" not in {task.main_query for task in trained}
+    with pytest.raises(TaskError, match="too like an example"):
+        read(tmp_path, server, **given, **deduplicated(base_url=server.url, numbers="alike"))
+
+
+def test_an_embedding_server_is_asked_again_as_models_that_write_are(server: JudgeServer, tmp_path: Path) -> None:
+    """Rate limits, what its server broke at, a connection that ends and one that hangs cost a wait; a key that is
+    refused, or an answer that is none, does not."""
+    wrong: list[Any] = []
+    writes = server.say
+    plain = embedding(writes)
+    embedded: list[Any] = []
+
+    def told(asked: dict[str, Any]) -> Any:
+        if "input" not in asked:
+            return writes(asked)
+        embedded.append(asked)
+        return wrong.pop() if wrong else plain(asked)
+
+    server.say = told
+    given = deduplicated(base_url=server.url)
+    for number, fault in enumerate(((429, "slow down"), (500, "down"), (503, "overloaded"), (502, "no one there"))):
+        wrong[:], embedded[:] = [fault] * patience.AGAIN, []
+        assert read(tmp_path, server, split="validation", task_num=2 + number, **given)
+        assert len(embedded) == patience.AGAIN + 1 and not wrong
+    for number, (fault, times) in enumerate((((429, "slow down"), patience.AGAIN + 1), ((401, "who are you"), 1))):
+        wrong[:], embedded[:] = [fault] * 9, []
+        with pytest.raises(TaskError, match=f"text-embedding-v4 at 127.0.0.1.* with status {fault[0]}"):
+            read(tmp_path, server, split="validation", task_num=7 + number, **given)
+        assert len(embedded) == times
+    wrong[:], embedded[:] = [], []
+    assert read(tmp_path, server, split="validation", task_num=7, **given), "what was written is kept"
 
 
 def test_what_is_like_an_example_or_a_held_out_task_is_not_trained_on(server: JudgeServer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from ajet.environment.chat_model import NoAnswer
 from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
-from ajet.task_reader.generation import reader, writer
+from ajet.task_reader.generation import patience, reader
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.failover import REST_S, Failover
 from tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
@@ -27,7 +27,7 @@ Say = Callable[[dict[str, Any]], Any]
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(writer, "WAIT_S", 0.01)
+    monkeypatch.setattr(patience, "WAIT_S", 0.01)
     with writing_server(monkeypatch, tmp_path) as running:
         yield running
 
@@ -44,9 +44,9 @@ def hangs(asked: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("say", "requests"),
     [
-        (lambda asked: (503, "overloaded"), writer.AGAIN + 1),
-        (lambda asked: (500, "down"), writer.AGAIN + 1),
-        (lambda asked: (200, {"no": "completion"}), writer.AGAIN + 1),
+        (lambda asked: (503, "overloaded"), patience.AGAIN + 1),
+        (lambda asked: (500, "down"), patience.AGAIN + 1),
+        (lambda asked: (200, {"no": "completion"}), patience.AGAIN + 1),
         (lambda asked: (401, "who are you"), 1),
         (hangs, 1),
     ],
@@ -56,7 +56,7 @@ def test_a_dead_model_costs_one_prompt_its_waits_and_the_next_ones_nothing(
     server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say, requests: int
 ) -> None:
     if say is hangs:
-        monkeypatch.setattr(writer, "TIMEOUT_S", 0.3)
+        monkeypatch.setattr(patience, "TIMEOUT_S", 0.3)
     with judge_server(say) as dead, log_lines("WARNING") as logged:
         tasks = read(tmp_path, dead, server, num_workers=1, **examples(tmp_path))
     assert tasks and len(server.seen) > 6
@@ -68,7 +68,7 @@ def test_a_dead_model_costs_one_prompt_its_waits_and_the_next_ones_nothing(
 def test_prompts_on_their_way_learn_of_it_from_each_other(server: JudgeServer, tmp_path: Path) -> None:
     with judge_server(lambda asked: (503, "overloaded")) as dead:
         read(tmp_path, dead, server, num_workers=6, document_reader={"document_path": []}, **examples(tmp_path))
-    assert len(dead.seen) <= 6 * (writer.AGAIN + 1) and len(server.seen) >= 6
+    assert len(dead.seen) <= 6 * (patience.AGAIN + 1) and len(server.seen) >= 6
 
 
 def test_a_prompt_that_one_model_cannot_take_gives_it_no_rest(server: JudgeServer, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_prompt_that_one_model_cannot_take_gives_it_no_rest(server: JudgeServe
 
 def test_one_that_rests_is_asked_before_all_is_given_up(server: JudgeServer, tmp_path: Path) -> None:
     """The first was away for a moment; the second goes for good."""
-    away, kept = [True] * (writer.AGAIN + 1), 2
+    away, kept = [True] * (patience.AGAIN + 1), 2
 
     def first(asked: dict[str, Any]) -> Any:
         return (503, "restarting") if away and away.pop() else counted(asked)
@@ -102,13 +102,13 @@ def test_one_that_rests_is_asked_before_all_is_given_up(server: JudgeServer, tmp
         given = {"document_reader": {"document_path": []}, "num_workers": 1}
         assert read(tmp_path, back, server, **given, **examples(tmp_path))
         asked = prompts(back)
-    assert len(asked) > writer.AGAIN + 1 and prompts(server)[kept] in asked, "what the second lost the first answered"
+    assert len(asked) > patience.AGAIN + 1 and prompts(server)[kept] in asked, "what the second lost the first answered"
 
 
 def test_a_model_alone_is_asked_again_also_where_it_hangs(
     server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(patience, "TIMEOUT_S", 0.3)
     slow = [True]
     server.say = lambda asked: hangs(asked) if slow and slow.pop() else counted(asked)
     assert len(read(tmp_path, server, split="validation", num_workers=1)) == 6 and len(server.seen) == 2

@@ -157,6 +157,11 @@ class DeduplicationParams(Section):
     letters_threshold: float | None = key(
         None, "The same by their letters alone; null: as `similarity_threshold`.", ge=0, le=1
     )
+    numbers: Literal["differ", "alike"] = key(
+        "differ",
+        "`differ`: two tasks that both have numbers (in figures), and not the same ones, are two, however alike their "
+        "words; `alike`: numbers are words like any.",
+    )
     db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
     model: str = key(
         "text-embedding-v4",

@@ -32,6 +32,10 @@ class Cost:
     embedded: int = 0
     """Texts."""
 
+    def called(self) -> None:
+        """Another request."""
+        self.calls += 1
+
     def answered(self, prompt_tokens: int, reply_tokens: int, price: Price) -> None:
         """Another reply."""
         self.prompt_tokens += prompt_tokens

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 
 from ajet.config.handed import known
 from ajet.config.other_models import key_in
 from ajet.config.references import load_code
+from ajet.environment.chat_model import NoAnswer, embeddings, model_at
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.task_reader.alike import Vectors, normed
 from ajet.task_reader.generation.cost import Cost
+from ajet.task_reader.generation.failover import Failover
 from ajet.task_reader.generation.kept import Kept
+from ajet.task_reader.generation.patience import on_loop, patiently
 
 if TYPE_CHECKING:
     from ajet.config.schema.task_reader import DeduplicationParams
@@ -36,7 +37,7 @@ Embed = Callable[[Sequence[str]], list[list[float]]]
 def embedder(params: DeduplicationParams) -> Embed | None:
     """The model that is named; None where none is. Raises ConfigError; nothing is asked or loaded yet."""
     if not params.model.startswith(LOCAL):
-        return partial(_by_server, params=params) if params.base_url is not None else None
+        return ServerEmbedder(params, params.base_url) if params.base_url is not None else None
     found = known().embedders.get(params.model.removeprefix(LOCAL))
     if found is None or params.base_url is not None:
         raise ConfigError(
@@ -74,25 +75,32 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
     return normed(np.asarray([rows[names[text]] for text in texts], np.float32))
 
 
-def _by_server(texts: Sequence[str], params: DeduplicationParams) -> list[list[float]]:
-    assert params.base_url is not None, "see embedder"
-    key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    body = {"model": params.model, "input": list(texts)}
-    try:
-        reply = httpx.post(f"{params.base_url.rstrip('/')}/embeddings", json=body, headers=headers, timeout=120)
-        reply.raise_for_status()
-        rows = sorted(reply.json()["data"], key=lambda row: row["index"])
-        found = [[float(number) for number in row["embedding"]] for row in rows]
-        if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not np.isfinite(found).all():
-            raise ValueError("not one vector a text")
+class ServerEmbedder:
+    """Of one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in its
+    place, since another model's vectors say nothing beside its own."""
+
+    def __init__(self, params: DeduplicationParams, url: str) -> None:
+        key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")
+        self._model = model_at(url, params.model, key, where=f"{WHERE}.base_url")
+        self._failover = Failover(1)
+
+    def __call__(self, texts: Sequence[str]) -> list[list[float]]:
+        """[N, ·]. Raises TaskError."""
+
+        async def once(seconds: float) -> list[list[float]]:
+            return await embeddings(self._model, texts, seconds)
+
+        try:
+            found = on_loop(patiently(once, self._failover, 0, last=True, counted=lambda: None))
+        except NoAnswer as problem:
+            self._failover.gave_up(0, problem)
+            raise TaskError(
+                f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
+                where=WHERE,
+                expected="an OpenAI-compatible server with /embeddings",
+                do="mend the server or base_url, name a model of this machine instead "
+                f"(model: {LOCAL}{next(iter(known().embedders))}), or leave both out: tasks are then compared by their "
+                "letters alone; what was written and embedded so far is kept",
+            ) from None
+        self._failover.answered(0)
         return found
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
-        raise TaskError(
-            f"{params.model} gives no embeddings: {type(problem).__name__}",
-            where=WHERE,
-            expected="an OpenAI-compatible server with /embeddings",
-            do="mend base_url, name a model of this machine instead "
-            f"(model: {LOCAL}{next(iter(known().embedders))}), or leave both out: tasks are then compared by their "
-            "letters alone",
-        ) from None

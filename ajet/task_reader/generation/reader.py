@@ -11,31 +11,30 @@ import asyncio
 import random
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.config.cache import cache_root
 from ajet.config.other_models import other_server
 from ajet.environment.chat_model import Model, configured, model_at
-from ajet.environment.mcp.loop import tools_loop
 from ajet.record.progress import Bar, Progress
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
-from ajet.task_reader.alike import Measure, by_letters, first_of_each
+from ajet.task_reader.alike import Measure, by_letters, first_of_each, numbers_of
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.documents import KEY, Passage, passages
 from ajet.task_reader.generation.embedding import embedder, vectors_of
 from ajet.task_reader.generation.failover import Failover
 from ajet.task_reader.generation.kept import Kept
+from ajet.task_reader.generation.patience import on_loop
 from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-T = TypeVar("T")
 SECTION = "ajet.task_reader.data_generation"
 A_CALL = 10
 """Questions that are asked of a passage at once."""
@@ -111,7 +110,7 @@ class GenerationReader:
                         "{}: {} of {} prompts are asked of {}", _title(split, turn), new, len(asks), writer.names
                     )
                 with Progress() as progress, progress.bar(_title(split, turn), len(asks), "prompts") as bar:
-                    replies = _on_loop(self._ask(writer, asks, kept, rows, bar))
+                    replies = on_loop(self._ask(writer, asks, kept, rows, bar))
                 before = len(found)
                 found += [(one, ask) for ask, reply in zip(asks, replies, strict=True) for one in reply]
                 tasks = self._distinct(split, found, held_out, kept, rows, writer.cost)[: self._settings.task_num]
@@ -169,12 +168,13 @@ class GenerationReader:
             params = self._settings.deduplication_filter.params
             shown = dict.fromkeys(query for _, ask in found for query in ask.shown)
             texts, others = [one.query for one, _ in found], [*(task.main_query for task in held_out), *shown]
+            numbers = numbers_of([*texts, *others]) if params.numbers == "differ" else None
             letters, threshold = params.letters_threshold, params.similarity_threshold
             measures = [Measure(by_letters(texts), threshold if letters is None else letters, by_letters(others))]
             if self._embed is not None:
                 vectors = vectors_of([*texts, *others], self._embed, params.model, kept, rows, cost)
                 measures.append(Measure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
-            found = [found[place] for place in first_of_each(*measures)]
+            found = [found[place] for place in first_of_each(*measures, numbers=numbers)]
         return [_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
 
     def _all_passages(self) -> list[Passage]:
@@ -252,6 +252,7 @@ class GenerationReader:
             "examples": self._all_examples(),
             "alike": [settings.deduplication_filter.enabled, dedup.similarity_threshold, dedup.base_url, dedup.model],
             "letters": dedup.letters_threshold,
+            "numbers": dedup.numbers,
         }
         return Kept(cache_root() / "generated", about)
 
@@ -310,12 +311,3 @@ async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[li
         if isinstance(each, BaseException):
             raise each
     return [each for each in found if not isinstance(each, BaseException)]
-
-
-def _on_loop(work: Coroutine[Any, Any, T]) -> T:
-    asked = asyncio.run_coroutine_threadsafe(work, tools_loop())
-    try:
-        return asked.result()
-    except BaseException:
-        asked.cancel()
-        raise

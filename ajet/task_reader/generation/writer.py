@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +20,10 @@ from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.failover import REST_S, Failover
+from ajet.task_reader.generation.patience import patiently
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
-AGAIN = 3
-"""Further requests to a model that does not answer."""
-WAIT_S = 1.0
-"""Before the first of them; doubled before each further one."""
-TIMEOUT_S = 300.0
 SHAPE = (
     'Reply with one JSON object and nothing else: {"tasks": [{"query": "…", "answer": "…"}]}, with exactly %d in the '
     "list. An answer is as short as it can be."
@@ -153,22 +148,12 @@ class Writer:
         return []
 
     async def _answer(self, place: int, prompt: str, *, last: bool) -> Answer:
-        """Of one model, which is asked again where that can help; one that hangs only where it is the `last`."""
         body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
-        began, number = time.monotonic(), 0
-        again = 0 if self._failover.rests(place) else AGAIN
-        while True:
-            self.cost.calls += 1
-            try:
-                return await completion(self.models[place], body, TIMEOUT_S)
-            except NoAnswer as problem:
-                hung = time.monotonic() - began >= TIMEOUT_S and not last
-                if not problem.again or number >= again or hung or self._failover.rests(place):
-                    raise
-                await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
-                if self._failover.rests(place):  # another prompt found out meanwhile
-                    raise
-                number += 1
+
+        async def once(seconds: float) -> Answer:
+            return await completion(self.models[place], body, seconds)
+
+        return await patiently(once, self._failover, place, last=last, counted=self.cost.called)
 
     def _named(self, place: int) -> str:
         return f"{self.models[place].model} at {self.models[place].place}"
