@@ -36,6 +36,15 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class LossAgain:
+    """A number of an update, computed a second time."""
+
+    value: float
+    slope: float
+    """By how much it may move where each log-probability that it rests on moves by a nat, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """What a rehearsed update took."""
 
@@ -130,6 +139,15 @@ class RecordedScorer(Scorer, Protocol):
     @staticmethod
     def version_of(checkpoint: Path) -> int:
         """The policy version in a checkpoint. Raises UserError where that is not known."""
+        ...
+
+    def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
+        """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
+        ...
+
+    def losses(self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None) -> dict[str, LossAgain]:
+        """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch, as its
+        trainer computes them. `version`: that of the weights; `reference`: [T] per sample, read with a KL term."""
         ...
 
     def widen(self) -> bool:

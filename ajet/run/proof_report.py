@@ -46,6 +46,10 @@ def as_json(report: Report) -> str:
         "wrong_steps": [asdict(each) for each in report.wrong_steps],
         "held_steps": report.held_steps,
         "unheld_steps": dict(report.unheld_steps),
+        "held_losses": report.held_losses,
+        "unheld_losses": dict(report.unheld_losses),
+        "held_draws": report.held_draws,
+        "unheld_draws": dict(report.unheld_draws),
         "altered": report.altered,
         "outside": list(OUTSIDE),
         "spreads": [
@@ -127,6 +131,14 @@ def show(report: Report, console: Console) -> None:
         _say(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
     for reason, count in report.unheld_steps.most_common():
         _say(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
+    if report.held_losses:
+        _say(console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens.")
+    for reason, count in report.unheld_losses.most_common():
+        _say(console, f"Loss of {counted(count, 'step')} not computed again: {reason}.")
+    if report.held_draws:
+        _say(console, f"What the curriculum drew for {counted(report.held_draws, 'epoch')} drawn again.")
+    for reason, count in report.unheld_draws.most_common():
+        _say(console, f"What the curriculum drew for {counted(count, 'epoch')} not drawn again: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,18 @@ from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics
+from ajet.run.proof_draws import HeldDraws
+from ajet.run.proof_losses import HeldLosses
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
 
 if TYPE_CHECKING:
+    from ajet.backbone.contract import RecordedScorer
     from ajet.config import AjetConfig, Experiment
     from ajet.schema.batch import TrainingBatch
-    from ajet.schema.episode import Episode, Outcome
+    from ajet.schema.call import Floats
+    from ajet.schema.episode import Episode, Outcome, UntrainedReason
 
 HELD = (
     *("episodes", "scored", "failed", "aborted", "no_score", "calls", "sampled_tokens", "forks", "reward"),
@@ -75,7 +79,10 @@ class HeldSteps:
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._rows = _last_rows(run / "metrics.jsonl")
         self._unfinished = _is_unfinished_evaluation(run)
-        self._count = _tasks_an_epoch(run, self._settings)
+        frontier = _frontier(run, self._settings)
+        self._count = _tasks_an_epoch(frontier)
+        self.draws = HeldDraws(self._settings, frontier, self._rows)
+        self.losses = HeldLosses()
         self._seen: dict[str, list[int]] = defaultdict(list)
         """The steps of each episode."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
@@ -92,6 +99,8 @@ class HeldSteps:
             self.unheld["an earlier version recorded them"] += split == "train"
             return []
         said = [*self._names(step, found), *self._groups(split, found), *self._order(split, found)]
+        if split == "train":
+            said += self.draws.hold(step, _groups_of(found))
         if split == "train" and sound and not said:
             said += self._credit(step, found)
         return [WrongStep(step, split, what) for what in said]
@@ -164,12 +173,9 @@ class HeldSteps:
 
     def _credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         outcomes = {episode.uuid: outcome for episode, outcome in found}
-        groups = [
-            Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
-            for members in _by_group(found).values()
-        ]
-        left = {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
-        trained = sorted((group for group in groups if left[group.order] is None), key=lambda group: group.order)
+        groups = _groups_of(found)
+        left = _left(groups, outcomes)
+        trained = _trained(groups, outcomes)
         row = self._rows.get(step)
         if row is None:
             if step < max(self._rows, default=step):
@@ -198,6 +204,20 @@ class HeldSteps:
         for name, value in {"train/trained_tokens": batch.trained_tokens, **batch.metrics}.items():
             if name in row and not _close(row[name], value):
                 yield f"{name} is {row[name]:g} in metrics.jsonl, {value:g} by the episodes"
+        self.losses.expect(step, batch, row, self._settings)
+
+    def hold_loss(
+        self,
+        scorer: RecordedScorer,
+        step: int,
+        found: Sequence[tuple[Episode, Outcome]],
+        reference: Callable[[TrainingBatch], Sequence[Floats] | None],
+    ) -> list[WrongStep]:
+        """What of the loss of a step, which was held and is one of `losses.begun_with`, does not follow."""
+        outcomes = {episode.uuid: outcome for episode, outcome in found}
+        batch = self._batch(step, _trained(_groups_of(found), outcomes), outcomes)
+        said = self.losses.hold(scorer, step, batch, self._rows[step], reference(batch))
+        return [WrongStep(step, "train", what) for what in said]
 
     def _accounts(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
@@ -260,6 +280,23 @@ def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[
     return groups
 
 
+def _groups_of(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
+    return [
+        Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
+        for members in _by_group(found).values()
+    ]
+
+
+def _left(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> dict[int, UntrainedReason | None]:
+    """Why each group is in no batch; None: it is in the step's."""
+    return {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
+
+
+def _trained(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[Group]:
+    left = _left(groups, outcomes)
+    return sorted((group for group in groups if left[group.order] is None), key=lambda group: group.order)
+
+
 def _is_unfinished_evaluation(run: Path) -> bool:
     """An evaluation records attempt by attempt, and one that was ended goes on later."""
     status = read_status(run) or {}
@@ -271,15 +308,20 @@ def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
 
 
-def _tasks_an_epoch(run: Path, settings: AjetConfig) -> int | None:
-    """As the newest checkpoint says; None where none does."""
+def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
+    """What the newest checkpoint holds of the order of tasks; nothing where there is none."""
     folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
     try:
         latest = Checkpoints(folder).latest()
     except UserError:
-        return None
+        return {}
     state = latest.state if latest is not None else {}
-    told = (state.get("frontier") or state.get("order") or {}).get("count")
+    return dict(state.get("frontier") or state.get("order") or {})
+
+
+def _tasks_an_epoch(frontier: Mapping[str, Any]) -> int | None:
+    """As the checkpoint says; None where none does."""
+    told = frontier.get("count")
     return told if isinstance(told, int) and told > 0 else None
 
 

@@ -1,8 +1,8 @@
 """`ajet prove`: recorded episodes derived a second time, token by token.
 
 Invariant: what is printed as checked was checked: ids by rendering, extending, parsing, tracking and packing again;
-log-probabilities by the trainer's own forward pass at the weights that sampled them. Where those weights are gone, it
-says so step by step.
+log-probabilities by the trainer's own forward pass at the weights that sampled them, losses at those that an update
+began with. Where those weights are gone, it says so step by step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from ajet.run.recompute import WRITTEN, Recomputation, versions_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from ajet.backbone.contract import RecordedScorer
     from ajet.config import AjetConfig, Experiment
+    from ajet.schema.batch import TrainingBatch
+    from ajet.schema.call import Floats
     from ajet.schema.episode import Episode, Outcome, Split
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
@@ -92,6 +95,14 @@ class Report:
     """Training steps whose credit was computed again."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
     """Those whose credit was not, by reason."""
+    held_draws: int = 0
+    """Epochs of which what the curriculum drew was drawn again."""
+    unheld_draws: Counter[str] = field(default_factory=Counter)
+    """Those of which it was not, by reason."""
+    held_losses: int = 0
+    """Steps whose loss was computed again."""
+    unheld_losses: Counter[str] = field(default_factory=Counter)
+    """Those, of a credit that was, whose loss was not, by reason."""
     altered: list[str] = field(default_factory=list)
     """Episodes that were changed while they waited in the store, which no step was made of."""
     spreads: list[StepSpread] = field(default_factory=list)
@@ -147,7 +158,7 @@ def prove_recorded(
         )
     by_weights = not ids_only and "recomputes" in experiment.backbone.can
     experiment.ajet.model.path = str(_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
-    _prove_ids(report, experiment)
+    steps = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
     if not report.proof.counts["sampled"].tokens and report.proof.ok:
@@ -161,7 +172,10 @@ def prove_recorded(
     elif not by_weights:
         report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
-        _prove_logprobs(report, experiment, model, at_most, tolerance)
+        _prove_logprobs(report, experiment, model, at_most, tolerance, steps)
+    if steps is not None:
+        asked = not report.why_not and at_most is None
+        report.held_losses, report.unheld_losses = steps.losses.held, steps.losses.unheld(asked=asked)
     return report
 
 
@@ -201,7 +215,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
     )
 
 
-def _prove_ids(report: Report, experiment: Experiment) -> None:
+def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.rollout.wiring import renderer_of
@@ -238,13 +252,29 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
         played = [(play.step, play.split) for play in report.plays]
         report.wrong_steps += steps.together(played if report.target.whole else None)
         report.held_steps, report.unheld_steps = steps.held, +steps.unheld
+        report.held_draws, report.unheld_draws = steps.draws.held, steps.draws.unheld
+    return steps
 
 
 def _prove_logprobs(
-    report: Report, experiment: Experiment, model: str, at_most: int | None, tolerance: float | None
+    report: Report,
+    experiment: Experiment,
+    model: str,
+    at_most: int | None,
+    tolerance: float | None,
+    steps: HeldSteps | None,
 ) -> None:
-    """`model`: what a person calls the one that the run began with."""
+    """`model`: what a person calls the one that the run began with; `steps`: whose losses are held, too, where all is
+    recomputed."""
     from ajet.backbone import open_scorer
+
+    first: list[RecordedScorer] = []
+
+    def reference(batch: TrainingBatch) -> Sequence[Floats] | None:
+        if not experiment.ajet.trainer_common.use_kl_loss:
+            return None
+        first[:] = first or [open_scorer(experiment, None)]
+        return first[0].reference(batch.samples, batch.temperature)
 
     wanted = {version for play in report.plays for version in play.sampled if version >= 0}
     weights = _weights(report.target.run, experiment)
@@ -263,6 +293,10 @@ def _prove_logprobs(
                 episodes = [episode for episode, _ in _episodes(report.target, play.file, [])][:at_most]
                 play.recomputed += again.hold(report.proof, episodes, play.step, play.split)
                 bar.advance()
+            for play in report.plays if steps is not None and at_most is None else ():
+                if play.split == "train" and play.step in steps.losses.begun_with(version):
+                    found = list(_episodes(report.target, play.file, []))
+                    report.wrong_steps += steps.hold_loss(scorer, play.step, found, reference)
             report.spreads += [
                 StepSpread(step, split, version, which, spread) for step, split, which, spread in again.spreads()
             ]

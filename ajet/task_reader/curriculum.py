@@ -3,7 +3,8 @@
 Invariants: an epoch is drawn without replacement, so that a task is in it once at most, and none has a chance of 0;
 what is drawn is a function of the seed, the epoch, the task's id and the share of attempts at it that had succeeded
 when the epoch's first task was asked for. These shares, and the epochs that may still be under way, are in the
-checkpoint, so that a killed run draws again what it drew.
+checkpoint, so that a killed run draws again what it drew; so are the ids of all tasks, drawn or not, so that whoever
+has the record can draw again, too.
 
 The draw is a weighted one by exponential races (Efraimidis and Spirakis, 2006): with u from a hash of seed, epoch and
 id, the tasks with the smallest -log(u) / w come first. With p the share, (successes + 1) / (attempts + 2), w is floor +
@@ -61,7 +62,11 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         """As JSON values for a checkpoint."""
-        return {"seen": self._seen, "epochs": {str(number): ids for number, ids in self._epochs.items()}}
+        return {
+            "ids": self._ids,
+            "seen": self._seen,
+            "epochs": {str(number): ids for number, ids in self._epochs.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """What a checkpoint holds."""

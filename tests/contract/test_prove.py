@@ -20,6 +20,7 @@ from ajet.run.audit import audit_whole, trail_of_step, trail_of_task
 from ajet.run.audit_export import export
 from ajet.run.audit_report import as_json as audit_json
 from ajet.run.gc import collect
+from ajet.run.proof_losses import GONE, NOT_ASKED
 from ajet.run.proof_report import as_json
 from ajet.run.proof_steps import REMOVED
 from ajet.run.prove import Report, prove_recorded
@@ -185,6 +186,23 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     finally:
         logger.remove(sink)
         backbone.close()
+
+
+def test_the_loss_of_each_step_is_computed_again_at_the_weights_that_it_began_with(run, copy):
+    report = proven(run)
+    assert report.ok and report.held_losses == 2 and not report.unheld_losses, report.wrong_steps
+    ids = proven(run, ids_only=True)
+    assert ids.held_losses == 0 and ids.unheld_losses == {NOT_ASKED: 2}
+    path = copy / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    told = next(row for row in rows if row.get("step") == 2 and "loss" in row)
+    told["loss"], honest = told["loss"] + 0.01, told["loss"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (wrong,) = proven(copy).wrong_steps
+    assert wrong.step == 2 and wrong.what.startswith(f"loss is {told['loss']} in metrics.jsonl, {honest:.4g}"[:-3])
+    shutil.rmtree(copy / "checkpoints" / "step-1")
+    gone = proven(copy)
+    assert gone.ok and gone.held_losses == 1 and gone.unheld_losses == {GONE: 1}
 
 
 # Each change of the record, and how it is named.

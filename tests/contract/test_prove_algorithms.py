@@ -17,6 +17,8 @@ from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
+from ajet.run.proof_draws import NOT_ALL
+from ajet.run.proof_losses import SEVERAL
 from ajet.run.proof_steps import NO_REFERENCE
 from ajet.run.prove import Report, prove_recorded
 from tests.ajet_command import metric_rows
@@ -143,6 +145,61 @@ def test_the_credit_of_each_algorithm_is_computed_again(project, name):
     pretend(run, key, other)
     told = {wrong.what.partition(" ")[2].partition(" ")[0] for wrong in proven(run).wrong_steps}
     assert "credit" in told, "the record rests on this setting"
+
+
+@pytest.mark.slow
+@pytest.mark.extra_slow
+def test_what_a_curriculum_drew_is_drawn_again(project):
+    """Four tasks an epoch, two a step: the second epoch follows from what came of the first (that other outcomes give
+    other draws: `unit/test_proof_draws.py`)."""
+    draws = "data.curriculum={prefer: hard, share: 0.5, floor: 0.01}"
+    run = trained(project, draws, "trainer_common.total_training_steps=4")
+    report = proven(run)
+    assert report.ok and report.held_draws == 2 and not report.unheld_draws, report.wrong_steps
+    parts = prove_recorded(str(run), run.parent, steps=[3], ids_only=True)
+    assert parts.ok and parts.held_draws == 0 and parts.unheld_draws == {NOT_ALL: 1}
+    pretend(run, "seed", 8)
+    said = [wrong.what for wrong in proven(run).wrong_steps]
+    assert any(what.startswith("position ") and "the curriculum draws" in what for what in said), said
+
+
+LOSSES: dict[str, tuple[str, ...]] = {
+    "kl": ("trainer_common.use_kl_loss=true", "trainer_common.kl_loss_coef=0.5"),
+    "kl over adapters": (
+        "trainer_common.use_kl_loss=true", "trainer_common.kl_loss_coef=0.5", "trainer_common.lora.rank=4",
+    ),
+    "replies": (f"{ALGORITHM}.policy_loss=gspo", f"{ALGORITHM}.is_cap=1.5", "rollout.top_p=0.8"),
+    "bfloat16": ("trainer_common.use_kl_loss=true", "model.dtype=bfloat16", f"{ALGORITHM}.is_cap=1.5"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.extra_slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_of_each_kind_is_computed_again(project, name):
+    run = trained(project, *LOSSES[name], "trainer_common.save_freq=1")
+    report = prove_recorded(str(run), run.parent)
+    assert report.ok and report.held_losses == 2 and not report.unheld_losses, report.wrong_steps
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert abs(rows[1]["loss"]) > 1e-4, "there is something to tell"
+    for key in ("loss", "kl") if "kl" in name else ("loss",):
+        path, moved = run / "metrics.jsonl", rows[1][key] * 1.1 + 0.01
+        before = path.read_text()
+        lines = [json.loads(line) for line in before.splitlines()]
+        next(row for row in lines if row.get("step") == 2 and "tasks" in row)[key] = moved
+        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        assert [wrong.what.split()[:3] for wrong in prove_recorded(str(run), run.parent).wrong_steps] == [
+            [key, "is", str(moved)]
+        ]
+        path.write_text(before)
+
+
+@pytest.mark.slow
+@pytest.mark.extra_slow
+def test_a_loss_of_several_optimizer_steps_is_counted(project):
+    run = trained(project, "trainer_common.mini_batch_num=2", "trainer_common.save_freq=1")
+    report = prove_recorded(str(run), run.parent)
+    assert report.ok and report.held_losses == 0 and report.unheld_losses == {SEVERAL: 2}
 
 
 PAIRS = [

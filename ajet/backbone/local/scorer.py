@@ -6,22 +6,31 @@ no optimizer, no engine and no gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.algorithm import opened
+from ajet.algorithm.token_loss import TokenLoss
+from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint as checkpoints
 from ajet.backbone.local.lora import with_saved
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
 from ajet.backbone.local.policy import Policy
-from ajet.context_tracker.packing import PackedRow
+from ajet.backbone.local.recorded_loss import losses_again
+from ajet.backbone.scoring import scored
+from ajet.context_tracker.packing import PackedRow, pack
 from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ajet.backbone.contract import LossAgain
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import Experiment
+    from ajet.schema.batch import Sample, TrainingBatch
 
 
 class ForwardScorer:
@@ -72,6 +81,7 @@ class Scorer(ForwardScorer):
         lora, start = config.trainer_common.lora, source.folder if checkpoint is None else None
         if start is not None:
             lora = with_saved(lora, start)
+        self._experiment = experiment
         self._policy = Policy(model, lora=lora, reference=False, start=start)
         if checkpoint is not None:
             checkpoints.read_weights(checkpoint, self._policy)
@@ -81,6 +91,27 @@ class Scorer(ForwardScorer):
     def version_of(checkpoint: Path) -> int:
         """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
         return checkpoints.version_of(checkpoint)
+
+    def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
+        """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
+        policy = self._policy
+        apart = bool(policy.adapters) or policy.adapted is not None
+        with policy.reference() if apart else nullcontext(policy.forward) as forward:
+            scorer = ForwardScorer(forward, policy.weights.values)
+            return scored(scorer, samples, tokens=self._row_tokens, temperature=temperature)
+
+    def losses(self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None) -> dict[str, LossAgain]:
+        """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch."""
+        config = self._experiment.ajet
+        tokens = TokenLoss.from_settings(config.trainer_common, opened(config, base=self._experiment.base))
+        rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
+        found = [self.logprobs(row, batch.temperature) for row in rows]
+        scale = mini_batch_scale(config.trainer_common.algorithm.loss_aggregation, batch.samples, batch.samples)
+        return losses_again(batch, tokens, rows, found, scale=scale, version=version, reference=reference)
+
+    @property
+    def _row_tokens(self) -> int:
+        return self._experiment.ajet.trainer_common.micro_batch_tokens
 
     def widen(self) -> bool:
         """Compute in float32 from here on, with the same weights. False where the device has no room for that: then

@@ -1,0 +1,78 @@
+"""A curriculum's draws, made again: which task it drew at each position, by what the record says came before.
+
+Invariant: an epoch is drawn again by the class that drew it (`task_reader.curriculum`), from the ids of all tasks in
+the newest checkpoint, the seed, and the attempts that the steps before it recorded; it was drawn with the first step
+that took one of its positions. Where a step before it is not there to be read, what that epoch drew is counted by
+reason, not held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet.task_reader.curriculum import Curriculum
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.schema.episode import Group
+
+NO_IDS = "no checkpoint names the tasks that were not drawn (an earlier version's does not)"
+NOT_ALL = "the episodes of a step before it were not looked at, or are not there"
+TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
+"""Of a row of metrics.jsonl: the positions that its step had taken."""
+
+
+class HeldDraws:
+    """Of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the order of tasks;
+    `rows`: of metrics.jsonl, by training step."""
+
+    def __init__(
+        self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        self._rows, self._next, self._whole = rows, 1, True
+        self._drawn: dict[int, list[str] | None] = {}
+        """Epoch -> its tasks; None where they cannot be drawn again."""
+        wanted, self._curriculum = settings.data.curriculum, None
+        self._draws = wanted.prefer is not None
+        ids = (frontier.get("curriculum") or {}).get("ids")
+        if self._draws and ids:
+            self._curriculum = Curriculum([str(each) for each in ids], wanted, settings.seed)
+
+    @property
+    def held(self) -> int:
+        """Epochs that were drawn again."""
+        return sum(tasks is not None for tasks in self._drawn.values())
+
+    @property
+    def unheld(self) -> Counter[str]:
+        """Those that were not, by reason."""
+        lacking = NO_IDS if self._curriculum is None else NOT_ALL
+        return +Counter({lacking: sum(tasks is None for tasks in self._drawn.values())})
+
+    def hold(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
+        """What of the groups of a step stands where it was not drawn."""
+        if not self._draws:
+            return
+        if self._curriculum is None:
+            self._drawn[0] = None  # how long an epoch is nobody says, either
+            return
+        self._whole = self._whole and all(not self._played(each) for each in range(self._next, step))
+        self._next = step + 1
+        row = self._rows.get(step, {})
+        taken = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
+        size = len(self._curriculum)
+        for epoch in sorted({order // size for order in taken if order >= 0} - self._drawn.keys()):
+            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._whole else None
+        for group in groups:
+            epoch, place = divmod(group.order, size)
+            drawn = self._drawn.get(epoch)
+            if drawn is not None and drawn[place] != group.task.task_id:
+                yield f"position {group.order} has task {group.task.task_id}, and the curriculum draws {drawn[place]}"
+        self._curriculum.learned(groups)
+
+    def _played(self, step: int) -> bool:
+        """Whether a step that was not looked at recorded attempts."""
+        row = self._rows.get(step)
+        return row is None or any(row.get(name) for name in ("tasks", "again", "discarded"))
