@@ -140,6 +140,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
+    if options.steps <= WARM:
+        parser.error(f"--steps: more than the {WARM} that are not counted")
     limits = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
