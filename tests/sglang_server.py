@@ -27,6 +27,7 @@ import numpy as np
 from tests.killable import KillableServer
 
 CONTEXT = 512
+BEGUN = "One and two"
 KEPT = 6
 """Of its context, for itself."""
 
@@ -54,7 +55,10 @@ def sglang_server() -> Iterator[str]:
 
 
 class SglangProcess(KillableServer):
-    """The same in a process of its own, which may be killed and started again at its address."""
+    """The same in a process of its own, which may be killed and started again at its address. `held`: streamed replies
+    say `BEGUN` and then stand still, so that a kill falls into their middle."""
+
+    held = False
 
     @property
     def url(self) -> str:
@@ -63,7 +67,7 @@ class SglangProcess(KillableServer):
 
     def command(self) -> Sequence[str]:
         """See KillableServer."""
-        return [sys.executable, "-m", "tests.sglang_server", str(self.port)]
+        return [sys.executable, "-m", "tests.sglang_server", str(self.port), *(["held"] if self.held else [])]
 
     def until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         """See KillableServer."""
@@ -76,29 +80,30 @@ class SglangProcess(KillableServer):
             time.sleep(0.05)
 
 
-def main(port: int) -> None:
+def main(port: int, *, held: bool) -> None:
     """In a process of its own, until it is ended."""
     import torch
     import uvicorn
 
     torch.set_num_threads(1)
-    uvicorn.run(SglangApp().routes(), port=port, log_level="error", lifespan="off")
+    uvicorn.run(SglangApp(held=held).routes(), port=port, log_level="error", lifespan="off")
 
 
 class SglangApp:
     """Its routes, and what is behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, held: bool = False) -> None:
         import torch
 
         from ajet.engine.model_source import locate
-        from ajet.engine.models import load_model
+        from ajet.engine.models import load_model, load_tokenizer
         from ajet.engine.transformers import TransformersEngine
 
         self._model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
         self._scorer = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
         self.engine = TransformersEngine(self._model, max_num_seqs=16)
         self.name, self._draws, self._aborts = "default", 0, 0
+        self._begun = load_tokenizer(locate("embedded:tiny-tools")).encode(BEGUN) if held else []
 
     def routes(self) -> Any:
         """The ASGI app."""
@@ -174,6 +179,10 @@ class SglangApp:
             return _json(last)
 
         async def lines() -> AsyncIterator[str]:
+            if self._begun:
+                rows = [[-1.0, token, None] for token in self._begun]
+                yield f"data: {json.dumps(_event(self._begun, rows, None, {'weight_version': self.name}))}\n\n"
+                await asyncio.Event().wait()  # for ever
             async for event in self._events(body):
                 yield f"data: {json.dumps(event)}\n\n"
             yield "data: [DONE]\n\n"
@@ -232,4 +241,4 @@ def _json(content: dict[str, Any], status: int = 200) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), held="held" in sys.argv)
