@@ -158,7 +158,7 @@ def prove_recorded(
         )
     by_weights = not ids_only and "recomputes" in experiment.backbone.can
     experiment.ajet.model.path = str(_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
-    steps = _prove_ids(report, experiment)
+    held = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
     if not report.proof.counts["sampled"].tokens and report.proof.ok:
@@ -172,10 +172,10 @@ def prove_recorded(
     elif not by_weights:
         report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
-        _prove_logprobs(report, experiment, model, at_most, tolerance, steps)
-    if steps is not None:
+        _prove_logprobs(report, experiment, model, at_most, tolerance, held)
+    if held is not None:
         asked = not report.why_not and at_most is None
-        report.held_losses, report.unheld_losses = steps.losses.held, steps.losses.unheld(asked=asked)
+        report.held_losses, report.unheld_losses = held.losses.held, held.losses.unheld(asked=asked)
     return report
 
 
@@ -262,10 +262,10 @@ def _prove_logprobs(
     model: str,
     at_most: int | None,
     tolerance: float | None,
-    steps: HeldSteps | None,
+    held: HeldSteps | None,
 ) -> None:
-    """`model`: what a person calls the one that the run began with; `steps`: whose losses are held, too, where all is
-    recomputed."""
+    """`model`: what a person calls the one that the run began with; `held`: the steps whose losses are held, too, where
+    all is recomputed."""
     from ajet.backbone import open_scorer
 
     first: list[RecordedScorer] = []
@@ -293,10 +293,11 @@ def _prove_logprobs(
                 episodes = [episode for episode, _ in _episodes(report.target, play.file, [])][:at_most]
                 play.recomputed += again.hold(report.proof, episodes, play.step, play.split)
                 bar.advance()
-            for play in report.plays if steps is not None and at_most is None else ():
-                if play.split == "train" and play.step in steps.losses.begun_with(version):
-                    found = list(_episodes(report.target, play.file, []))
-                    report.wrong_steps += steps.hold_loss(scorer, play.step, found, reference)
+            begun = held.losses.begun_with(version) if held is not None and at_most is None else ()
+            for play in (play for play in report.plays if play.split == "train" and play.step in begun):
+                assert held is not None, "else none has begun"
+                found = list(_episodes(report.target, play.file, []))
+                report.wrong_steps += held.hold_loss(scorer, play.step, found, reference)
             report.spreads += [
                 StepSpread(step, split, version, which, spread) for step, split, which, spread in again.spreads()
             ]
