@@ -104,6 +104,11 @@ class ChainIndex:
         """What the link of a start says; {} for none."""
         return self._link(self._starts[link]) if link in self._starts else {}
 
+    def settings(self) -> list[tuple[int, str]]:
+        """Of each start, in their order: the step that it went on after, and the digest of its resolved.yaml."""
+        starts = (self._link(at) for at in self._starts.values())
+        return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
+
     def _found(self, needle: bytes, wanted: Any) -> list[Found]:
         found: list[Found] = []
         end = 0

@@ -30,6 +30,9 @@ TIGHTENED = "engine and trainer were apart, and its importance weights were boun
 SKIPPED = "its loss was not finite, and no step was taken"
 GONE = "no checkpoint has the weights that its update began with"
 NOT_ASKED = "log-probabilities were not recomputed, or not all of them (--ids-only, --at-most)"
+OTHERS = (
+    "it does not follow from the settings of now, and was trained under others: the run went on with changed values"
+)
 NO_LOSS = "its row in metrics.jsonl has none"
 
 
@@ -78,8 +81,11 @@ class HeldLosses:
         batch: TrainingBatch,
         row: Mapping[str, Any],
         reference: Sequence[Floats] | None,
+        *,
+        others: bool,
     ) -> list[str]:
-        """What of the step's numbers does not follow. `scorer`: of the weights that its update began with."""
+        """What of the step's numbers does not follow. `scorer`: of the weights that its update began with; `others`:
+        the step was trained under other settings than those of now."""
         self._held.add(step)
         again = scorer.losses(batch, version=self._before[step], reference=reference)
         floor = FLOOR.get(scorer.dtype, FLOOR["bfloat16"])
@@ -89,6 +95,11 @@ class HeldLosses:
             told = row.get(name)
             if not isinstance(told, int | float) or not abs(told - found.value) <= allowed:
                 wrong.append(f"{name} is {told} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
+        if wrong and others:
+            self._held.discard(step)
+            del self._before[step]
+            self._why[OTHERS] += 1
+            return []
         return wrong
 
     @property

@@ -21,6 +21,7 @@ from ajet.algorithm.given_replies import likelihood_batch, pairs_batch
 from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
+from ajet.record.chain_index import ChainIndex
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
 from ajet.record.status import read_status
@@ -28,7 +29,7 @@ from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics
 from ajet.run.proof_draws import HeldDraws
-from ajet.run.proof_losses import HeldLosses
+from ajet.run.proof_losses import OTHERS, HeldLosses
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
@@ -79,6 +80,7 @@ class HeldSteps:
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._rows = _last_rows(run / "metrics.jsonl")
         self._unfinished = _is_unfinished_evaluation(run)
+        self._other_settings = _other_settings(run)
         frontier = _frontier(run, self._settings)
         self._count = _tasks_an_epoch(frontier)
         self.draws = HeldDraws(self._settings, frontier, self._rows)
@@ -198,13 +200,27 @@ class HeldSteps:
         for group in groups:
             if (why := left[group.order]) is not None:
                 expected |= discarded([group], why)
+        wrong = list(self._compared(row, batch, expected, outcomes))
+        if wrong and self._other_settings(step):
+            self.held -= 1
+            self.unheld[OTHERS] += 1
+            return
+        yield from wrong
+        self.losses.expect(step, batch, row, self._settings)
+
+    def _compared(
+        self,
+        row: Mapping[str, Any],
+        batch: TrainingBatch,
+        expected: Mapping[str, Outcome],
+        outcomes: Mapping[str, Outcome],
+    ) -> Iterator[str]:
         for uuid, outcome in outcomes.items():
             if not _alike(again := expected.get(uuid, NO_OUTCOME), outcome):
                 yield f"the credit of episode {uuid} is {_words(outcome)}; its group gives {_words(again)}"
         for name, value in {"train/trained_tokens": batch.trained_tokens, **batch.metrics}.items():
             if name in row and not _close(row[name], value):
                 yield f"{name} is {row[name]:g} in metrics.jsonl, {value:g} by the episodes"
-        self.losses.expect(step, batch, row, self._settings)
 
     def hold_loss(
         self,
@@ -216,7 +232,8 @@ class HeldSteps:
         """What of the loss of a step, which was held and is one of `losses.begun_with`, does not follow."""
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._batch(step, _trained(_groups_of(found), outcomes), outcomes)
-        said = self.losses.hold(scorer, step, batch, self._rows[step], reference(batch))
+        others = self._other_settings(step)
+        said = self.losses.hold(scorer, step, batch, self._rows[step], reference(batch), others=others)
         return [WrongStep(step, "train", what) for what in said]
 
     def _accounts(
@@ -306,6 +323,18 @@ def _is_unfinished_evaluation(run: Path) -> bool:
 def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
     """Of each training step; `tasks` tells them from a validation's."""
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
+
+
+def _other_settings(run: Path) -> Callable[[int], bool]:
+    """Whether a step was trained under other settings than those that the run has now: it went on with changed
+    values, and what they were before no file has."""
+    with ChainIndex(run) as chain:
+        starts = chain.settings()
+
+    def other(step: int) -> bool:
+        return any(digest != starts[-1][1] for at, digest in [each for each in starts if each[0] < step][-1:])
+
+    return other
 
 
 def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:

@@ -270,8 +270,8 @@ def test_variations_of_an_example_with_other_numbers_are_trained_on(server: Judg
 
 
 def test_an_embedding_server_is_asked_again_as_models_that_write_are(server: JudgeServer, tmp_path: Path) -> None:
-    """Rate limits, what its server broke at, a connection that ends and one that hangs cost a wait; a key that is
-    refused, or an answer that is none, does not."""
+    """Rate limits and what its server broke at cost a wait; a key that is refused, or an answer that is none, does
+    not."""
     wrong: list[Any] = []
     writes = server.say
     plain = embedding(writes)

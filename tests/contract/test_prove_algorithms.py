@@ -18,7 +18,7 @@ from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.proof_draws import NOT_ALL
-from ajet.run.proof_losses import SEVERAL
+from ajet.run.proof_losses import OTHERS, SEVERAL
 from ajet.run.proof_steps import NO_REFERENCE
 from ajet.run.prove import Report, prove_recorded
 from tests.ajet_command import metric_rows
@@ -200,6 +200,30 @@ def test_a_loss_of_several_optimizer_steps_is_counted(project):
     run = trained(project, "trainer_common.mini_batch_num=2", "trainer_common.save_freq=1")
     report = prove_recorded(str(run), run.parent)
     assert report.ok and report.held_losses == 0 and report.unheld_losses == {SEVERAL: 2}
+
+
+@pytest.mark.slow
+@pytest.mark.extra_slow
+def test_steps_of_a_run_that_went_on_with_changed_values_are_counted_where_they_do_not_follow_from_those(project):
+    run = trained(project, "trainer_common.save_freq=1")
+    changed = (
+        f"{ALGORITHM}.loss_aggregation=token",
+        f"{ALGORITHM}.adv_estimator=rloo",
+        "trainer_common.total_training_steps=3",
+    )
+    overrides = ["experiment_name=run", "trainer_common.save_freq=1", *changed]
+    experiment = load_experiment(project / "run.yaml", backbone="local", overrides=overrides, exp_dir=project / "runs")
+    assert launch(experiment, LaunchOptions(rehearsal=False, resume=str(run))) == 0
+    report = prove_recorded(str(run), run.parent)
+    assert report.ok and report.held_losses == 1, report.wrong_steps
+    assert report.held_steps == 1 and report.unheld_steps == {OTHERS: 2}
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(row for row in lines if row.get("step") == 3 and "tasks" in row)["loss"] = 7.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert [wrong.what.split()[:3] for wrong in prove_recorded(str(run), run.parent).wrong_steps] == [
+        ["loss", "is", "7.0"]
+    ]
 
 
 PAIRS = [
