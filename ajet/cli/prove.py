@@ -13,10 +13,10 @@ def prove(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="RUN_OR_EPISODE",
+            metavar="[RUN_OR_EPISODE]", show_default=False,
             help="A run's name or folder, an episodes/step-N.jsonl, or the first letters of an episode's uuid.",
         ),
-    ],
+    ] = "",
     step: Annotated[
         Optional[list[int]],  # noqa: UP045
         typer.Option("--step", metavar="N", help="Only this step; may be given several times.", show_default=False),
@@ -40,16 +40,55 @@ def prove(
         bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store", metavar="URI", show_default=False,
+            help="Prove what this store holds, without a run's folder: sqlite:PATH or mongodb://HOST/DATABASE.",
+        ),
+    ] = "",
+    run: Annotated[
+        str,
+        typer.Option("--run", metavar="NAME", help="With --store: of this run, and no other.", show_default=False),
+    ] = "",
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
+    from ajet.schema.errors import UserError
+
+    if run and not store:
+        raise UserError("--run says whose store it is, and there is no --store.", where="command line")
+    if not target and not store:
+        expected = "RUN_OR_EPISODE, or --store URI"
+        raise UserError("It is not said what to prove.", where="command line", expected=expected)
+    show_logs("ERROR" if as_json else "WARNING")
+    if store:
+        from ajet.run.prove_store import prove_stored
+        from ajet.run.prove_store_report import as_json as stored_json
+        from ajet.run.prove_store_report import show as show_stored
+
+        found = prove_stored(
+            store,
+            run=run,
+            episode=target,
+            steps=step or (),
+            at_most=at_most,
+            ids_only=ids_only,
+            tolerance=tolerance,
+            fetch=fetch,
+        )
+        if as_json:
+            typer.echo(stored_json(found))
+        else:
+            show_stored(found, console)
+        return 0 if found.ok else 1
+
     from ajet.run.proof_report import as_json as spelled
     from ajet.run.proof_report import keep, show
     from ajet.run.prove import prove_recorded
 
-    show_logs("ERROR" if as_json else "WARNING")
     report = prove_recorded(
         target,
         exp_dir.absolute(),

@@ -8,7 +8,7 @@ began with. Where those weights are gone, it says so step by step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
 20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
+Weights = dict[int, tuple[Path | None, str]]
+"""Policy version -> (checkpoint, how a person calls it); None is the model that the run began with."""
 OUTSIDE = (
     "what judges and other models answered, and tools whose uses were not recorded",
     "what workflows printed and noted, names of agents within a conversation, times",
@@ -172,7 +174,13 @@ def prove_recorded(
     elif not by_weights:
         report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
-        _prove_logprobs(report, experiment, model, at_most, tolerance, held)
+        weights: Weights = {0: (None, model)} | weights_in(_checkpoints(target.run, experiment), experiment)
+
+        def read(play: PlayedFile) -> list[Episode]:
+            return [episode for episode, _ in _episodes(target, play.file, [])]
+
+        holds = _holds_losses(report, experiment, held) if held is not None and at_most is None else None
+        prove_logprobs(report, experiment, weights, read, at_most, tolerance, holds)
     if held is not None:
         asked = not report.why_not and at_most is None
         report.held_losses, report.unheld_losses = held.losses.held, held.losses.unheld(asked=asked)
@@ -185,13 +193,30 @@ def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetc
     from ajet.engine.model_source import at_hand
     from ajet.run.recorded_model import recorded_model
 
-    if not weights and at_hand(named, base=experiment.base, weights=False) is None:
-        folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
-        saved = [each.path for each in Checkpoints(folder).all() if (each.path / "tokenizer.json").is_file()]
-        if saved:
-            return saved[-1]
+    lacking = not weights and at_hand(named, base=experiment.base, weights=False) is None
+    if lacking and (saved := tokenizer_in(_checkpoints(run, experiment))) is not None:
+        return saved
     otherwise = "--ids-only needs no weights" if weights else ""
     return recorded_model(named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise)
+
+
+def tokenizer_in(checkpoints: Checkpoints) -> Path | None:
+    """The newest that has one: they are all the same."""
+    saved = [each.path for each in checkpoints.all() if (each.path / "tokenizer.json").is_file()]
+    return saved[-1] if saved else None
+
+
+def words_of(experiment: Experiment) -> tuple[Any, Any]:
+    """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.rollout.wiring import renderer_of
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    source = locate(settings.model.path)
+    tokenizer = load_tokenizer(source)
+    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest: int | None = None) -> Proof:
@@ -216,14 +241,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
 
 
 def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.rollout.wiring import renderer_of
-
-    settings = experiment.ajet
-    assert settings.model.path is not None
-    source = locate(settings.model.path)
-    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source, weights=False)))
+    settings, (_, words) = experiment.ajet, words_of(experiment)
     chain = read_chain(report.target.run)
     removed = chain.removed if chain is not None else {}
     steps = HeldSteps(experiment, report.target.run, removed) if not report.target.episode else None
@@ -256,30 +274,19 @@ def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
     return steps
 
 
-def _prove_logprobs(
+def prove_logprobs(
     report: Report,
     experiment: Experiment,
-    model: str,
+    weights: Weights,
+    read: Callable[[PlayedFile], Sequence[Episode]],
     at_most: int | None,
     tolerance: float | None,
-    held: HeldSteps | None,
+    holds: Callable[[int, RecordedScorer], None] | None = None,
 ) -> None:
-    """`model`: what a person calls the one that the run began with; `held`: the steps whose losses are held, too, where
-    all is recomputed."""
+    """`read`: the episodes of what was played; `holds`: asked of each version whose weights are at hand."""
     from ajet.backbone import open_scorer
 
-    first: list[RecordedScorer] = []
-
-    def reference(batch: TrainingBatch) -> Sequence[Floats] | None:
-        if not experiment.ajet.trainer_common.use_kl_loss:
-            return None
-        first[:] = first or [open_scorer(experiment, None)]
-        return first[0].reference(batch.samples, batch.temperature)
-
     wanted = {version for play in report.plays for version in play.sampled if version >= 0}
-    weights = _weights(report.target.run, experiment)
-    if weights[0][0] is None:
-        weights[0] = None, model
     chosen = {version: weights[version] for version in sorted(wanted & weights.keys())}
     plays = [(version, play) for version in chosen for play in report.plays if play.sampled[version]]
     with Progress(Console(stderr=True)) as progress, progress.bar("log-probabilities", len(plays), "files") as bar:
@@ -290,19 +297,36 @@ def _prove_logprobs(
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
             again = Recomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
             for play in (play for other, play in plays if other == version):
-                episodes = [episode for episode, _ in _episodes(report.target, play.file, [])][:at_most]
-                play.recomputed += again.hold(report.proof, episodes, play.step, play.split)
+                play.recomputed += again.hold(report.proof, read(play)[:at_most], play.step, play.split)
                 bar.advance()
-            begun = held.losses.begun_with(version) if held is not None and at_most is None else ()
-            for play in (play for play in report.plays if play.split == "train" and play.step in begun):
-                assert held is not None, "else none has begun"
-                found = list(_episodes(report.target, play.file, []))
-                report.wrong_steps += held.hold_loss(scorer, play.step, found, reference)
+            if holds is not None:
+                holds(version, scorer)
             report.spreads += [
                 StepSpread(step, split, version, which, spread) for step, split, which, spread in again.spreads()
             ]
             del again
             del scorer
+
+
+def _holds_losses(report: Report, experiment: Experiment, held: HeldSteps) -> Callable[[int, RecordedScorer], None]:
+    """Holds the losses of the steps that began with a version's weights."""
+    from ajet.backbone import open_scorer
+
+    first: list[RecordedScorer] = []
+
+    def reference(batch: TrainingBatch) -> Sequence[Floats] | None:
+        if not experiment.ajet.trainer_common.use_kl_loss:
+            return None
+        first[:] = first or [open_scorer(experiment, None)]
+        return first[0].reference(batch.samples, batch.temperature)
+
+    def hold(version: int, scorer: RecordedScorer) -> None:
+        begun = held.losses.begun_with(version)
+        for play in (play for play in report.plays if play.split == "train" and play.step in begun):
+            found = list(_episodes(report.target, play.file, []))
+            report.wrong_steps += held.hold_loss(scorer, play.step, found, reference)
+
+    return hold
 
 
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
@@ -341,14 +365,15 @@ def _lacking(row: dict[str, Any]) -> int | None:
     return len(calls) if max(named, default=0) >= len(calls) and named else None
 
 
-def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, str]]:
-    """Policy version -> (checkpoint, how a person calls it). None: the model that the run began with."""
+def weights_in(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
+    """Of a run's checkpoints. Raises UserError where one is damaged."""
     from ajet.backbone import saved_version
 
-    found: dict[int, tuple[Path | None, str]] = {0: (None, str(experiment.ajet.model.path))}
-    folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
-    checkpoints = Checkpoints(folder)
     checkpoints.require_whole()
-    for checkpoint in checkpoints.all():
-        found[saved_version(experiment, checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
-    return found
+    return {
+        saved_version(experiment, each.path): (each.path, f"checkpoints/{each.path.name}") for each in checkpoints.all()
+    }
+
+
+def _checkpoints(run: Path, experiment: Experiment) -> Checkpoints:
+    return Checkpoints(checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir))

@@ -16,7 +16,7 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
-from ajet.store.opening import Address, note_elsewhere, open_shared
+from ajet.store.opening import Address, note_elsewhere, open_shared, recorded_settings
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
 from ajet.store.sqlite_store import SqliteStore
@@ -50,6 +50,7 @@ __all__ = [
     "note_elsewhere",
     "open_store",
     "open_shared",
+    "recorded_settings",
     "store_class",
     "store_address",
     "todays_state",
@@ -93,6 +94,7 @@ def open_store(
             at=at,
             rolls=True,
             run=ledger,
+            settings=recorded_settings(folder),
             redact=redact,
             usable=usable,
         )

@@ -21,6 +21,8 @@ from ajet.store.sqlite_store import SqliteStore
 
 ELSEWHERE = "store.address"
 """In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
+SETTINGS = "resolved.yaml"
+"""In a run's folder: its settings, without secrets."""
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
 _SERVERS = ("mongodb", "mongodb+srv")
 _EXPECTED = "sqlite:PATH, or mongodb://HOST:PORT/DATABASE"
@@ -78,6 +80,12 @@ def note_elsewhere(folder: Path, address: str) -> None:
     (folder / ELSEWHERE).write_text(address + "\n")
 
 
+def recorded_settings(folder: Path) -> str:
+    """Of the run that is recorded in `folder`, as its store is to keep them; "" where they are not there."""
+    path = folder / SETTINGS
+    return path.read_text() if path.exists() else ""
+
+
 def database_name(run: str) -> str:
     """That of a run: MongoDB allows no blanks, dots and slashes in one, and 63 bytes."""
     return re.sub(r"[^\w-]+", "_", run, flags=re.ASCII)[:60]
@@ -104,13 +112,14 @@ def open_shared(
     at: Mapping[str, Any] | None = None,
     rolls: bool = False,
     run: str = "",
+    settings: str = "",
     redact: Redactor | None = None,
     usable: Usable | None = None,
 ) -> SharedStore:
-    """The store at an address; `rolls`, `at`, `run` and `usable` are the trainer's, as `Opener` says. Raises
-    UserError."""
+    """The store at an address; `rolls`, `at`, `run`, `settings` and `usable` are the trainer's, as `Opener` says.
+    Raises UserError."""
     found = Address.of(address) if isinstance(address, str) else address
-    opener = Opener(lease_seconds, max_attempts, rolls, at, run, redact, usable)
+    opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, usable)
     if found.path is not None:
         return SqliteStore(found.path, opener)
     from ajet.store.mongo import MongoStore

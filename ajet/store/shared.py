@@ -75,6 +75,8 @@ class Opener:
     at: Mapping[str, Any] | None = None
     run: str = ""
     """The identity of the run whose ledger it is, once one trained."""
+    settings: str = ""
+    """The run's resolved YAML, which the trainer leaves for who has the store alone; "": it leaves what is there."""
     redact: Redactor | None = None
     """None: nothing is hidden."""
     usable: Usable | None = None

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ajet.record.episode_codec import decode, encode
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
-from ajet.store.seal import Sealed, Seals, held_whole
+from ajet.store.seal import Altered, Sealed, Seals, held_whole
 
 Row = tuple[Any, ...]
 
@@ -23,8 +23,9 @@ Row = tuple[Any, ...]
 class SqliteEpisodes:
     """Of the file `path`."""
 
-    def __init__(self, path: Path, redact: Redactor) -> None:
-        self._path, self._redact, self._seals = path, redact, Seals()
+    def __init__(self, path: Path, redact: Redactor, *, looks: bool = False) -> None:
+        """`looks`: see `Seals`."""
+        self._path, self._redact, self._seals = path, redact, Seals(looks=looks)
 
     def rows(self, lease: Lease, kept: Iterable[Kept]) -> list[Row]:
         """As they are put, with their seals. No transaction is needed: this is what takes time."""
@@ -42,14 +43,26 @@ class SqliteEpisodes:
 
     def of(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
         """What was put of a position, in that order. Raises Altered."""
-        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
         kept = []
-        for *about, seal in base.execute(asked, (order,)).fetchall():
-            with held_whole(order, about[0], str(self._path)):
-                sealed = _sealed(*about)
-                self._seals.require(seal, sealed)
-                kept.append(Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by))
+        for found in self.each(base, order):
+            if isinstance(found, Altered):
+                raise found
+            kept.append(found)
         return tuple(kept)
+
+    def each(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | Altered]:
+        """The same, and in the place of one that was changed, how."""
+        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
+        for *about, seal in base.execute(asked, (order,)).fetchall():
+            try:
+                with held_whole(order, about[0], str(self._path)):
+                    sealed = _sealed(*about)
+                    self._seals.require(seal, sealed)
+                    kept = Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by)
+            except Altered as altered:
+                yield altered
+            else:
+                yield kept
 
 
 def _sealed(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> Sealed:

@@ -46,15 +46,15 @@ from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_positions import SqlitePositions, change, counted
 from ajet.store.sqlite_tables import VERSION, connect, of_later_version, version
 
-_LINE = """
+LINE = """
 WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
     SELECT earlier FROM commits JOIN line USING (number) WHERE earlier > 0)
 """
 """The commits that the checkpoint knows that the store goes on from."""
-_HOLDING = f"{_LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
+_HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
 """Positions whose last use is of these."""
-_AGAIN = f"""{_LINE} SELECT place, step FROM uses JOIN positions USING (place)
+_AGAIN = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
 """Uses that hold of positions that stayed closed."""
 
@@ -73,7 +73,7 @@ class SqliteStore:
         self._trainer = 0
         self._base = connect(path)
         if who.rolls:
-            self._roll(who.at, who.run, who.usable)
+            self._roll(who)
 
     def disconnect(self) -> None:
         """Let go of the file."""
@@ -298,16 +298,18 @@ class SqliteStore:
             self._positions.expire(base)
             yield base
 
-    def _roll(self, at: Mapping[str, Any] | None, run: str, usable: Usable | None) -> None:
+    def _roll(self, who: Opener) -> None:
         """Let those uses hold that the checkpoint knows, and no other; be the trainer."""
         with self._transaction() as base:
             number = 0
-            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (run,))
+            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
             (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
-            if owner != run:
+            if owner != who.run:
                 raise of_another_run(str(self._path))
-            if at is not None:
-                found = base.execute("SELECT number FROM commits WHERE name = ?", (at.get("commit"),)).fetchone()
+            if who.settings:
+                base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (who.settings,))
+            if who.at is not None:
+                found = base.execute("SELECT number FROM commits WHERE name = ?", (who.at.get("commit"),)).fetchone()
                 if found is None:
                     raise of_another_store(str(self._path))
                 number = int(found[0])
@@ -320,8 +322,8 @@ class SqliteStore:
             )
             base.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
             base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
-            if usable is not None:
-                self._drop(base, usable)
+            if who.usable is not None:
+                self._drop(base, who.usable)
 
     def _drop(self, base: sqlite3.Connection, usable: Usable) -> None:
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"

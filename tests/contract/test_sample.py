@@ -33,6 +33,7 @@ from ajet.run.audit_report import show
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.prove import prove_recorded
+from ajet.run.prove_store import prove_stored
 from ajet.run.sample import SampleOptions, sample
 from ajet.run.sampler import Sampler
 from ajet.run.summary import Tally
@@ -169,6 +170,15 @@ def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Ad
     report = prove_recorded(str(run), run.parent)  # by the weights of each version, from its checkpoint
     assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
     assert set(report.weights) >= versions
+
+
+def test_what_the_store_still_holds_is_proven_from_its_address(trained: tuple[Path, Address]) -> None:
+    run, store = trained
+    found = prove_stored(store.shown, run="sums")
+    assert found.ok, (found.report.wrong_steps, found.report.proof.wrong[:2])
+    assert found.report.proof.episodes >= STEPS * REPEATS and not found.report.unproven
+    depths = open_shared(store).depths()
+    assert found.positions["over"] == depths.over and depths.next == found.positions.total() + found.gone
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.glance import glance
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
 from ajet.rollout.failure import all_failed
-from ajet.store import Address, note_elsewhere, open_shared
+from ajet.store import Address, note_elsewhere, open_shared, recorded_settings
 from ajet.store.given_up import GivenUp
 from ajet.store.signs_of_life import signs_of_life
 
@@ -173,6 +173,7 @@ def open_for_training(
         at=at,
         rolls=True,
         run=run.run_id,
+        settings=recorded_settings(run.path),
         redact=run.redact,
         usable=_usable(settings.rollout.num_repeat, reached),
     )

@@ -16,7 +16,7 @@ from ajet.schema.errors import UserError
 from ajet.store.shared import Policy
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.task_reader import TaskOrder
 
 BEGAN = "began"
@@ -61,11 +61,10 @@ class Terms:
 
         settings = experiment.ajet
         rollout = settings.rollout
-        rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
         return cls(
             lineage.weights_fingerprint(settings, base=experiment.base),
             lineage.tokenizer_fingerprint(tokenizer),
-            lineage.template_fingerprint(tokenizer, rendered),
+            template_of(settings, tokenizer),
             tasks.identity(),
             rollout.num_repeat,
             (rollout.temperature, rollout.top_p, rollout.top_k),
@@ -122,6 +121,14 @@ class Terms:
     def _told(self) -> dict[str, Any]:
         order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
         return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}
+
+
+def template_of(settings: AjetConfig, tokenizer: Any) -> str:
+    """The fingerprint of how these settings have this tokenizer render messages."""
+    from ajet.engine import lineage
+
+    rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
+    return lineage.template_fingerprint(tokenizer, rendered)
 
 
 def _name_of_key() -> str:

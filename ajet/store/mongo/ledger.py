@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document
-from ajet.store.mongo.schema import COMMITS, LEDGER, THE_LEDGER, ledger_of
+from ajet.store.mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, ledger_of
 from ajet.store.shared import fenced, of_another_run, of_another_store
 
 
@@ -82,6 +82,11 @@ class Ledger:
             raise of_another_run(self._link.shown)
         self._said, self.own = found, found["trainer"]
 
+    def keep_settings(self, text: str) -> None:
+        """As its trainer, the run's."""
+        said = {"$set": {"text": text}}
+        self._link.ask(lambda base: base[LEDGER].update_one(THE_SETTINGS, said, upsert=True))
+
     def begin_commit(self) -> str:
         """The name of the one that is to come, noted after the last."""
         name, made = self.open, {"$setOnInsert": {"earlier": self._said["head"]}}
@@ -94,12 +99,7 @@ class Ledger:
 
     def held(self) -> list[str]:
         """The commits that the head goes on from, and itself."""
-        earlier = {each["_id"]: each["earlier"] for each in self._link.find(COMMITS, {})}
-        names, name = [], self._said["head"]
-        while name is not None and name in earlier:
-            names.append(name)
-            name = earlier[name]
-        return names
+        return line_of(self._link, self._said["head"])
 
     def bring(self) -> int:
         """One more position for a task in no order."""
@@ -112,3 +112,13 @@ class Ledger:
 
         after = ReturnDocument.AFTER
         return self._link.ask(lambda base: base[LEDGER].find_one_and_update(wanted, change, return_document=after))
+
+
+def line_of(link: Connection, head: str | None) -> list[str]:
+    """The commits that `head` goes on from, and itself."""
+    earlier = {each["_id"]: each["earlier"] for each in link.find(COMMITS, {})}
+    names: list[str] = []
+    while head is not None and head in earlier:
+        names.append(head)
+        head = earlier[head]
+    return names

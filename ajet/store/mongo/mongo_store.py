@@ -55,6 +55,8 @@ class MongoStore:
         self._positions = Positions(self._link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
             self._ledger.roll(who.at, who.run)
+            if who.settings:
+                self._ledger.keep_settings(who.settings)
             self._mend()
             if who.usable is not None:
                 self._drop(who.usable)

@@ -19,7 +19,7 @@ between two, since what most members have is in order, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -46,8 +46,9 @@ Parts = dict[str, dict[str, list[Document]]]
 class Records:
     """Of one database."""
 
-    def __init__(self, link: Connection, redact: Redactor) -> None:
-        self._link, self._redact, self._seals = link, redact, Seals()
+    def __init__(self, link: Connection, redact: Redactor, *, looks: bool = False) -> None:
+        """`looks`: see `Seals`."""
+        self._link, self._redact, self._seals = link, redact, Seals(looks=looks)
 
     @staticmethod
     def ends(kept: Iterable[Kept]) -> list[Document]:
@@ -110,6 +111,15 @@ class Records:
                 continue
             leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
         return leases
+
+    def each(self, position: Document) -> Iterator[Kept | Altered]:
+        """What a position names, and in the place of an episode that was changed, how."""
+        parts = self._parts([record_of(end) for end in position["ends"]])
+        for end in position["ends"]:
+            try:
+                yield self._kept(parts, position["_id"], end)
+            except Altered as altered:
+                yield altered
 
     def whole(self, position: Document) -> bool:
         """Whether all that it names is as it was put. Raises OtherKey where that cannot be told here."""

@@ -20,6 +20,8 @@ TASK, RECORD, CALL, DATA = "Task", "Record", "DispatchedSamplingTask", "DBRecord
 BLOB = "Blob"
 LEDGER, COMMITS, MEMBERS = "ajet_ledger", "ajet_commits", "ajet_members"
 THE_LEDGER = {"_id": "ledger"}
+THE_SETTINGS = {"_id": "settings"}
+"""Beside it: the run's settings, which nobody asks for who asks for the ledger again and again."""
 INDEXES: dict[str, tuple[list[tuple[str, int]], ...]] = {
     TASK: ([("status", 1), ("_id", 1)], [("uses.of", 1)]),
     RECORD: ([("task", 1)],),
@@ -66,16 +68,21 @@ def ledger_of(link: Connection, opened: str) -> dict[str, Any]:
         found = ask(lambda base: base[LEDGER].find_one(THE_LEDGER))
     assert found is not None
     if found["version"] > VERSION:
-        raise UserError(
-            f"The store is of version {found['version']}, made by a later ajet.",
-            where=link.shown,
-            expected=f"version {VERSION} or before",
-            do="Update ajet on this machine.",
-        )
+        raise of_later_version(link.shown, found["version"])
     for number in range(found["version"], VERSION):
         ask(STEPS[number])
         _raise_version(link, number)
     return found
+
+
+def of_later_version(where: str, found: int) -> UserError:
+    """Of a database that this ajet cannot work on."""
+    return UserError(
+        f"The store is of version {found}, made by a later ajet.",
+        where=where,
+        expected=f"version {VERSION} or before",
+        do="Update ajet on this machine.",
+    )
 
 
 def _raise_version(link: Connection, number: int) -> None:
