@@ -17,7 +17,8 @@ from ajet.record.learned import is_idle
 from ajet.run.step import conclude
 from ajet.run.training import Training
 from ajet.run.validation import conclude_held_out
-from ajet.schema.episode import episodes_of
+from ajet.schema.episode import advantages_of, episodes_of
+from ajet.store import is_shared
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Group, UntrainedReason
@@ -73,8 +74,9 @@ def learn(
             numbers["sampler_gap"] = fresh_gap
         numbers["version"] = parts.backbone.version
         used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
-        if staying := reuse.staying(groups, outcomes):
-            store.use(used, step, again=staying)
+        staying = reuse.staying(groups, outcomes)
+        if is_shared(store):
+            store.use(used, step, again=staying, advantages=advantages_of(outcomes))
         else:
             store.use(used, step)
         if reuse.worn:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from ajet.store.shared import Policy
 
 OUTSIDE_A_STORE = (
-    "log-probabilities of versions whose weights are not on this machine; advantages, losses and numbers of steps, the "
-    "chain over them, and episodes that were let go of after their step, which the run's folder has (ajet prove RUN and "
-    "ajet audit RUN, where it is)"
+    "log-probabilities of versions whose weights are not on this machine; losses and numbers of steps, their credit, "
+    "the chain, and episodes that were let go of after their step, which the run's folder has (ajet prove RUN and ajet "
+    "audit RUN, where it is)"
 )
 
 

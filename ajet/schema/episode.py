@@ -102,6 +102,11 @@ class Outcome:
     asked no reference model, or an earlier version did not keep it."""
 
 
+def advantages_of(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+    """By uuid, of those of which something was trained."""
+    return {uuid: each.advantage for uuid, each in outcomes.items() if each.advantage is not None}
+
+
 NO_OUTCOME = Outcome()
 """Of an episode that no step has taken."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
@@ -47,6 +47,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "earlier_verl",
+    "is_shared",
     "note_elsewhere",
     "open_store",
     "open_shared",
@@ -105,6 +106,11 @@ def open_store(
     if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
         note_elsewhere(folder, experiment.ajet.store.type)
     return opened
+
+
+def is_shared(store: Store) -> TypeGuard[SharedStore]:
+    """Whether it promises what a store of several processes does."""
+    return hasattr(store, "announce")
 
 
 def store_class(experiment: Experiment) -> type[Any]:

@@ -23,6 +23,7 @@ Role = Literal["trainer", "sampler", "server"]
 LEASE_SECONDS = 120.0
 MAX_ATTEMPTS = 5
 Usable = Callable[[Sequence[Kept]], bool]
+NONE: Mapping[str, float] = {}
 EXPIRED = "its lease ended: whoever held it fell silent"
 
 
@@ -82,6 +83,10 @@ class Opener:
     usable: Usable | None = None
     """Whether what was put of a position may be used at that checkpoint; what may not is removed, and the position
     played anew. None: all may."""
+
+
+COUNT = "count"
+"""Told with a policy: how many tasks an epoch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,13 @@ class SharedStore(Store, Protocol):
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """As `Store` says; the first `count`, without those that the caller has already."""
+        ...
+
+    def use(
+        self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
+    ) -> None:
+        """As `Store` says; `advantages`: by uuid, what that update gave episodes of theirs, for who reads the database:
+        the store reads none of it back."""
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:

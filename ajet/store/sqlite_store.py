@@ -30,6 +30,7 @@ from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
 from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
+    NONE,
     Announced,
     Dead,
     Depths,
@@ -129,8 +130,10 @@ class SqliteStore:
             used = self._used(base)
             return [order for order in found if order not in used]
 
-    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
-        """See the contract."""
+    def use(
+        self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
+    ) -> None:
+        """See the contract. Nobody else reads these tables: advantages are in the run's record alone."""
         self._end(orders, step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,8 @@ import yaml
 from loguru import logger
 
 from ajet.record.secrets import Redactor
-from ajet.schema.episode import Episode, Verdict
+from ajet.run import learn
+from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Policy, open_shared
@@ -27,6 +28,8 @@ from ajet.store.mongo import MongoStore, changes, connection, documents, leftove
 from ajet.store.mongo.documents import documents_of, kept_of
 from ajet.store.opening import PASSWORD, USER, note_elsewhere
 from ajet.store.seal import Seals
+from ajet.store.shared import COUNT
+from tests.local_fixtures import config_of
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
 
@@ -562,6 +565,7 @@ def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
     from pymongo import MongoClient
 
     store = open_shared(mongod.empty(), rolls=True, redact=Redactor({"MY_API_KEY": "abcdefgh12345678"}))
+    store.announce(Policy("run", 0, "", told={COUNT: 2}))
     (lease,) = store.lease(1)
     row = {"answer": "abcdefgh12345678", "scorer": "math", "answer_schema": "boxed", "prices": {"tea": 3}}
     store.put(lease, Kept(episode("a", task=Task(main_query="q", task_id="t", metadata=row))))
@@ -572,6 +576,76 @@ def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
         "description": "q", "scorer": "math", "answer_schema": "boxed", "task_answer": "[redacted MY_API_KEY]",
         "prices": None,
     }  # fmt: skip
+    assert "epoch" not in task and "system_prompt" not in task, "this process has not heard of it; no system prompt"
+    assert store.announced() is not None
+    asked = [{"role": "system", "content": "abcdefgh12345678 is the key"}, {}, {"role": "assistant"}, {}]
+    for lease in store.lease(3):
+        whole = replace(episode(f"e{lease.order}", messages=asked), order=lease.order)
+        store.put(lease, Kept(whole))
+        store.close(lease)
+        assert_equal(store.closed()[-1].kept[0].episode, replace(whole, messages=[
+            {"role": "system", "content": "[redacted MY_API_KEY] is the key"}, *asked[1:]
+        ]))  # fmt: skip
+    with MongoClient(mongod.uri) as client:
+        found = list(client["ajet"].Task.find({"_id": {"$in": [1, 2, 3]}}).sort("_id"))
+    assert [(each["epoch"], each["system_prompt"]) for each in found] == [
+        (epoch, "[redacted MY_API_KEY] is the key") for epoch in (0, 1, 1)
+    ]
+
+
+def test_records_say_what_updates_gave_them_and_no_more_where_that_is_taken_back(mongod: Mongod) -> None:
+    from pymongo import MongoClient
+
+    address = mongod.empty()
+    store = open_shared(address, rolls=True, run="run")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")), Kept(failed("b")))
+    store.close(lease)
+
+    def told() -> dict[str, Any]:
+        with MongoClient(mongod.uri) as client:
+            found = list(client["ajet"].Record.find())
+        return {
+            each["traj_id"]: [(one["step"], one["advantage"]) for one in each.get("advantages", ())] for each in found
+        }
+
+    store.use([0], 1, again=[0], advantages={"a": 0.5, "other": 1.0})
+    saved = store.commit()
+    assert told() == {"a": [(1, 0.5)], "b": []}
+    store.use([0], 2, advantages={"a": -0.25})
+    assert told()["a"] == [(1, 0.5), (2, -0.25)]
+    store = open_shared(address, at=saved, rolls=True, run="run")
+    assert told()["a"] == [(1, 0.5)], "no checkpoint has the second one"
+    assert_equal(store.closed()[0].kept[0].episode, episode("a"))
+    store.use([0], 2, advantages={"a": 0.75})
+    store.commit()
+    assert told()["a"] == [(1, 0.5), (2, 0.75)]
+    open_shared(address, at=None, rolls=True, run="run")
+    assert told()["a"] == []
+
+
+def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local loop's; what it makes of the groups is given here."""
+    from pymongo import MongoClient
+
+    store = open_shared(mongod.empty(), rolls=True, run="run")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")))
+    store.close(lease)
+    group = Group(episode().task, lease.order, [episode("a")])
+    nothing: Any = SimpleNamespace(set=lambda **more: None, held=nullcontext, recomputed=lambda *given: {})
+    batch = SimpleNamespace(outcomes={"a": Outcome(1, 0.5)}, metrics={}, samples=[], trained_by_episode={})
+    training: Any = SimpleNamespace(
+        parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config_of()), backbone=SimpleNamespace(version=0)),
+        run=SimpleNamespace(status=nothing), store=store, step=0, tasks=None, batch=lambda *given: batch,
+        proof=nothing, gaming=None, on_step=None, total_steps=2, idle=0,
+    )  # fmt: skip
+    monkeypatch.setattr(learn, "conclude", lambda *given, **more: {})
+    monkeypatch.setattr(learn, "conclude_held_out", lambda *given, **more: None)
+    learn.learn(training, [group], nothing, began=0.0, given_up={}, reuse=learn.Reuse())
+    with MongoClient(mongod.uri) as client:
+        (record,) = client["ajet"].Record.find()
+    assert record["advantages"] == [{"step": 1, "advantage": 0.5}]
 
 
 def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(mongod: Mongod) -> None:

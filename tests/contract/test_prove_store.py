@@ -233,7 +233,7 @@ def test_what_cannot_be_proven_is_one_screen(
     store.announce(Policy("r", 0, "", below=8, told={"version": 0}))
     code, shown = said("--store", address, "--ids-only")
     assert code == 1 and "is of another run" in shown and "1 position with episodes (1 leased)" in shown
-    assert "Not to be proven from a store: advantages" in shown, "what is asked for elsewhere is named"
+    assert "Not to be proven from a store: log-prob" in shown, "what is asked for elsewhere is named"
     code, shown = said("--store", address, "--ids-only", "--json")
     assert code == 1 and '"positions": { "leased": 1 }' in shown and '"wrong_steps"' in shown
 

@@ -415,7 +415,7 @@ def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
 def test_a_sampler_with_another_audit_key_than_the_trainer_is_refused_before_it_takes_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order = dict.fromkeys(("content", "tasks", "seed", "shuffle"))
+    order = dict.fromkeys(("content", "tasks", "seed", "shuffle", "count"))
     terms = Terms("weights", "tokenizer", "template", order, 2, (1.0, 1.0, -1))
     announced = {}
     for key in ("", "the trainer's"):

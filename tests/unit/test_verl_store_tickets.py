@@ -123,6 +123,23 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]
 
 
+def test_what_a_step_gave_is_told_with_the_use(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, told = launch(), []
+    use = made.store.use
+
+    def noted(orders: Any, step: int, *, advantages: Any, **more: Any) -> None:
+        told.append((step, advantages))
+        use(orders, step, advantages=advantages, **more)
+
+    monkeypatch.setattr(made.store, "use", noted)
+    for order in (0, 1):
+        made.play(order)
+    assert made.granted(1, 1) == [0, 1]
+    given = {"0-0": -0.5, "0-1": 0.5, "1-0": None}
+    made.tickets.take(1, {uuid: Credited("", Outcome(1, advantage), 1) for uuid, advantage in given.items()})
+    assert told == [(1, {"0-0": -0.5, "0-1": 0.5})]
+
+
 def test_nothing_is_played_that_no_step_is_left_for(launch: Any) -> None:
     made = launch(steps=2)
     assert made.policy.below == 4, "two steps of two groups, though ten might be under way"

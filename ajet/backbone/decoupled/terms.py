@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.chain import KEY, chain_key, key_name
 from ajet.schema.errors import UserError
-from ajet.store.shared import Policy
+from ajet.store.shared import COUNT, Policy
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -84,7 +84,8 @@ class Terms:
     ) -> Policy:
         """That of `version`, after training step `step`, with weights in a folder (None: those of model.path). `began`:
         the version that its trainer went on from; `more` to tell."""
-        told = {"version": version, BEGAN: began, OVER: over, SEALED: _name_of_key(), **self._told(), **(more or {})}
+        about = {"version": version, BEGAN: began, OVER: over, SEALED: _name_of_key(), COUNT: self.order["count"]}
+        told = {**about, **self._told(), **(more or {})}
         return Policy(
             run,
             step,

@@ -18,7 +18,7 @@ from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.tickets import Taken, Tickets
-from ajet.schema.episode import Group
+from ajet.schema.episode import Group, advantages_of
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class StoreTickets(Tickets):
         reuse = self._closed_groups.take(over, stale, ready.worn)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
-        self._store.use((group.order for group in scored), step, again=reuse.staying(scored, outcomes))
+        staying, told = reuse.staying(scored, outcomes), advantages_of(outcomes)
+        self._shared.use((group.order for group in scored), step, again=staying, advantages=told)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.worn, step, "stale")

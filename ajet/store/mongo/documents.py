@@ -100,16 +100,25 @@ def kept_of(
     return Kept(decode(row, arrays), alone, ended_by)
 
 
-def task_of(episode: Episode, redact: Redactor) -> Document:
-    """What the document of a position says of its task."""
-    row = {name: episode.task.metadata.get(key) for key, name in _OF_ROWS.items()}
+def task_of(episode: Episode, redact: Redactor, count: int | None = None) -> Document:
+    """What the document of a position says of its task. `count`: how many an epoch has, where that is known."""
+    row: Document = {"system_prompt": _system_prompt(episode)}
+    row |= {name: episode.task.metadata.get(key) for key, name in _OF_ROWS.items()}
     return {
         "tid": redact(_clean(episode.task.task_id)),
         "split": episode.split,
+        **({"epoch": episode.order // count} if count and episode.order >= 0 else {}),
         "env_type": redact(_clean(episode.task.env_type)),
         "description": redact(_clean(episode.task.main_query))[:SHOWN],
         **{name: redact(_clean(value))[:SHOWN] for name, value in row.items() if isinstance(value, str)},
     }
+
+
+def _system_prompt(episode: Episode) -> str | None:
+    """With which its agent began; None: with none, or with one that is no text."""
+    first = episode.messages[episode.calls[0].messages[0]] if episode.calls and episode.calls[0].messages else {}
+    said = first.get("content") if first.get("role") == "system" else None
+    return said if isinstance(said, str) else None
 
 
 def score_of(episode: Episode) -> float | None:

@@ -27,7 +27,7 @@ from ajet.store.mongo.positions import Positions
 from ajet.store.mongo.records import TRIES, Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.seal import OtherKey, of_another_key
-from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
+from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
 
 class MongoStore:
@@ -51,6 +51,8 @@ class MongoStore:
         self._records = Records(self._link, self._redact)
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
+        self._count: int | None = None
+        """Tasks of an epoch, once a policy that was heard of says so."""
         self._ledger = Ledger(self._link)
         self._positions = Positions(self._link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
@@ -98,7 +100,7 @@ class MongoStore:
         if not kept:
             return
         ends = self._records.ends(kept)
-        about = task_of(kept[0].episode, self._redact)
+        about = task_of(kept[0].episode, self._redact, self._count)
         for tried in range(TRIES):
             there = self._records.written(lease, kept, ends, heard=tried > 0)
             change = changes.put(lease, ends, about, self._seconds)
@@ -136,9 +138,17 @@ class MongoStore:
         names = self._holding(found)
         return [each["_id"] for each in found if not steps_of(each, names)]
 
-    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
+    def use(
+        self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
+    ) -> None:
         """See the contract."""
-        self._end(orders, step, None, again)
+        wanted = list(orders)
+        self._end(wanted, step, None, again)
+        if advantages:
+            found = self._link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
+            ends = [end for each in found for end in each["ends"] or ()]
+            told = {record_of(end): advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
+            self._records.note_advantages(told, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """See the contract."""
@@ -221,7 +231,9 @@ class MongoStore:
         (found,) = self._link.aged(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
-        return Announced(Policy(**found["policy"]), found["policy_of"], found["policy_at_age"])
+        policy = Policy(**found["policy"])
+        self._count = policy.told.get(COUNT)
+        return Announced(policy, found["policy_of"], found["policy_at_age"])
 
     def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
         """See the contract."""

@@ -135,7 +135,7 @@ class Records:
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
         """Records that may be trained on say what became of them: for readers; what counts is the position. `names`: of
-        the commits that hold."""
+        the commits that hold. Of an advantage that a step gave which is none of these no more is said."""
         alike: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
             left = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
@@ -144,14 +144,27 @@ class Records:
         def say(base: Database[dict[str, Any]]) -> None:
             for (steps, left), orders in alike.items():
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
+                gone: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
                 said: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
                 if left and not steps:
-                    change: Document = {"$set": {**said, "status": ABANDONED, "untrained": left}}
+                    change: Document = {"$set": {**said, "status": ABANDONED, "untrained": left}, **gone}
                 else:
-                    change = {"$set": {**said, "status": READY}, "$unset": {"untrained": ""}}
+                    change = {"$set": {**said, "status": READY}, "$unset": {"untrained": ""}, **gone}
                 base[RECORD].update_many(trainable, change)
 
         self._link.ask_quickly(say)
+
+    def note_advantages(self, told: Mapping[str, float], step: int) -> None:
+        """What the update of this step gave each of these records, for readers; once."""
+        from pymongo import UpdateOne
+
+        def noted(advantage: float) -> list[Document]:
+            others = {"$filter": {"input": {"$ifNull": ["$advantages", []]}, "cond": {"$ne": ["$$this.step", step]}}}
+            return [{"$set": {"advantages": {"$concatArrays": [others, [{"step": step, "advantage": advantage}]]}}}]
+
+        changes = [UpdateOne({"_id": name}, noted(advantage)) for name, advantage in told.items()]
+        if changes:
+            self._link.ask_quickly(lambda base: base[RECORD].bulk_write(changes, ordered=False))
 
     def sweep(self) -> None:
         """Remove records that no position names, and whose put can't be under way."""
