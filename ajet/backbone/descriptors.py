@@ -19,6 +19,7 @@ VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.roll
 TRINITYS_ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
 ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
+STEP_ENDS = "only `--from-store` waits so long, for groups that are being played; a step with its groups always ends"
 TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
@@ -111,7 +112,7 @@ VERL = Descriptor(
         "trainer_common.trinity_only__n_vllm_engine": ONLY_TRINITY,
         "rollout.submit_oversample_multiplier": "verl plays the groups that a batch needs, not more",
         "trainer_common.threads": "Ray says how many verl's processes have",
-        "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
+        "trainer_common.grace": STEP_ENDS,
         "debug": DEBUGS_OWN,
     },
     extra="verl",
@@ -148,7 +149,7 @@ TRINITY = Descriptor(
         "trainer_common.canary": "the gap of engine and trainer is not measured here",
         "trainer_common.optim.eps": "Trinity's optimizer has no such key",
         "trainer_common.threads": "Ray says how many Trinity's processes have",
-        "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
+        "trainer_common.grace": STEP_ENDS,
         "debug": DEBUGS_OWN,
     },
 )

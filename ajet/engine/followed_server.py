@@ -85,7 +85,7 @@ class FollowedServer:
         if probe is None:
             raise self._refusal(
                 "the trainer announces no probe by which they would be known",
-                "a trainer of this ajet on the local backbone; on verl let samplers have engines of their own",
+                "a trainer of this ajet: an earlier one announces none, on verl and Trinity least of all",
             )
         name = self._weights.name()
         if name is None:

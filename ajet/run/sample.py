@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from loguru import logger
 
-from ajet.backbone.decoupled.terms import OVER, Terms
+from ajet.backbone.decoupled.terms import OVER, SERVER, Terms
 from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
-from ajet.run.sampler import LOOK, SERVER, Played, Sampler, WentBack
+from ajet.run.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, open_shared

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE
+from ajet.backbone.decoupled.terms import BEGAN, MOST, ON_DEMAND, OVER, PROBE, SERVER
 from ajet.engine.followed import server_of
 from ajet.engine.probe import Probe
 from ajet.record.console import counted
@@ -43,8 +43,6 @@ LONGEST_LOAD = 3600.0
 """Seconds of loading weights after which a sampler is taken to hang: what it holds ends with its leases."""
 SILENT = 4
 """Times as long as between two signs of life: who said nothing for so long leads no other."""
-SERVER = "server"
-"""What a sampler says of itself: the server elsewhere that it samples from, "" for none."""
 MISSED = 10.0
 """Seconds between two warnings that announced weights are not there."""
 
@@ -225,6 +223,8 @@ class Sampler:
         try:
             with self._renewed_meanwhile():
                 probe, leads = Probe.of(policy.told.get(PROBE)), self._leads()
+                if probe is None and self._server and policy.told.get(ON_DEMAND):
+                    raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
                 taken = self._backbone.take(folder, version, probe, waits or self._renew, leads=leads)
         except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
             now = time.monotonic()

@@ -7,14 +7,18 @@ between two steps, and goes on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
+from ajet.store import Address, open_shared
+from tests.ajet_command import start
 from tests.mongod import Mongod
-from tests.trained_apart import Apart, trained_apart
-from tests.verl_runs import skip_without_verl
+from tests.sample_fixtures import HELD_FROM, kept_of, project_in
+from tests.trained_apart import GROUPS, SETTINGS, Apart, trained_apart
+from tests.verl_runs import Life, skip_without_verl
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
@@ -49,3 +53,37 @@ def test_it_sampled_with_what_the_trainer_saved(apart: Apart) -> None:
                 assert np.abs(line.logprobs_unit[at] - own[at - 1]).mean() < CANARY_ROUNDED
                 seen.add(version)
     assert seen, "the last step is trained on nothing older than the first step's weights"
+
+
+def test_asked_to_end_it_waits_for_groups_that_are_being_played(tmp_path: Path) -> None:
+    """SIGTERM while the third step waits for two groups that its sampler holds: they close within the grace, the step
+    is trained and saved, and the run ends as to be started again."""
+    skip_without_verl()
+    (tmp_path / "sums").mkdir()
+    yaml, log = project_in(tmp_path / "sums") / "sums.yaml", tmp_path / "sampler"
+    (hold := yaml.parent / "hold").touch()
+    settings, store = [*SETTINGS, "trainer_common.total_training_steps=5"], Address.of("store.db", base=tmp_path)
+    plays = ("sample", "--conf", str(yaml), "--store", store.shown, "--name", "one", *settings)
+    sampler = start(*plays, cwd=tmp_path, log=log)
+    trainer = Life(yaml, "asked", "--from-store", store.shown, *settings)
+    try:
+        trainer.wait_for_step(HELD_FROM // GROUPS)
+        ledger = open_shared(store)
+
+        def holds() -> bool:
+            """Of each group that is being played the first attempt has ended, and the trainer waits for the step."""
+            played = kept_of(store, HELD_FROM) and kept_of(store, HELD_FROM + 1)
+            return bool(played) and ledger.depths().leased >= GROUPS and ledger.depths().closed == 0
+
+        trainer.wait(holds, "groups that are held")
+        trainer.process.terminate()
+        trainer.wait(lambda: "waits up to" in trainer.log.read_text(), "its word that it waits")
+        hold.unlink()
+        assert trainer.process.wait(timeout=300) == 75, trainer.log.read_text()[-4000:]
+        assert [row["step"] for row in trainer.rows()] == [1, 2, 3] and len(trainer.rows()[-1]["tasks"]) == GROUPS
+        assert (trainer.run / "checkpoints" / "step-3").is_dir()
+        ledger.disconnect()
+    finally:
+        trainer.end()
+        sampler.kill()
+        sampler.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +99,7 @@ class Heard:
         self.letters: list[Any] = []
         self.looks = self.asked = self.lacking = 0
         self.known: list[int] = []
-        self.exhausted = False
+        self.exhausted = self.hopes = False
 
     def take(self, letter: Any) -> None:
         self.letters.append(letter)
@@ -124,14 +126,16 @@ def listened(
     *,
     stopping: bool = False,
     lacking: int = 0,
+    hopes: bool = False,
+    asked: float | None = None,
 ) -> Heard:
     """What was heard in rounds of (whether the trainer has ended, letters). `stopping`: after a Ctrl-C; `lacking`:
-    groups that samplers are to play."""
+    groups that samplers are to play; `hopes`: that they play; `asked`: so many seconds ago by SIGTERM."""
     ray = pytest.importorskip("ray")
     from ajet.backbone.verl.on_ray import Ears
 
     done, heard, left = object(), Heard(), iter(rounds)
-    heard.lacking = lacking
+    heard.lacking, heard.hopes = lacking, hopes
     now: list[Any] = []
 
     def wait(_: Any, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -158,9 +162,10 @@ def listened(
     )
     try:
         told: Any = heard
-        asked_to_end = Ears("verl", mailbox, done, told, told, Path("the logs"), Interrupts(), told).listen(
-            stopping=stopping
-        )
+        interrupts = Interrupts()
+        interrupts._asked = None if asked is None else time.monotonic() - asked
+        ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
+        asked_to_end = ears.listen(stopping=stopping)
         assert asked_to_end == (stopping or heard.asked > 0)
     finally:
         assert next(left, None) is None, "it listens until nothing comes any more"
@@ -192,6 +197,40 @@ def test_who_is_interrupted_waits_for_no_group_that_samplers_are_to_play(monkeyp
     assert listened(monkeypatch, rounds, stopping=True, lacking=2).letters == [Phase("update", 1)]
     listened(monkeypatch, [*rounds, (True, [])], lacking=2)
     listened(monkeypatch, [*rounds, (True, [])], stopping=True)
+
+
+def test_who_is_asked_to_end_waits_for_groups_that_are_being_played_within_the_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    filled = [(False, [])] * 3 + [(True, [Phase("checkpoint", 1)]), (True, [])]
+    assert listened(monkeypatch, filled, stopping=True, lacking=2, hopes=True, asked=1.0).letters
+    for asked in (None, 61.0):  # Ctrl-C, or its time is over
+        listened(monkeypatch, [(False, [])], stopping=True, lacking=2, hopes=True, asked=asked)
+    listened(monkeypatch, [(False, [])], stopping=True, lacking=2, asked=1.0)
+    ray = pytest.importorskip("ray")
+    with pytest.raises(RunFailed, match="killed meanwhile"):
+        problem = ray.exceptions.RayActorError(error_msg="killed meanwhile")
+        listened(monkeypatch, [(False, []), (True, [])], problem, stopping=True, lacking=2, hopes=True, asked=1.0)
+
+
+def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Ray starts it takes SIGTERM for itself, to end at once."""
+    ray = pytest.importorskip("ray")
+    from ajet.backbone.verl.cluster.ray_cluster import Needs, connected
+    from ajet.backbone.verl.cluster.resources import Demand
+
+    def init(**more: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8})
+    needs = Needs(Demand((0, 0), (0, 0)), "GPU", "verl", "a test", {}, "", "")
+    interrupts = Interrupts()
+    with interrupts.installed():
+        for address in (None, "127.0.0.1:1"):
+            with connected(needs, address=address, folder=tmp_path, environment={}, temporary=tmp_path):
+                assert signal.getsignal(signal.SIGTERM) == interrupts._handle
 
 
 def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,18 @@ import pytest
 
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
+from ajet.backbone.decoupled.terms import ON_DEMAND, PROBE, SERVER
 from ajet.backbone.verl.config import DECOUPLED
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.store_tickets import StoreTickets
 from ajet.backbone.verl.train import require_model_in, require_store
+from ajet.engine.probe import Probe
 from ajet.record.checkpoint import Checkpoint
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
-from ajet.store import Address, Fenced, Kept, Policy, SharedStore, open_shared
+from ajet.store import Address, Fenced, Kept, Lease, Policy, SharedStore, open_shared
 from ajet.task_reader import TaskOrder
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -31,7 +33,7 @@ ORDER = TaskOrder([Task(task_id=f"t{number}") for number in range(9)], 0, shuffl
 STORE = Address(Path("store.db"))
 TERMS: Any = SimpleNamespace(
     policy=lambda run, step, version, weights, below, **more: Policy(
-        run, step, str(weights or ""), below=below, told={"over": more["over"], "began": more["began"]}
+        run, step, str(weights or ""), below=below, told={"over": more["over"], "began": more["began"], **more["more"]}
     )
 )
 
@@ -49,12 +51,28 @@ class Launch:
             resumed=resumed,
             checkpoints=SimpleNamespace(folder=path / "checkpoints", horizon=step),
         )
-        says = Announcer(self.store, TERMS, "run", config)
-        self.tickets = StoreTickets(self.store, says, ORDER, run, steps=steps)
+        says = Announcer(self.store, TERMS, "run", config, on_demand=True)
+        self.loaded: list[Path | None] = []
+        """Folders whose weights were loaded for the probe."""
+        self.tickets = StoreTickets(self.store, says, ORDER, run, self, steps=steps)  # type: ignore[arg-type]
+
+    def known(self, earlier: Probe | None, below: int) -> Probe:
+        """As FolderProbe."""
+        return Probe((1, 2), 0.01, {version: said for version, said in (earlier.said if earlier else {}).items()})
+
+    def said(self, folder: Path | None) -> list[float]:
+        """The same."""
+        self.loaded.append(folder)
+        return [-1.0 - len(self.loaded)]
 
     def play(self, order: int, *, version: int = 0, scored: bool = True) -> None:
         (lease,) = self.store.lease(1)
         assert lease.order == order
+        self.end(lease, version=version, scored=scored)
+
+    def end(self, lease: Lease, *, version: int = 0, scored: bool = True) -> None:
+        """What a sampler plays of it."""
+        order = lease.order
         for repeat in (0, 1):
             whole = episode(f"{order}-{repeat}", order=order, repeat=repeat)
             calls = [replace(call, versions=(VersionRun(0, version, version),)) for call in whole.calls]
@@ -121,6 +139,52 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
         first.tickets.forget(2)
     second.tickets.ended()
     assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]
+
+
+def test_a_probe_is_said_for_who_samples_from_a_server_elsewhere_and_for_nobody_else(
+    launch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.0)
+    made = launch()
+    sampler = open_shared(f"sqlite:{tmp_path}/store.db")
+    sampler.join("sampler", "own engine", {SERVER: ""})
+    for _ in range(2):
+        made.tickets.due()
+    assert made.loaded == [] and PROBE not in made.policy.told and made.policy.told[ON_DEMAND]
+    for order in (0, 1):
+        made.play(order)
+    assert made.granted(1, 1) == [0, 1]
+    made.take(1, 0, 1)
+    made.tickets.commit()
+    made.tickets.forget(1)
+    assert made.loaded == [] and PROBE not in made.policy.told
+    sampler.join("sampler", "elsewhere", {SERVER: "http://10.0.0.5:8000"})
+    for _ in range(2):
+        made.tickets.due()
+    first = tmp_path / "checkpoints" / "step-1"
+    assert made.loaded == [None, first], "what it began with, too: a server that is given no others has it"
+    assert Probe.of(made.policy.told[PROBE]).said == {0: (-2.0,), 1: (-3.0,)}  # type: ignore[union-attr]
+    made.tickets.due()
+    assert len(made.loaded) == 2, "once each"
+    made.tickets.ended()
+    assert made.policy.told["over"]
+
+
+def test_it_hopes_for_what_samplers_play_now(launch: Any) -> None:
+    """So many groups as lack, whether they are being played or have closed since the last look."""
+    made = launch()
+    assert made.granted(1, 1) == [] and made.tickets.lacking == 2 and not made.tickets.hopes
+    one, two = made.store.lease(2)
+    assert made.tickets.due() == [] and made.tickets.hopes
+    made.store.give_back([two])
+    made.tickets.due()
+    made.tickets.due()
+    assert not made.tickets.hopes
+    (two,) = made.store.lease(1)
+    made.tickets.due()
+    made.end(one)
+    assert len(made.tickets.due()) == 1
+    assert made.tickets.lacking == 1 and made.tickets.hopes, "one has closed, one is being played"
 
 
 def test_what_a_step_gave_is_told_with_the_use(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.glance import glance
-from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
+from ajet.backbone.decoupled.terms import MOST, ON_DEMAND, PROBE, SERVER, Terms
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, note_elsewhere, open_shared, recorded_settings
 from ajet.store.given_up import GivenUp
@@ -52,8 +52,12 @@ class Announcer:
         settings: AjetConfig,
         *,
         show: Callable[[dict[str, Any]], None] = lambda told: None,
+        on_demand: bool = False,
     ) -> None:
-        """`show` gets a `glance` once in a while."""
+        """`show` gets a `glance` once in a while. `on_demand`: a probe is announced once somebody asks for one."""
+        self._on_demand = on_demand
+        self.asked = False
+        """Whether a sampler at a server elsewhere was there at the last look: it needs a probe."""
         self._store, self._terms, self._run_id, self._show = store, terms, run_id, show
         self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
@@ -95,6 +99,7 @@ class Announcer:
         if unchanged and not over:
             return
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
+        more |= {ON_DEMAND: True} if self._on_demand else {}
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
 
@@ -106,7 +111,9 @@ class Announcer:
             self._shown = time.monotonic()
             found = depths or self._store.depths()
             free = max(0, self._below - found.next) + found.waiting if self._below else 0
-            self._show(glance(found, self._samplers(), free=free))
+            samplers = self._samplers()
+            self.asked = any(each.told.get(SERVER) for each in samplers)
+            self._show(glance(found, samplers, free=free))
 
     def _samplers(self) -> list[Member]:
         """Those that are at work."""

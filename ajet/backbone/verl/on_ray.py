@@ -1,7 +1,8 @@
 """A launch on Ray, of verl or of Trinity: connect, start the one process that drives theirs, listen, end.
 
-Invariants: the first Ctrl-C ends the run after its present step with a checkpoint; letters that were taken are
-recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
+Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, a step that waits for groups of
+others at once; SIGTERM lets such a step wait for those that are being played, within `trainer_common.grace`; letters
+that were taken are recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def run_on_ray(
         if record.tools.told is not None:
             mailbox.pin.remote(record.tools.told)
         process: Any = ray.remote(num_cpus=1)(actor).remote()
-        ears = Ears(whose, mailbox, process.run.remote(told), record, tickets, run.path / "logs", interrupts, leftovers)
+        grace = experiment.ajet.trainer_common.grace
+        done = process.run.remote(told)
+        ears = Ears(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
         try:
             return ears.listen()
         except KeyboardInterrupt:
@@ -114,17 +117,22 @@ class Ears:
         logs: Path,
         interrupts: Interrupts,
         leftovers: Leftovers,
+        grace: float,
     ) -> None:
-        """`done`: what is there once the process has ended."""
+        """`done`: what is there once the process has ended. `grace`: seconds after SIGTERM in which a step may wait for
+        groups that others play."""
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
-        self._interrupts, self._leftovers = interrupts, leftovers
+        self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
         self._looked = time.monotonic()
+        self._waits = False
+        """Whether it was said that the present step waits for groups."""
 
     def listen(self, *, stopping: bool = False) -> bool:
         """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
         interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
-        end; then it does not wait for groups that others are to play. Raises RunFailed for what the process raised."""
+        end; then it does not wait for groups that others are to play, but for those that they play already, within its
+        grace. Raises RunFailed for what the process raised."""
         import ray
 
         mailbox, hurries = self._mailbox, stopping
@@ -143,7 +151,7 @@ class Ears:
                 if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
                     self._leftovers.look()
                     self._looked = time.monotonic()
-            if hurries and self._tickets.lacking and not letters:
+            if hurries and self._tickets.lacking and not letters and not self._may_be_filled():
                 logger.warning(
                     "its present step waits for groups: it ends with the step before, which has a checkpoint"
                 )
@@ -154,6 +162,14 @@ class Ears:
                 except ray.exceptions.RayError as problem:
                     raise ended_by(self._whose, last_line(problem), self._logs) from problem
                 return stopping
+
+    def _may_be_filled(self) -> bool:
+        """Whether the step that this process was asked to end with waits for groups that are being played."""
+        left = self._interrupts.left(self._grace) if self._tickets.hopes else None
+        if left and not self._waits:
+            self._waits = True
+            logger.warning("its present step waits up to {:.0f} s for groups that are being played", left)
+        return bool(left)
 
 
 def ended_by(whose: str, what: str, logs: Path) -> RunFailed:

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.decoupled.announcer import Announcer
+from ajet.backbone.decoupled.announcer import BACKLOG, Announcer
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
+from ajet.backbone.decoupled.terms import PROBE
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.tickets import Taken, Tickets
+from ajet.engine.probe import Probe
 from ajet.schema.episode import Group, advantages_of
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
+    from ajet.backbone.verl.folder_probe import FolderProbe
     from ajet.record import RunDirectory
     from ajet.store import SharedStore
     from ajet.task_reader import TaskOrder
@@ -33,7 +36,16 @@ NOBODYS = -1
 class StoreTickets(Tickets):
     """Of one launch."""
 
-    def __init__(self, store: SharedStore, says: Announcer, order: TaskOrder, run: RunDirectory, *, steps: int) -> None:
+    def __init__(
+        self,
+        store: SharedStore,
+        says: Announcer,
+        order: TaskOrder,
+        run: RunDirectory,
+        probes: FolderProbe,
+        *,
+        steps: int,
+    ) -> None:
         """`store`: opened by this run's trainer. `steps`: of the whole run."""
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
@@ -42,12 +54,17 @@ class StoreTickets(Tickets):
         self._closed_groups = ClosedGroups(store, settings.trainer_common)
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
+        earlier = store.announced()
+        self._probes = probes
+        self._probe = probes.known(Probe.of(earlier.policy.told.get(PROBE)) if earlier else None, self._began)
         self._granted = 0
         """Tickets of which it is known what they are for."""
         self._groups: dict[int, Group] = {}
         """By position, of what was granted and is not over."""
         self._abandoned: set[int] = set()
         """Tickets that were given up before there was a group."""
+        self._played = 0
+        """Positions that samplers held as of the last look."""
         self._given_up: set[int] = set()
         """Positions whose group takes its process down: the next launch tries them again."""
         self._say(stale=0)
@@ -61,7 +78,9 @@ class StoreTickets(Tickets):
         ]
         # what takes a place among those that may be played, and fills none of the batch
         useless = sum(not each.scored for each in self._handed()) + len(self._given_up)
+        earlier = self._says.leased
         self._say(stale=len(ready.stale) + useless)
+        self._played = max(earlier, self._says.leased)  # what closed between the two looks is not in `ready` yet
         grants, left = list[Grant](), iter(there)
         while self._granted <= self._asked:
             if self._granted in self._abandoned:
@@ -81,6 +100,11 @@ class StoreTickets(Tickets):
     def lacking(self) -> int:
         """See `Tickets`."""
         return max(0, self._asked + 1 - self._granted)
+
+    @property
+    def hopes(self) -> bool:
+        """See `Tickets`."""
+        return self.lacking <= self._played
 
     def close(self, group: Group, step: int) -> bool:
         """It is handed over, for the step that asked for it. False: it was before, or is given up."""
@@ -150,20 +174,38 @@ class StoreTickets(Tickets):
         self._shared.leave()
 
     def _say(self, *, stale: int, over: bool = False) -> None:
+        if self._says.asked and self._saved not in self._probe.said and not over:
+            self._ask_probe()
         self._says.announce(
             self._saved,
             self._saved,
             self._weights(),
             began=self._began,
+            probe=self._probe if self._saved in self._probe.said else None,
             stale=stale,
             wanted=self._size * max(0, self._steps_in_all - self._trained),
             over=over,
         )
 
+    def _ask_probe(self) -> None:
+        """What the weights that are announced say of it, and, the first time, those that this launch began with: a
+        server that is given no others has those."""
+        most = self._run.experiment.ajet.trainer_common.max_staleness
+        keep = BACKLOG if most is None else most + 1
+        with self._says.alive(lambda: self._trained):
+            if not self._probe.said and self._saved > self._began:
+                self._probe = self._probe.grown(self._began, self._probes.said(self._first()), keep=keep)
+            self._probe = self._probe.grown(self._saved, self._probes.said(self._weights()), keep=keep)
+        self._says.changed()
+
     def _weights(self) -> Path | None:
         """None: those of model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
+        return self._first()
+
+    def _first(self) -> Path | None:
+        """The same of those that this launch began with."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _handed(self) -> list[Group]:

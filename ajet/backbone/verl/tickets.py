@@ -140,6 +140,11 @@ class Tickets:
         """How many wait for a ticket's group that is played elsewhere; each step that is over has a checkpoint then."""
         return 0
 
+    @property
+    def hopes(self) -> bool:
+        """Whether what is being played elsewhere may fill what is lacking."""
+        return False
+
     def close(self, group: Group, step: int) -> bool:
         """A group is there whole, played or handed over, for a step that asked for it. False: it was before."""
         if group.order in self._steps:

@@ -22,6 +22,7 @@ from ajet.backbone.verl.cluster.ray_cluster import needs_of
 from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config import DECOUPLED, SYNC
 from ajet.backbone.verl.config.credit import credit_settings
+from ajet.backbone.verl.folder_probe import FolderProbe
 from ajet.backbone.verl.on_ray import address_of, run_on_ray
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.record import Record
@@ -122,8 +123,8 @@ def store_tickets_of(
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
-    return StoreTickets(store, says, order, run, steps=steps)
+    says = Announcer(store, terms, run.run_id, settings, show=show_in(run), on_demand=True)
+    return StoreTickets(store, says, order, run, FolderProbe(experiment, tokenizer), steps=steps)
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:

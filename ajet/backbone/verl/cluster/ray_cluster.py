@@ -1,6 +1,7 @@
 """The Ray cluster of a run: one of its own on this machine, or one that is there already.
 
 Invariant: a cluster that the run started ends with the run, also when the run is killed; one that was there stays.
+How this process ends is the run's own to say: Ray takes signals for itself as it starts, and gives them back.
 Nothing of verl is imported here: that takes a quarter of a minute, and its processes do it themselves.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +106,7 @@ def connected(
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
         common["namespace"] = needs.namespace
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if address is None:
         given = dict(needs.init)
         given.pop("runtime_env", None)
@@ -126,6 +130,9 @@ def connected(
                 expected="the address of a running head, such as 10.0.0.1:6379, or auto on one of its nodes",
                 do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
             ) from problem
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # else SIGTERM would end the run within a step
+            signal.signal(number, handler)
     try:
         _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
         yield

@@ -1,0 +1,51 @@
+"""What the weights in a folder say of the probe, where those that train are in other processes.
+
+Invariant: nobody pays for it who does not ask: a model is loaded here, whole and into main memory, only for a sampler
+whose server elsewhere must be known by it. What is asked is the folder that samplers are told of.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.schema.trainer_common import CANARY_ROUNDED
+from ajet.engine.probe import TEXT, Probe
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class FolderProbe:
+    """Of one run's weights."""
+
+    def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
+        self._experiment = experiment
+        self._ids = tuple(int(token) for token in tokenizer.encode(TEXT, add_special_tokens=False))
+        self._rounded = experiment.ajet.model.dtype != "float32"
+
+    def known(self, earlier: Probe | None, below: int) -> Probe:
+        """That of a trainer that goes on from version `below`: what an `earlier` one said of versions before it."""
+        tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
+        kept = earlier.said if earlier is not None and earlier.ids == self._ids else {}
+        return Probe(self._ids, tolerance, {version: said for version, said in kept.items() if version < below})
+
+    def said(self, folder: Path | None) -> list[float]:
+        """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
+        import torch
+
+        from ajet.engine.model_source import ModelSource, locate
+        from ajet.engine.models import load_model
+
+        config = self._experiment.ajet.model
+        assert config.path is not None, "require_ready asks for it"
+        trusted = config.trust_remote_code
+        if folder is None:
+            source = locate(config.path, base=self._experiment.base, trust_remote_code=trusted)
+        else:
+            source = ModelSource(str(folder), folder=folder, trust_remote_code=trusted)
+        model = load_model(source, dtype=torch.bfloat16 if self._rounded else torch.float32)
+        ids = torch.tensor(self._ids)
+        with torch.inference_mode():
+            said = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+        return [float(value) for value in said[torch.arange(len(ids) - 1), ids[1:]]]
