@@ -6,17 +6,20 @@ between two steps, and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
+from ajet.record import EpisodeFiles
+from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
 from tests.ajet_command import start
 from tests.mongod import Mongod
 from tests.sample_fixtures import HELD_FROM, kept_of, project_in
+from tests.sglang_server import SglangProcess
 from tests.trained_apart import GROUPS, SETTINGS, Apart, trained_apart
 from tests.verl_runs import Life, skip_without_verl
 
@@ -35,15 +38,16 @@ def test_what_the_sampler_played_is_trained_once_or_counted(apart: Apart) -> Non
     apart.require_each_once()
 
 
-def test_it_sampled_with_what_the_trainer_saved(apart: Apart) -> None:
+def sampled_with(run: Path, episodes: Iterable[Episode]) -> set[int]:
+    """Versions whose checkpoints' weights said what the episodes say that they did."""
     import torch
     from transformers import AutoModelForCausalLM
 
     seen = set()
-    for episode in apart.recorded():
+    for episode in episodes:
         for line in episode.timelines:
             for version in set(line.versions[line.mask].tolist()) - {0}:
-                folder = apart.life.run / "checkpoints" / f"step-{version}"
+                folder = run / "checkpoints" / f"step-{version}"
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
                 ids = torch.from_numpy(line.ids.astype(np.int64))
                 with torch.no_grad():
@@ -52,18 +56,25 @@ def test_it_sampled_with_what_the_trainer_saved(apart: Apart) -> None:
                 at = np.flatnonzero(line.mask & (line.versions == version))
                 assert np.abs(line.logprobs_unit[at] - own[at - 1]).mean() < CANARY_ROUNDED
                 seen.add(version)
-    assert seen, "the last step is trained on nothing older than the first step's weights"
+    return seen
 
 
-def test_asked_to_end_it_waits_for_groups_that_are_being_played(tmp_path: Path) -> None:
-    """SIGTERM while the third step waits for two groups that its sampler holds: they close within the grace, the step
-    is trained and saved, and the run ends as to be started again."""
+def test_it_sampled_with_what_the_trainer_saved(apart: Apart) -> None:
+    assert sampled_with(apart.life.run, apart.recorded()), "the last step is trained on nothing older than step 1's"
+
+
+def test_beside_a_server_elsewhere_it_is_asked_to_end_while_groups_are_being_played(tmp_path: Path) -> None:
+    """A sampler follows it at a server that is known by what the run says of the probe. SIGTERM while the third step
+    waits for two groups that are held up: they close within the grace, the step is trained and saved, and the run ends
+    as to be started again."""
     skip_without_verl()
+    server = SglangProcess()
     (tmp_path / "sums").mkdir()
     yaml, log = project_in(tmp_path / "sums") / "sums.yaml", tmp_path / "sampler"
     (hold := yaml.parent / "hold").touch()
-    settings, store = [*SETTINGS, "trainer_common.total_training_steps=5"], Address.of("store.db", base=tmp_path)
-    plays = ("sample", "--conf", str(yaml), "--store", store.shown, "--name", "one", *settings)
+    settings = [*SETTINGS, "trainer_common.total_training_steps=5", "model.dtype=float32"]
+    store = Address.of("store.db", base=tmp_path)
+    plays = ("sample", "--conf", str(yaml), "--store", store.shown, "--name", "one", "--engine", server.url, *settings)
     sampler = start(*plays, cwd=tmp_path, log=log)
     trainer = Life(yaml, "asked", "--from-store", store.shown, *settings)
     try:
@@ -83,7 +94,12 @@ def test_asked_to_end_it_waits_for_groups_that_are_being_played(tmp_path: Path) 
         assert [row["step"] for row in trainer.rows()] == [1, 2, 3] and len(trainer.rows()[-1]["tasks"]) == GROUPS
         assert (trainer.run / "checkpoints" / "step-3").is_dir()
         ledger.disconnect()
+        recorded = [each for step in (1, 2, 3) for each in EpisodeFiles(trainer.run / "episodes").read(step)]
+        assert sampled_with(trainer.run, recorded), log.read_text()
+        sampler.terminate()
+        assert sampler.wait(timeout=120) in (75, 130) and "sampling with policy 2" in log.read_text(), log.read_text()
     finally:
         trainer.end()
         sampler.kill()
         sampler.wait()
+        server.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 
 from ajet.backbone.local import LocalBackbone
 from ajet.backbone.local import backbone as backbone_module
+from ajet.backbone.verl.folder_probe import FolderProbe
 from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
 from ajet.config import Experiment
+from ajet.run.probing import asked, begun
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
 from tests.local_fixtures import sample_of
@@ -24,12 +27,17 @@ pytestmark = pytest.mark.slow
 BATCH = TrainingBatch(1, [sample_of(list(range(3, 40)), [(8, 37)])])
 
 
-@contextmanager
-def opened(tmp_path: Path, **common: Any) -> Iterator[LocalBackbone]:
+def experiment_in(tmp_path: Path, **common: Any) -> Experiment:
     trainer = {"device": "cpu", "threads": 1, "use_kl_loss": False, **common}
     model = {"path": "embedded:tiny-tools", "dtype": "float32"}
-    tree = {"ajet": {"backbone": "local", "model": model, "trainer_common": trainer}}
-    backbone = LocalBackbone(Experiment.from_dict(tree, base=tmp_path))
+    return Experiment.from_dict(
+        {"ajet": {"backbone": "local", "model": model, "trainer_common": trainer}}, base=tmp_path
+    )
+
+
+@contextmanager
+def opened(tmp_path: Path, **common: Any) -> Iterator[LocalBackbone]:
+    backbone = LocalBackbone(experiment_in(tmp_path, **common))
     try:
         yield backbone
     finally:
@@ -86,3 +94,20 @@ def test_on_verl_only_tokens_of_the_newest_weights_count():
     assert canary_gap(samples, trainer, rows, at_least=3) == pytest.approx(0.5)
     assert canary_gap(samples, trainer, rows, at_least=4) is None, "the trainer has other weights by now"
     assert canary_gap([], [], [], at_least=0) is None
+
+
+def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
+    """Of weights that train in other processes, by a model that is loaded for it."""
+    with opened(tmp_path) as backbone:
+        experiment = experiment_in(tmp_path)
+        folders = FolderProbe(experiment, backbone.tokenizer)
+        known = begun(SimpleNamespace(backbone=backbone, experiment=experiment), None)
+        assert folders.known(None, 0) == known
+        backbone.update(BATCH)
+        (saved := tmp_path / "saved").mkdir()
+        backbone.save(saved)
+        there = asked(known, backbone, keep=1).said[1]
+        first, later = folders.said(None), folders.said(saved)
+        assert np.abs(np.array(later) - there).max() < 1e-4 < np.abs(np.array(first) - there).mean()
+        earlier = known.grown(0, first, keep=1).grown(1, later, keep=1)
+        assert set(folders.known(earlier, 1).said) == {0}, "what a trainer before said of the version to come is void"
