@@ -70,7 +70,7 @@ class StoreReport:
     positions: Counter[str] = field(default_factory=Counter)
     """With episodes, by state."""
     gone: int = 0
-    """Positions of the order that were begun once and of which nothing is here; -1: not counted."""
+    """Positions of the order that were begun once and of which nothing is here, where the whole store was meant."""
 
     @property
     def ok(self) -> bool:
