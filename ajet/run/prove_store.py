@@ -35,8 +35,8 @@ from ajet.run.prove import (
 from ajet.run.recompute import versions_of
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError
-from ajet.store.opening import Address
-from ajet.store.reading import Reading, Stored, open_reading
+from ajet.store import Address, Reading, open_reading
+from ajet.store.reading import Stored
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -16,7 +16,8 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
-from ajet.store.opening import Address, note_elsewhere, open_shared, recorded_settings
+from ajet.store.opening import Address, credentials, note_elsewhere, open_shared, recorded_settings
+from ajet.store.reading import Reading
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
 from ajet.store.sqlite_store import SqliteStore
@@ -41,6 +42,7 @@ __all__ = [
     "Member",
     "Opener",
     "Policy",
+    "Reading",
     "Role",
     "RunStore",
     "SharedStore",
@@ -49,6 +51,7 @@ __all__ = [
     "earlier_verl",
     "is_shared",
     "note_elsewhere",
+    "open_reading",
     "open_store",
     "open_shared",
     "recorded_settings",
@@ -106,6 +109,17 @@ def open_store(
     if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
         note_elsewhere(folder, experiment.ajet.store.type)
     return opened
+
+
+def open_reading(address: Address) -> Reading:
+    """The store at an address, to be looked at and not changed. Raises UserError where there is none."""
+    if address.path is not None:
+        from ajet.store.sqlite_reading import SqliteReading
+
+        return SqliteReading(address.path)
+    from ajet.store.mongo.reading import MongoReading
+
+    return MongoReading(address.uri, address.database, credentials())
 
 
 def is_shared(store: Store) -> TypeGuard[SharedStore]:

@@ -132,13 +132,12 @@ def test_other_weights_are_told_apart(run, monkeypatch):
     """The recomputation can fail: with one version's weights taken for another's it does."""
     from ajet.run import prove
 
-    honest = prove._weights
+    honest = prove.weights_in
 
-    def swapped(folder, experiment):
-        found = honest(folder, experiment)
-        return found | {1: found[0]}
+    def swapped(checkpoints, experiment):
+        return honest(checkpoints, experiment) | {1: (None, "those that training began with")}
 
-    monkeypatch.setattr(prove, "_weights", swapped)
+    monkeypatch.setattr(prove, "weights_in", swapped)
     before = proven(run, steps=[1]).proof.counts["sampled"].gap_max
     assert proven(run, steps=[2], tolerance=10.0).proof.counts["sampled"].gap_max > 20 * before
 

@@ -23,8 +23,7 @@ from ajet.run.prove import words_of
 from ajet.run.prove_store import StoreReport, prove_stored
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Kept, Policy, SharedStore, open_shared, recorded_settings
-from ajet.store.reading import Address, open_reading
+from ajet.store import Address, Kept, Policy, SharedStore, open_reading, open_shared, recorded_settings
 
 pytestmark = pytest.mark.slow
 

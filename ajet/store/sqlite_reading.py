@@ -1,0 +1,117 @@
+"""A SQLite store that is only read.
+
+Invariant: see `ajet.store.reading`. The file is opened so that nothing can be written; a position and its episodes are
+read within one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet.record.secrets import SHAPES_ONLY
+from ajet.schema.errors import UserError
+from ajet.store.reading import Stored, no_store, of_earlier_version, stored
+from ajet.store.shared import Policy
+from ajet.store.sqlite_episodes import SqliteEpisodes
+from ajet.store.sqlite_store import LINE
+from ajet.store.sqlite_tables import VERSION, of_later_version, version
+
+
+@dataclass(slots=True)
+class _Uses:
+    """That hold, of a position."""
+
+    steps: list[int] = field(default_factory=list)
+    left: str = ""
+
+
+class SqliteReading:
+    """See `Reading`."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise no_store(f"sqlite:{path}")
+        self._path = path
+        self._episodes = SqliteEpisodes(path, SHAPES_ONLY, looks=True)
+        with self._told():
+            self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        try:
+            self._begin()
+        except BaseException:
+            self._base.close()
+            raise
+
+    def close(self) -> None:
+        """See `Reading`."""
+        self._base.close()
+
+    def announced(self) -> Policy | None:
+        """See `Reading`."""
+        with self._told():
+            found = self._base.execute("SELECT said FROM policy").fetchone()
+        return Policy(**json.loads(found[0])) if found else None
+
+    def begun(self) -> int:
+        """See `Reading`."""
+        with self._told():
+            (found,) = self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone()
+        return int(found)
+
+    def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
+        """See `Reading`."""
+        asked = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
+        with self._told():
+            found = [int(row[0]) for row in self._base.execute(asked, (len(beginning), beginning))]
+        return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
+
+    def position(self, order: int) -> Stored | None:
+        """See `Reading`."""
+        with self._told():
+            self._base.execute("BEGIN")
+            try:
+                found = self._base.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
+                ends = list(self._episodes.each(self._base, order))
+            finally:
+                self._base.execute("ROLLBACK")
+        if found is None or not ends:
+            return None
+        return stored(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
+
+    def _begin(self) -> None:
+        with self._told():
+            found = version(self._base)
+            if not found:
+                raise no_store(f"sqlite:{self._path}")
+            if found > VERSION:
+                raise of_later_version(self._path, found)
+            if found < VERSION:
+                raise of_earlier_version(f"sqlite:{self._path}", found, VERSION)
+            facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
+            self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
+            held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
+            self._uses: dict[int, _Uses] = {}
+            for order, step, reason in self._base.execute(held):
+                of = self._uses.setdefault(order, _Uses())
+                if reason is None:
+                    of.steps.append(step)
+                else:
+                    of.left = reason
+
+    def _uses_of(self, order: int) -> _Uses:
+        return self._uses.get(order, _Uses())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UserError(
+                f"The store cannot be read: {error}.",
+                where=f"sqlite:{self._path}",
+                expected="a file that ajet made, whole, in a folder that can be read",
+            ) from error
