@@ -4,6 +4,7 @@
     python scripts/bench.py --only merge start --repeat 3 some, three times each
     python scripts/bench.py --against FILE                and compared with what an earlier run kept
     python scripts/bench.py --with FILE --against FILE    two that were kept, nothing run
+    python scripts/bench.py --device cuda                 for those that can be told; others choose as a run does
 
 Invariant: what is kept is what was measured, as benchmarks/ratios.py wrote it down, values of every repeat apart. A
 number has moved where all its values lie on one side of all the earlier ones and the medians differ by more than the
@@ -81,12 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, help="default: benchmarks/results/DATE-COMMIT.json")
     parser.add_argument("--with", dest="kept", type=Path, help="results that were kept, instead of a run")
     parser.add_argument("--against", type=Path, help="results of an earlier run")
+    parser.add_argument("--device", help="handed to each benchmark that has --device")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.kept is not None:
         results = Results.read(options.kept)
     else:
-        results = measured(options.folder, options.only, options.repeat)
+        results = measured(options.folder, options.only, options.repeat, options.device)
         file = options.to or options.folder / "results" / f"{results.date[:10]}-{results.commit}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(results), indent=1) + "\n")
@@ -98,20 +100,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(results.failed))
 
 
-def measured(folder: Path, only: Sequence[str] | None, repeat: int) -> Results:
+def measured(folder: Path, only: Sequence[str] | None, repeat: int, device: str | None = None) -> Results:
     """Run them, one after the other, as often as asked; what they print is seen."""
     found = {file.stem.removeprefix("bench_"): file for file in sorted(folder.glob("bench_*.py"))}
     if unknown := sorted(set(only or ()) - set(found)):
         raise SystemExit(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(found)}")
     results = Results(commit_of(ROOT), datetime.now(timezone.utc).isoformat(timespec="seconds"), machine())
+    if device is not None:
+        results.machine["device"] = device
     failed = set()
     with tempfile.TemporaryDirectory() as kept:
         lines = Path(kept, "ratios.jsonl")
         for name in only or found:
+            told = ["--device", device] if device and '"--device"' in found[name].read_text() else []
             for _ in range(repeat):
                 print(f"== {name}", flush=True)
                 environment = {**os.environ, "AJET_RATIOS": str(lines)}
-                if subprocess.run([sys.executable, str(found[name])], env=environment).returncode:
+                if subprocess.run([sys.executable, str(found[name]), *told], env=environment).returncode:
                     failed.add(name)
         rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     ratios: dict[tuple[str, str], Ratio] = {}

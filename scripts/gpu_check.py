@@ -6,8 +6,9 @@
     python scripts/gpu_check.py --device cpu            whether the checks themselves work: proves nothing of a GPU
 
 Invariant: a check has passed when its commands ended as they should and what they left on the disk says what it is
-for; nothing is taken from what a command prints of itself. What no check reaches stands in `COVERED` without one
-(tests/unit/test_gpu_check.py holds that table against the code). Exit code: 1 where a check failed.
+for; nothing is taken from what a command prints of itself. A check whose GPUs or packages are not there is not tried,
+and said. What no check reaches stands in gpu_places.py without one (tests/unit/test_gpu_check.py holds its tables
+against the code). Exit code: 1 where a check failed.
 """
 
 from __future__ import annotations
@@ -21,63 +22,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gpu_places import COVERED, KEYS
+
+ROOT = Path(__file__).resolve().parents[1]
 AJET = (sys.executable, "-m", "ajet")
 TOOL = ("--conf", "ajet/cli/templates/tool/tool.yaml")
 """A small model that learns from the first step on."""
-QUICKSTART = ("--conf", "tutorial/quickstart/quickstart.yaml")
+GSM8K = (
+    "--conf",
+    "tutorial/example_math_agent/math_agent.yaml",
+    "rollout.user_workflow=tutorial/example_math_agent/workflow_openai_sdk.py->MathAgentWorkflow",
+    "rollout.max_model_len=3072",
+    "rollout.max_response_length_in_one_turn=512",
+    "rollout.temperature=1.0",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=2048",
+    "data.train_batch_size=16",
+    "trainer_common.gradient_checkpointing=true",
+    "trainer_common.use_kl_loss=false",
+)
+"""An agent that may run Python, on the hub's GSM8K (`dataset_path: gsm8k/main`, in the YAML)."""
 SHORT = ("trainer_common.val_before_train=false", "trainer_common.test_freq=2", "trainer_common.save_freq=1")
 LORA = "trainer_common.lora.rank=8"
+BENCHMARKS = ("engine", "limit", "vllm", "memory", "learn")
+"""Those that measure the GPU: by --device, or as a run chooses it."""
 SHOWN = 15
 """Last lines of a failed check's output in the report."""
-
-COVERED = {
-    "ajet/backbone/local/checkpoint.py::_tensors": "local",
-    "ajet/engine/all_reduce.py::main": "",  # several GPUs
-    "ajet/engine/ceiling.py::_finish": "speed",
-    "ajet/backbone/local/checkpoint.py::read": "resume",
-    "ajet/backbone/local/machine.py::choose_device": "local",
-    "ajet/backbone/local/rehearsal.py::_peak": "local",
-    "ajet/backbone/local/rehearsal.py::rehearsed": "local",
-    "ajet/backbone/local/trainer.py::Trainer.rehearse": "local",
-    "ajet/backbone/trinity/config.py::device_of": "trinity",
-    "ajet/backbone/trinity/own_environment.py::python_there": "",  # once `make trinity-gpu` has run, which nobody has
-    "ajet/backbone/trinity/train.py::train_on_trinity": "trinity",
-    "ajet/backbone/verl/config/refusals.py::_machines": "verl",
-    "ajet/backbone/verl/cpu/__init__.py::environment": "",  # of the CPU alone
-    "ajet/backbone/verl/settings.py::_device": "verl",
-    "ajet/backbone/verl/settings.py::verl_settings": "verl",
-    "ajet/backbone/verl/train.py::train_on_verl": "verl",
-    "ajet/engine/agreed.py::key_of": "local",
-    "ajet/engine/fresh.py::FreshModel.__init__": "export",
-    "ajet/engine/machine.py::device_kind": "local",
-    "ajet/engine/machine.py::float32_is_usual": "local",
-    "ajet/engine/machine.py::free_memory": "local",
-    "ajet/engine/models.py::fast_dtype": "local",
-    "ajet/engine/sampler.py::machine_of": "local",
-    "ajet/engine/transformers/engine.py::_default_cache": "local",
-    "ajet/engine/vllm/__init__.py::__getattr__": "",  # which extra is named where vLLM is not installed
-    "ajet/engine/vllm/launch.py::memory": "vllm",
-    "ajet/engine/vllm/weights.py::device_buckets": "vllm",
-    "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
-    "ajet/run/cluster/job.py::ClusterJob": "",  # written for a cluster, run on none
-    "ajet/run/cluster/kuberay.py::_RESOURCES": "",
-    "ajet/run/cluster/slurm.py::_accelerators": "",
-}
-"""Every place in ajet/ that names CUDA, and the check that runs it; "": none does."""
-UNCHECKED = (
-    "more than one GPU: rollout.tensor_model_parallel_size, FSDP over several, Ulysses sequence parallelism",
-    "trainer_common.megatron.*: tensor, pipeline, context and expert parallelism",
-    "rollout.name: sglang",
-    "Ascend NPUs",
-)
-"""What has a key and no check."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +65,16 @@ class Check:
     commands: tuple[tuple[str, ...], ...]
     holds: Callable[[Path], str]
     """Of the folder of runs: "" where it says what the check is for, else what is missing."""
-    gpu: bool = False
-    """Whether it makes no sense without one."""
+    gpus: int = 0
+    """How many it needs; 0: it works without one, too."""
+    packages: tuple[str, ...] = ()
+    """By their names in an index: what `make setup` does not bring, and the check needs."""
+
+    def lacks(self, gpus: int) -> str:
+        """Why it can't be tried where there are so many; "" where it can."""
+        absent = [name for name in self.packages if not _installed(name)]
+        few = [f"{self.gpus} GPU{'s' * (self.gpus != 1)}"] if gpus < self.gpus else []
+        return " and ".join([*few, *absent])
 
 
 def steps_of(run: str, steps: int) -> Callable[[Path], str]:
@@ -134,39 +118,63 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
         return f"trainer_common.total_training_steps={count}"
 
     at = ("--exp-dir", str(runs))
-    real = (f"model.path={model}", "rollout.max_model_len=512", "data.max_prompt_length=256")
+    one, two = ("trainer_common.n_gpus_per_node=1",), ("trainer_common.n_gpus_per_node=2",)
+    real = (f"model.path={model}", "trainer_common.test_freq=-1", "trainer_common.save_freq=1000")
     resumed = trained("local", "local", steps(3), "--resume", str(runs / "local"))
     speed = ajet("doctor", "--bench")
     exported = ajet("export", "local", *at, "--step", "2", "--check")
-    suite = ("tests/contract/test_token_engines.py", "tests/unit/test_local_trainer.py", "tests/unit/test_rehearsal.py")
+    # AJET_TEST_DEVICE: on the CPU the tests would be left out
+    where = ("env", "AJET_TEST_DEVICE=cpu") if device == "cpu" else ()
+    tests = (*where, sys.executable, "-m", "pytest", "-q", "-n0", "tests/contract/test_on_a_gpu.py")
     here = [
         Check("doctor", "what the machine has", (ajet("doctor"),), nothing_more),
         Check("speed", "what the device keeps up", (speed,), nothing_more),
+        Check("tests", "replies and updates on the device against the CPU's", (tests,), nothing_more),
         Check("local", "two steps, rehearsed first", (trained("local", "local", steps(2)),), steps_of("local", 2)),
         Check("resume", "the checkpoint, with the device's generator: a third step", (resumed,), steps_of("local", 3)),
         Check("prove", "tokens and distributions derived again", (ajet("prove", "local", *at),), nothing_more),
         Check("export", "the checkpoint as transformers alone loads it", (exported,), nothing_more),
         Check("lora", "two steps with an adapter", (trained("lora", "local", steps(2), LORA),), steps_of("lora", 2)),
     ]
-    beside = (trained("vllm", "local", steps(2), "rollout.engine=vllm"), ajet("prove", "vllm", *at))
-    verl = (trained("verl", "verl", steps(2), "--with-ray"), ajet("prove", "verl", *at))
-    trinity = (trained("trinity", "trinity", steps(2), "--with-ray"), ajet("prove", "trinity", *at))
-    larger = (
-        trained("model", "local", steps(10), *real, conf=QUICKSTART),
-        trained("model-verl", "verl", steps(3), "--with-ray", *real, conf=QUICKSTART),
+    beside = trained("beside", "local", steps(2), "trainer_common.mode=async")
+    vllm = (trained("vllm", "local", steps(2), "rollout.engine=vllm"), ajet("prove", "vllm", *at))
+
+    def on_verl(name: str, *more: str, conf: Sequence[str] = TOOL) -> tuple[str, ...]:
+        return trained(name, "verl", steps(2), "--with-ray", *more, conf=conf)
+
+    verl = (on_verl("verl", *one), ajet("prove", "verl", *at))
+    trees = (on_verl("trees", *one, "actor_rollout_ref.ajet_trees=true"),)
+    sglang = (on_verl("sglang", *one, "rollout.name=sglang"), ajet("prove", "sglang", *at))
+    trinity = (trained("trinity", "trinity", steps(2), "--with-ray", *two), ajet("prove", "trinity", *at))
+    split = ("rollout.tensor_model_parallel_size=2", "trainer_common.ulysses_sequence_parallel_size=2")
+    several = (ajet("doctor", "--bench", "--world-size", "2"), on_verl("several", *two, *split))
+    megatron = tuple(
+        on_verl(
+            f"megatron-{part}", *two, *real, "trainer_common.strategy=megatron",
+            f"trainer_common.megatron.{part}_parallel_size=2", conf=GSM8K,
+        )
+        for part in ("tensor_model", "pipeline_model", "context")
+    )  # fmt: skip
+    each_way = (steps_of(f"megatron-{part}", 2) for part in ("tensor_model", "pipeline_model", "context"))
+    gsm8k = (
+        trained("gsm8k", "local", steps(10), *real, conf=GSM8K),
+        trained("gsm8k-verl", "verl", steps(3), "--with-ray", *one, *real, conf=GSM8K),
     )
-    both = each_of(steps_of("model", 10), steps_of("model-verl", 3))
-    tests = ((sys.executable, "-m", "pytest", "-q", "-n0", *suite),)
-    ratios = ((sys.executable, "scripts/bench.py", "--only", "engine", "memory", "learn"),)
+    both = each_of(steps_of("gsm8k", 10), steps_of("gsm8k-verl", 3))
+    ratios = ((sys.executable, "scripts/bench.py", "--device", "cuda", "--only", *BENCHMARKS),)
     there = [
-        Check("vllm", "vLLM beside the trainer: weights by CUDA IPC, graphs, its memory", beside, steps_of("vllm", 2)),
-        Check("verl", "Ray, vLLM and FSDP: weights handed over, servers that sleep", verl, steps_of("verl", 2)),
-        Check("trinity", "Trinity's explorer and trainer, where installed", trinity, steps_of("trinity", 2)),
-        Check("model", f"{model}: sums, ten steps on local, three on verl", larger, both),
-        Check("tests", "the contract of engines, the trainer's own tests", tests, nothing_more),
-        Check("bench", "ratios, kept in benchmarks/results", ratios, nothing_more),
+        Check("vllm", "vLLM in place: weights by CUDA IPC, graphs, its memory", vllm, steps_of("vllm", 2), 1),
+        Check("beside", "a sampler beside the trainer, on one device", (beside,), steps_of("beside", 2), 1),
+        Check("verl", "Ray, vLLM and FSDP: weights handed over, servers that sleep", verl, steps_of("verl", 2), 1),
+        Check("trees", "what rows share computed once, in verl's FSDP engine", trees, steps_of("trees", 2), 1),
+        Check("sglang", "verl with SGLang", sglang, steps_of("sglang", 2), 1, ("sglang",)),
+        Check("several", "NCCL; vLLM and Ulysses over two GPUs", several, steps_of("several", 2), 2),
+        Check("megatron", "Megatron's TP, PP and CP over two", megatron, each_of(*each_way), 2, ("megatron-core",)),
+        Check("trinity", "Trinity's explorer and trainer", trinity, steps_of("trinity", 2), 2, ("trinity-rft",)),
+        Check("gsm8k", f"{model} on GSM8K by hub name: ten steps on local, three on verl", gsm8k, both, 1),
+        Check("bench", "ratios on the GPU, kept in benchmarks/results", ratios, nothing_more, 1),
     ]
-    return here + [replace(check, gpu=True) for check in there]
+    return here + there
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -184,8 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown := sorted(set(options.only or ()) - set(every)):
             parser.error(f"no such check: {', '.join(unknown)}; there are {', '.join(every)}")
         chosen = [every[name] for name in options.only or every]
-        if options.device == "cpu":
-            chosen = [check for check in chosen if not check.gpu]
+        count = 0 if options.device == "cpu" else gpus_here()
+        lacking = {check.name: lacks for check in chosen if (lacks := check.lacks(count))}
+        chosen = [check for check in chosen if check.name not in lacking]
         lines = [*heading(options.device), "| Check | What | Result | Seconds |", "|---|---|---|---|"]
         failures: list[str] = []
         for check in chosen:
@@ -196,11 +205,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if wrong:
                 failures += ["", f"{check.name}: {wrong}", "", "```text", *end, "```"]
             print(f"== {check.name}: {wrong or 'passed'}", flush=True)
-    left = [f"- {place}" for place, name in COVERED.items() if name not in {check.name for check in chosen}]
-    lines += failures + ["", "Not tried:", "", *left, *(f"- {each}" for each in UNCHECKED)]
+    lines += [*failures, "", *not_tried({check.name for check in chosen}, lacking)]
     options.report.write_text("\n".join(lines) + "\n")
     print(f"the report is in {options.report}")
     return int(bool(failures))
+
+
+def not_tried(tried: set[str], lacking: dict[str, str]) -> list[str]:
+    """What the report says of checks that were left out, and of what no check that ran reaches."""
+    lines = ["Not tried:", "", *(f"- the check `{name}`, for want of {lacks}" for name, lacks in lacking.items())]
+    for place, by in (KEYS | COVERED).items():
+        if "/" not in by and by not in tried:  # a path is of a test that runs without a GPU
+            lines.append(f"- {place}: {f'by `{by}` alone' if by else 'by no check'}")
+    return lines
+
+
+def gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def tried(check: Check, runs: Path, limit: float) -> tuple[str, list[str]]:

@@ -46,6 +46,17 @@ def test_what_was_measured_is_kept_with_machine_and_commit(bench: ModuleType, tm
     ]
 
 
+def test_a_device_goes_to_those_that_can_be_told(bench: ModuleType, tmp_path: Path) -> None:
+    told = (
+        "import sys\nfrom pathlib import Path\nPath(__file__).with_suffix('.told').write_text(' '.join(sys.argv[1:]))\n"
+    )
+    (tmp_path / "bench_a.py").write_text(f'OPTION = "--device"\n{told}')
+    (tmp_path / "bench_b.py").write_text(told)
+    assert bench.main(["--folder", str(tmp_path), "--device", "cuda", "--to", str(tmp_path / "kept.json")]) == 0
+    assert [(tmp_path / f"bench_{name}.told").read_text() for name in "ab"] == ["--device cuda", ""]
+    assert json.loads((tmp_path / "kept.json").read_text())["machine"]["device"] == "cuda"
+
+
 def test_an_unknown_one_names_those_there_are(bench: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "bench_a.py").write_text(BENCH)
     with pytest.raises(SystemExit, match="no such benchmark: b; there are a"):

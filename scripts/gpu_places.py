@@ -1,0 +1,116 @@
+"""Where ajet/ does something that only an accelerator shows, and what shows it.
+
+Invariant: tests/unit/test_gpu_check.py finds those places in the code (a name of CUDA, NCCL, Megatron, SGLang, of an
+NPU or of NVIDIA's driver; a comparison with "cpu", whose other side is a GPU's), and the keys that split a model in
+the schema, and holds both tables against them. A value is the name of a check of scripts/gpu_check.py that runs the
+place; or the path of a test that runs both of its sides here, where it is text and configuration alone; or "": nobody
+has, and the report of the check says so.
+"""
+
+from __future__ import annotations
+
+COVERED = {
+    "ajet/backbone/local/checkpoint.py::_tensors": "local",
+    "ajet/backbone/local/checkpoint.py::read": "resume",
+    "ajet/backbone/local/flat_weights.py::FlatWeights.dither": "tests",
+    "ajet/backbone/local/flat_weights.py::zeros": "tests",
+    "ajet/backbone/local/machine.py::choose_device": "local",
+    "ajet/backbone/local/optimizer.py::FlatAdamW.step": "tests",
+    "ajet/backbone/local/rehearsal.py::_peak": "local",
+    "ajet/backbone/local/rehearsal.py::rehearsed": "local",
+    "ajet/backbone/local/trainer.py::Trainer.rehearse": "local",
+    "ajet/backbone/local/tree_attention.py::TreePlan.shared": "tests",
+    "ajet/backbone/local/tree_attention.py::_attend": "tests",
+    "ajet/backbone/requirements.py::has_nvidia": "doctor",
+    "ajet/backbone/trinity/config.py::_node": "trinity",
+    "ajet/backbone/trinity/config.py::_refused": "tests/unit/test_trinity_config.py",
+    "ajet/backbone/trinity/config.py::device_of": "trinity",
+    "ajet/backbone/trinity/config.py::trinity_config": "trinity",
+    "ajet/backbone/trinity/own_environment.py::python_there": "",  # once `make trinity-gpu` has run, which nobody has
+    "ajet/backbone/trinity/processes/stage.py::Stage.run": "trinity",
+    "ajet/backbone/trinity/train.py::_environment": "trinity",
+    "ajet/backbone/trinity/train.py::_needs": "trinity",
+    "ajet/backbone/trinity/train.py::train_on_trinity": "trinity",
+    "ajet/backbone/verl/checkup.py::_engine": "doctor",
+    "ajet/backbone/verl/checkup.py::_flash_attention": "doctor",
+    "ajet/backbone/verl/checkup.py::verl_findings": "doctor",
+    "ajet/backbone/verl/cluster/gpus.py::gpus": "verl",
+    "ajet/backbone/verl/cluster/gpus.py::refuse_busy": "verl",
+    "ajet/backbone/verl/cluster/ray_cluster.py::needs_of": "",  # NPUs
+    "ajet/backbone/verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
+    "ajet/backbone/verl/config/effective.py::MEGATRON_SIZES": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/effective.py::Settings.megatron": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/effective.py::Settings.model_parallel": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/layer.py::_ajet_node": "verl",
+    "ajet/backbone/verl/config/layer.py::_verls_defaults": "tests/unit/test_verl_layer.py",
+    "ajet/backbone/verl/config/layer.py::extra_for": "verl",
+    "ajet/backbone/verl/config/layer.py::verl_config": "tests/unit/test_verl_layer.py",
+    "ajet/backbone/verl/config/refusals.py::_learning": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_lengths": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_machines": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_memory": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_parallel": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_strategy": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/config/refusals.py::_trees": "tests/unit/test_verl_refusals.py",
+    "ajet/backbone/verl/cpu/__init__.py::environment": "",  # of the CPU alone
+    "ajet/backbone/verl/settings.py::_device": "verl",
+    "ajet/backbone/verl/settings.py::_megatron": "megatron",
+    "ajet/backbone/verl/settings.py::environment_of": "megatron",
+    "ajet/backbone/verl/settings.py::verl_settings": "",  # a cluster that was there before: its GPUs are not this one's
+    "ajet/backbone/verl/train.py::require_store": "tests/unit/test_verl_store_tickets.py",
+    "ajet/backbone/verl/train.py::train_on_verl": "verl",
+    "ajet/backbone/verl/trainer/trees.py::TreeEngine": "trees",
+    "ajet/config/schema/trainer_common.py::TrainerCommon": "tests/contract/test_config_reads.py",
+    "ajet/engine/agreed.py::key_of": "local",
+    "ajet/engine/all_reduce.py::main": "several",
+    "ajet/engine/ceiling.py::_finish": "speed",
+    "ajet/engine/ceiling.py::best_seconds": "speed",
+    "ajet/engine/fresh.py::FreshModel.__init__": "export",
+    "ajet/engine/machine.py::device_kind": "local",
+    "ajet/engine/machine.py::float32_is_usual": "local",
+    "ajet/engine/machine.py::free_memory": "local",
+    "ajet/engine/models.py::fast_dtype": "local",
+    "ajet/engine/rms_norm.py::_as_probed": "local",
+    "ajet/engine/rms_norm.py::_suits": "local",
+    "ajet/engine/sampler.py::machine_of": "local",
+    "ajet/engine/served.py::_kind": "tests/contract/test_real_sglang.py",
+    "ajet/engine/transformers/attention.py::_attend": "tests",
+    "ajet/engine/transformers/attention.py::_next": "tests",
+    "ajet/engine/transformers/attention.py::_stretch": "tests",
+    "ajet/engine/transformers/engine.py::_default_cache": "local",
+    "ajet/engine/transformers/packed_weights.py::_suits": "local",
+    "ajet/engine/transformers/sampling.py::Sampler._softmax": "tests",
+    "ajet/engine/vllm/__init__.py::__getattr__": "",  # which extra is named where vLLM is not installed
+    "ajet/engine/vllm/engine.py::VllmEngine.__init__": "vllm",
+    "ajet/engine/vllm/launch.py::Launch.arguments": "vllm",
+    "ajet/engine/vllm/launch.py::memory": "vllm",
+    "ajet/engine/vllm/weights.py::device_buckets": "vllm",
+    "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
+    "ajet/integration/trl/process.py::train": "",
+    "ajet/record/environment.py::_gpus": "local",
+    "ajet/run/checkup/bench.py::bench": "speed",
+    "ajet/run/checkup/machine.py::_gpus": "doctor",
+    "ajet/run/checkup/packages.py::packages": "doctor",
+    "ajet/run/cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
+    "ajet/run/cluster/kuberay.py::kuberay": "",
+    "ajet/run/cluster/slurm.py::_accelerators": "",
+    "ajet/run/cluster/slurm.py::_resources": "",
+    "ajet/run/plan.py::_sides": "beside",
+    "ajet/run/room.py::room_of": "local",
+    "ajet/run/sampler_beside.py::half_of_the_cores": "beside",
+}
+"""Every such place, and what runs it."""
+
+KEYS = {
+    "rollout.name=sglang": "sglang",
+    "rollout.tensor_model_parallel_size": "several",
+    "trainer_common.device=npu": "",
+    "trainer_common.megatron.context_parallel_size": "megatron",
+    "trainer_common.megatron.expert_model_parallel_size": "",  # it takes a mixture of experts
+    "trainer_common.megatron.pipeline_model_parallel_size": "megatron",
+    "trainer_common.megatron.tensor_model_parallel_size": "megatron",
+    "trainer_common.strategy=megatron": "megatron",
+    "trainer_common.ulysses_sequence_parallel_size": "several",
+}
+"""Every key that splits a model over GPUs, and every value that only an accelerator runs, with the check that sets it;
+"": none does."""
