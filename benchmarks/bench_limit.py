@@ -3,18 +3,19 @@
 The limit is measured in the same run, with the same threads and number format, between the phases: the best of the
 library's square matrix products over sizes, and a STREAM triad. From the two and the model's dimensions follows the
 least time of a phase: operations at the one, bytes at the other, whichever is longer (ajet/engine/dimensions.py; an
-update's two parts, products and optimizer, come one after the other). Beside it stands what torch's linear takes for
-the same products alone, at the model's shapes, out of weights that no cache holds. Rounds are interleaved; a ratio is
-the median of the rounds' own.
+update's two parts, products and optimizer, come one after the other). Beside it stand what the processor could do by
+its data sheet (processor_peak.py), torch's fused attention with the model's heads, and what torch's linear takes for
+the same products alone, at the model's shapes, out of weights that no cache holds: the share that a phase reaches of
+that is what `ajet doctor --bench` expects by. Rounds are interleaved; a ratio is the median of the rounds' own.
 
 Rollout: 64 prompts of 75 tokens that share nothing, 32 new tokens each. Update and logprobs: the quickstart's step, 8
 prompts of 75 tokens and 8 replies of 15 to each. Hand-over: with the engine of this process nothing is copied; with
---vllm, vLLM's copy is refreshed. On a busy machine --processor-time counts a phase's own processor time; the limit's
-pieces are short enough to find the processor free in one of their rounds. Limits: 0.6 of the bound for rollout, 0.7
-for the update.
+--vllm, vLLM's copy is refreshed, for which each weight is read once and written once. On a busy machine
+--processor-time counts a phase's own processor time; the limit's pieces are short enough to find the processor free in
+one of their rounds. Limits: 0.6 of the bound for rollout, 0.7 for the update.
 
     python benchmarks/bench_limit.py [--model embedded:smollm2-135m] [--dtype bfloat16] [--threads 2] [--rounds 5]
-                                     [--processor-time] [--profile] [--vllm]
+                                     [--device cuda] [--processor-time] [--profile] [--vllm]
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ import psutil
 import torch
 from bench_engine import by_engine
 from bench_memory import GROUPS, PROMPT, QUICKSTART, REPEATS, REPLY, Peak, batch
+from processor_peak import peak_of
 from ratios import kept
 
 from ajet.backbone.local.engines import open_engine
-from ajet.backbone.local.machine import bound_kernel_caches
+from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
 from ajet.engine import dimensions as least
-from ajet.engine.ceiling import matmul_pace, sampling_alone, triad_pace, update_alone
+from ajet.engine.ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 from ajet.engine.dimensions import Dimensions, Pace
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
@@ -52,6 +54,8 @@ ROWS, NEW = 64, 32
 TRAINED = GROUPS * REPEATS * REPLY
 COMPUTED = GROUPS * (PROMPT + REPEATS * REPLY)
 """Tokens of a step that have logits, and all that go through the model: prompts once a group."""
+ATTENDED = 1024
+"""Tokens over which attention is measured, as `ajet doctor --bench` does."""
 ROLLOUT_LIMIT, UPDATE_LIMIT = 0.6, 0.7
 
 
@@ -68,6 +72,8 @@ class Phase:
     def once(self, pace: Pace) -> None:
         began = self.clock()
         self.run()
+        if torch.cuda.is_initialized():  # its queue may be longer than the call
+            torch.cuda.synchronize()
         self.seconds.append(self.clock() - began)
         self.shares.append(self.bound(pace) / self.seconds[-1])
 
@@ -114,8 +120,13 @@ def phases(trainer: Trainer, engine: Any, of: Dimensions, vocabulary: int) -> li
         Phase("rollout", ROWS * NEW, lambda: by_engine(engine, prompts, [NEW] * ROWS), bound["rollout"]),
         Phase("update", TRAINED, update, bound["update"]),
         Phase("logprobs", TRAINED, score, bound["logprobs"]),
-        Phase("hand-over", 0, hand_over, lambda pace: 3 * trainer.policy.weights.values.nbytes / pace.bandwidth),
+        Phase("hand-over", 0, hand_over, lambda pace: copy_seconds(trainer.policy.weights.values.nbytes, pace)),
     ]
+
+
+def copy_seconds(size: int, pace: Pace) -> float:
+    """The least that a copy of so many bytes takes: read once and written once, counted as the triad counts."""
+    return 2 * size / pace.bandwidth
 
 
 def profiled(phase: Phase) -> None:
@@ -125,13 +136,18 @@ def profiled(phase: Phase) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     everywhere = _ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as seen:
+    on_gpu = torch.cuda.is_initialized()
+    both = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
+    with profile(activities=both, experimental_config=everywhere) as seen:
         phase.run()
-    rows = sorted(seen.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    whole = sum(row.self_cpu_time_total for row in rows)
-    print(f"\n{phase.name}, by operator (own time, of {whole / 1e6:.2f} s):")
-    for row in rows[:12]:
-        print(f"  {row.self_cpu_time_total / whole:6.1%} {row.count:7}  {row.key}")
+        if on_gpu:
+            torch.cuda.synchronize()
+    for what in ("self_cpu_time_total", *["self_device_time_total"] * on_gpu):
+        rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, what))
+        whole = sum(getattr(row, what) for row in rows) or 1
+        print(f"\n{phase.name}, by operator ({what.split('_')[1]}: own time, of {whole / 1e6:.2f} s):")
+        for row in rows[:12]:
+            print(f"  {getattr(row, what) / whole:6.1%} {row.count:7}  {row.key}")
 
 
 def main() -> int:
@@ -139,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded:smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--device", default="cpu", help="cuda: the GPU's own limit, and how far from it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor-time", action="store_true", help="with one thread, on a busy machine")
@@ -146,9 +163,10 @@ def main() -> int:
     parser.add_argument("--vllm", action="store_true", help="sample with vLLM in processes of its own")
     args = parser.parse_args()
     if args.processor_time:
-        if args.threads != 1 or args.vllm:
-            parser.error("--processor-time is of one thread of this process: --threads 1, without --vllm")
+        if args.threads != 1 or args.vllm or args.device != "cpu":
+            parser.error("--processor-time is of one thread of this process: --threads 1, no --vllm, on the CPU")
         Phase.clock = staticmethod(time.process_time)
+    device = choose_device(args.device)
     bound_kernel_caches()
     torch.set_num_threads(args.threads)
     engine_name = "vllm" if args.vllm else "transformers"
@@ -156,6 +174,7 @@ def main() -> int:
         f"ajet.model.path={args.model}",
         f"ajet.model.dtype={args.dtype}",
         f"ajet.rollout.engine={engine_name}",
+        f"ajet.trainer_common.device={args.device}",
     ]
     overrides += ["ajet.rollout.max_num_seqs=64", "ajet.trainer_common.optim.lr=1e-7"]
     config = load_experiment(QUICKSTART, backbone="local", overrides=overrides).ajet
@@ -163,7 +182,7 @@ def main() -> int:
     folder = folder_of(source)
     of, size = least.dimensions(folder), model_size(folder)
     assert of is not None and size is not None, "no dense decoder, or one whose files do not say its dimensions"
-    dtype, device = getattr(torch, args.dtype), torch.device("cpu")
+    dtype = getattr(torch, args.dtype)
     trainer = Trainer(load_model(source, dtype=dtype, device=device), config)
     engine = open_engine(config, source, trainer.policy)
     todo = phases(trainer, engine, of, of.vocabulary)
@@ -179,8 +198,21 @@ def main() -> int:
                 phase.once(paces[-1])
     load = os.getloadavg()[0]
     product, moved = (statistics.median(values) for values in zip(*paces, strict=True))
-    print(f"{args.model} {args.dtype}, {args.threads} of {psutil.cpu_count()} cores, load {load:.1f}, {engine_name}")
+    where = f"{args.threads} of {psutil.cpu_count()} cores"
+    if device.type == "cuda":
+        where, peak.bytes = torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device)
+    print(f"{args.model} {args.dtype}, {where}, load {load:.1f}, {engine_name}")
     print(f"this machine: {product / 1e9:,.0f} GFLOP/s (best square product, {at}), {moved / 1e9:.1f} GB/s (triad)")
+    sheet = peak_of(dtype, device, args.threads)
+    if sheet is None:
+        print("its peak by the data sheet: not known of this processor")
+    else:
+        share = product / sheet.flops
+        print(
+            f"its peak by the data sheet: {sheet.flops / 1e9:,.0f} GFLOP/s, of which that is {share:.2f}: {sheet.how}"
+        )
+    attended = attention_pace(of, dtype, device, length=ATTENDED, budget=1.0)
+    print(f"torch's fused attention over {ATTENDED:,} tokens, with the model's heads: {attended / 1e9:,.0f} GFLOP/s")
     for phase in todo[: 3 if not args.vllm else 4]:
         print(phase)
     if not args.vllm:
@@ -191,6 +223,7 @@ def main() -> int:
     }
     for phase in todo[:2]:
         share = alone[phase.name] / statistics.median(phase.seconds)
+        kept(f"{phase.name} against torch's own linear alone", share)
         print(f"{phase.name:10} torch's own linear alone, at its shapes: {alone[phase.name]:.2f} s, {share:.2f} of it")
     told = footprint(size, config, wide=args.dtype == "float32", context=PROMPT + NEW)
     print(f"memory: {gib(peak.bytes)} at its peak; `ajet plan` and `ajet doctor --bench` say {gib(told.peak)}")
