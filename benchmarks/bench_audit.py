@@ -29,6 +29,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ratios import kept
+
 from ajet.record.chain import FILE, Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import encode
 from ajet.record.episodes import EpisodeFiles
@@ -148,11 +150,13 @@ def main() -> int:
         print(f"load {os.getloadavg()[0]:.1f}; ajet --help: {as_typed('--help')}")
         for name, work, flags in commands:
             took = seconds(work, given.repeat)
-            slow += took > LIMIT_S
-            slowly = "  TOO SLOW" if took > LIMIT_S else ""
+            quick = kept(f"seconds of {name}, {given.episodes:,} episodes", took, at_most=LIMIT_S)
+            slow += not quick
+            slowly = "" if quick else "  TOO SLOW"
             print(f"{name:<27} {took:.3f} s, {took / bare:.2f} of the bare read{slowly}")
             print(f"{'':<27} the command: {as_typed(name.split()[0], str(folder), *flags)}")
         written, added = cost(Path(temporary, "cost"))
+        kept("the chain's part of a step against writing its episodes", added / written)
         print(f"the chain's part of a step  {added * 1000:.1f} ms, {added / written:.3f} of writing its episodes")
     return 1 if slow else 0
 

@@ -2,8 +2,8 @@
 
 Then from the command to the first sampled token of a training on the local backbone (SmolLM2-135M, bfloat16), against
 a program that imports torch and transformers and loads the same tokenizer and weights: at most 1.3 times; and how long
-until something is on the screen: at most a second on a quiet machine, printed and not judged. Without the rehearsal of
-an update, which a machine with room for four leaves out by itself. The first start, which is not counted, holds the
+until something is on the screen: at most a second by the clock, which asks for a quiet machine. Without the rehearsal
+of an update, which a machine with room for four leaves out by itself. The first start, which is not counted, holds the
 model against its eager pass; later ones find that kept.
 
 All run in fresh processes, in turns, so that whatever else the machine does meets both; the ratio is that of the
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ratios import kept
 
-LIMIT = 1.3
+LIMIT, SEEN_S = 1.3, 1.0
 HEAVY = {"torch", "transformers", "ray", "datasets", "hydra", "pydantic"}
 BARE = """\
 import typer
@@ -129,9 +129,10 @@ def from_command_to_token(runs: int) -> bool:
     ratio = used["ajet"] / used["loading"]
     print(f"first token: {used['ajet']:.1f} s of processor time ({took['ajet']:.1f} s); torch, transformers and the "
           f"weights alone {used['loading']:.1f} s ({took['loading']:.1f} s); {runs} runs")  # fmt: skip
-    print(f"ratio {ratio:.2f} (at most {LIMIT}); something on the screen after {seen['ajet']:.2f} s")
-    kept("seconds until something is on the screen", seen["ajet"])
-    return kept("command to first sampled token against loading alone", ratio, at_most=LIMIT)
+    print(f"ratio {ratio:.2f} (at most {LIMIT}); something on the screen after {seen['ajet']:.2f} s (at most "
+          f"{SEEN_S:g})")  # fmt: skip
+    soon = kept("seconds until something is on the screen", seen["ajet"], at_most=SEEN_S)
+    return kept("command to first sampled token against loading alone", ratio, at_most=LIMIT) and soon
 
 
 def seconds(script: Path, environment: dict[str, str]) -> float:
