@@ -71,6 +71,32 @@ def test_an_update_is_three_passes_and_the_optimizer() -> None:
     assert moved == pytest.approx(26 * SMALL.size().parameters)
 
 
+def test_what_is_expected_is_what_was_measured() -> None:
+    """The shares stand in the pages where the code says they stand: who measures anew changes both."""
+    from ajet.run.checkup.bench import ALONE, REACHED, SAMPLED, TRAINED
+
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    row = next(line for line in (docs / "measured.md").read_text().splitlines() if line.startswith("| rollout of 64; "))
+    assert f"| {REACHED[0]}; {REACHED[1]}; " in row and "two threads" in row
+    page = (docs / "doctor.md").read_text()
+    assert f"reach {ALONE[0]} and {ALONE[1]} of it" in page and f"has {SAMPLED:.2f} and {TRAINED:.2f} of the" in page
+
+
+def test_what_is_expected_is_a_share_of_what_torchs_products_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ajet.engine import ceiling
+    from ajet.run.checkup import bench
+
+    monkeypatch.setattr(ceiling, "matmul_pace", lambda dtype, device: (1e15, 512))
+    monkeypatch.setattr(ceiling, "triad_pace", lambda device: 1e12)
+    monkeypatch.setattr(ceiling, "attention_pace", lambda of, dtype, device, **asked: 1e12)
+    monkeypatch.setattr(ceiling, "sampling_alone", lambda of, dtype, device, **asked: 2.0)
+    monkeypatch.setattr(ceiling, "update_alone", lambda of, dtype, device, **asked: 4.0)
+    told = {each.topic: each.text for each in bench.bench(None, None, processes=1)}
+    sampled, trained = (told[f"{bench.USUAL}: {what}"] for what in ("sampling", "update"))
+    assert f"about {64 * 64 / 2 * 0.17 / 0.37:,.0f} tokens a second to expect" in sampled
+    assert f"about {4096 / 4 * 0.14 / 0.46:,.0f} tokens a second to expect" in trained
+
+
 def test_more_memory_than_there_is_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ajet.engine import machine
     from ajet.run.checkup.bench import _memory, _usual

@@ -23,9 +23,15 @@ USUAL = "SmolLM2-135M"
 LADDER = ("SmolLM2-135M", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B")
 ROWS, TOKENS = 64, 64
 """Calls sampled at once, each with a prompt and a reply of so many tokens."""
-SAMPLED, TRAINED = 0.5, 0.3
-"""What the engine, and an update, reach of the time that torch's products alone would take (docs/measured.md: one
-thread of a busy processor with AMX, SmolLM2): the rest is attention, norms, draws, the optimizer."""
+REACHED = (0.17, 0.14)
+"""Shares of the bound that the engine's rollout of 64 and an update were measured to reach: two threads of two quiet
+cores of a Xeon with AMX, SmolLM2, bfloat16 (benchmarks/bench_limit.py; docs/measured.md)."""
+ALONE = (0.37, 0.46)
+"""Shares of the bound that torch's own products alone reach there, at the model's shapes (docs/doctor.md)."""
+SAMPLED, TRAINED = (reached / alone for reached, alone in zip(REACHED, ALONE, strict=True))
+"""So what is reached of the pace of torch's products alone, 0.46 and 0.30; the rest is attention, norms, draws, the
+optimizer. That pace is measured on the machine at hand, since how far products at a model's shapes fall behind the
+best of them is the machine's, and less where it has no matrix unit."""
 SETTINGS = {
     "data": {"max_prompt_length": 1024, "max_response_length": 1024, "train_batch_size": 8},
     "rollout": {"num_repeat": 8, "max_model_len": 2048, "max_response_length_in_one_turn": 512, "max_num_seqs": 16},
