@@ -95,6 +95,7 @@ def ours(threads: int, place: Path) -> Result:
     """The quickstart by the ajet command."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local"]
     command += ["--exp-dir", str(place), "--fresh", f"trainer_common.threads={threads}"]
+    command += ["trainer_common.device=cpu"]  # as TRL is told to
     result = Result(peak_bytes=run_watched(command, print))
     [metrics] = place.glob("*/metrics.jsonl")
     for row in map(json.loads, metrics.read_text().splitlines()):

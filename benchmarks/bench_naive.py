@@ -112,6 +112,7 @@ def main() -> None:
         setting = setting_of(experiment, steps=arguments.steps, threads=arguments.threads)
         file.write_text(json.dumps(setting))
         ajet = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local"]
+        ajet += ["trainer_common.device=cpu"]  # where the naive loop computes
         ajet += ["--exp-dir", folder, "--fresh", f"trainer_common.threads={arguments.threads}"]
         naive = [sys.executable, str(ROOT / "benchmarks" / "peers" / "naive_grpo.py"), str(file)]
         runners = [Runner("ajet", ajet, of_ajet), Runner("naive", naive, of_naive)]

@@ -50,7 +50,7 @@ GSM8K = (
 """An agent that may run Python, on the hub's GSM8K (`dataset_path: gsm8k/main`, in the YAML)."""
 SHORT = ("trainer_common.val_before_train=false", "trainer_common.test_freq=2", "trainer_common.save_freq=1")
 LORA = "trainer_common.lora.rank=8"
-BENCHMARKS = ("engine", "limit", "vllm", "memory", "learn")
+BENCHMARKS = ("engine", "limit", "vllm", "memory")
 """Those that measure the GPU: by --device, or as a run chooses it."""
 SHOWN = 15
 """Last lines of a failed check's output in the report."""
