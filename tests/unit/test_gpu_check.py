@@ -16,8 +16,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from ajet.backbone.trinity.config import refuse
+from ajet.backbone.verl.config import ModelLimits, verl_config
 from ajet.config import load_experiment
 from ajet.config.schema.experiment import AjetConfig
+from tests.verl_fixtures import without_verl
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -148,10 +151,12 @@ def test_every_key_that_takes_several_gpus_stands_with_the_check_that_sets_it(gp
         assert any(word.startswith(key) for word in words), f"the check {name} does not set {key}"
 
 
+@without_verl
 def test_what_the_checks_train_with_is_configuration_that_there_is(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No GPU is needed to see that a key is spelled right."""
+    """No GPU is needed to see that a key is spelled right, and that verl and Trinity would take what it comes to on as
+    many GPUs as the check asks for."""
     monkeypatch.chdir(ROOT)
     trained = set()
     for check in gpu_check.checks(Path("runs"), "auto", "Qwen/Qwen2.5-0.5B-Instruct"):
@@ -162,6 +167,11 @@ def test_what_the_checks_train_with_is_configuration_that_there_is(
                 name = told["--backbone"]
                 found = load_experiment(Path(told["--conf"]), backbone=name, overrides=overrides)
                 trained.add((check.name, found.ajet.backbone))
+                if name == "verl":
+                    config = verl_config(found, model=ModelLimits(), gpu_bytes=80 << 30, device="cuda")
+                    assert config["trainer"]["n_gpus_per_node"] == max(check.gpus, 1), check.name
+                elif name == "trinity":
+                    refuse(found, "cuda")
     assert ("gsm8k", "local") in trained and ("megatron", "verl") in trained and ("trinity", "trinity") in trained
 
 
