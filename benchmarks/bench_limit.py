@@ -207,10 +207,10 @@ def main() -> int:
     if sheet is None:
         print("its peak by the data sheet: not known of this processor")
     else:
-        share = product / sheet.flops
-        print(
-            f"its peak by the data sheet: {sheet.flops / 1e9:,.0f} GFLOP/s, of which that is {share:.2f}: {sheet.how}"
-        )
+        share = f"of which that is {product / sheet.flops:.2f}"
+        print(f"its peak by the data sheet: {sheet.flops / 1e9:,.0f} GFLOP/s, {share}: {sheet.how}")
+        if product > sheet.flops:
+            print("(more than the peak: the processor's clock is above what the system tells)")
     attended = attention_pace(of, dtype, device, length=ATTENDED, budget=1.0)
     print(f"torch's fused attention over {ATTENDED:,} tokens, with the model's heads: {attended / 1e9:,.0f} GFLOP/s")
     for phase in todo[: 3 if not args.vllm else 4]:
