@@ -50,6 +50,7 @@ GSM8K = (
 """An agent that may run Python, on the hub's GSM8K (`dataset_path: gsm8k/main`, in the YAML)."""
 SHORT = ("trainer_common.val_before_train=false", "trainer_common.test_freq=2", "trainer_common.save_freq=1")
 LORA = "trainer_common.lora.rank=8"
+TRINITY = "trinity-rft"
 BENCHMARKS = ("engine", "limit", "vllm", "memory")
 """Those that measure the GPU: by --device, or as a run chooses it."""
 SHOWN = 15
@@ -170,7 +171,7 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
         Check("sglang", "verl with SGLang", sglang, steps_of("sglang", 2), 1, ("sglang",)),
         Check("several", "NCCL; vLLM and Ulysses over two GPUs", several, steps_of("several", 2), 2),
         Check("megatron", "Megatron's TP, PP and CP over two", megatron, each_of(*each_way), 2, ("megatron-core",)),
-        Check("trinity", "Trinity's explorer and trainer", trinity, steps_of("trinity", 2), 2, ("trinity-rft",)),
+        Check("trinity", "Trinity's explorer and trainer", trinity, steps_of("trinity", 2), 2, (TRINITY,)),
         Check("gsm8k", f"{model} on GSM8K by hub name: ten steps on local, three on verl", gsm8k, both, 1),
         Check("bench", "ratios on the GPU, kept in benchmarks/results", ratios, nothing_more, 1),
     ]
@@ -227,6 +228,12 @@ def gpus_here() -> int:
 
 
 def _installed(name: str) -> bool:
+    """Trinity may lie aside, or in an environment of its own, in which its commands go on."""
+    from ajet.backbone.trinity.own_environment import python_there
+    from ajet.backbone.trinity.package import ASIDE, installed
+
+    if name == TRINITY and (python_there("cuda") is not None or installed(Path(sys.prefix) / ASIDE)):
+        return True
     try:
         version(name)
     except PackageNotFoundError:

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from ajet.backbone.trinity import own_environment
 from ajet.backbone.trinity.config import refuse
 from ajet.backbone.verl.config import ModelLimits, verl_config
 from ajet.config import load_experiment
@@ -175,9 +176,14 @@ def test_what_the_checks_train_with_is_configuration_that_there_is(
     assert ("gsm8k", "local") in trained and ("megatron", "verl") in trained and ("trinity", "trinity") in trained
 
 
-def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(gpu_check: ModuleType) -> None:
+def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check = gpu_check.Check("a", "b", (), gpu_check.nothing_more, 2, ("no-such-package", "pytest"))
     assert [check.lacks(count) for count in (1, 2)] == ["2 GPUs and no-such-package", "no-such-package"]
+    trinity = gpu_check.Check("t", "b", (), gpu_check.nothing_more, 0, (gpu_check.TRINITY,))
+    monkeypatch.setattr(own_environment, "python_there", lambda device: Path("elsewhere"))
+    assert trinity.lacks(0) == ""
     said = gpu_check.not_tried({"local", "tests"}, {"a": "2 GPUs"})
     assert "- the check `a`, for want of 2 GPUs" in said
     assert "- ajet/engine/vllm/launch.py::memory: by `vllm` alone" in said
