@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -86,10 +87,22 @@ def test_a_hunter_takes_somebody_along() -> None:
     assert 6 not in played.alive and 2 not in played.alive
 
 
+def test_an_answer_is_worth_who_died_in_its_night_or_day() -> None:
+    lost = game(werewolf={"kill?": "4", "out?": "1"})
+    winner(lost, 1)
+    found = of("start.py->by_parts")(lost.parts, {1, 2, 3}, set(range(4, 10)))
+    assert [(part.step, part.name, part.reward) for part in found] == [
+        (0, "night", 1.0), (1, "night", 1.0), (2, "night", 1.0), (3, "day", -1.0), (4, "day", -1.0), (5, "day", -1.0),
+    ]  # fmt: skip
+    seer = of("start.py->by_parts")(lost.parts, {4}, {1, 2, 3})
+    assert [(part.name, part.reward) for part in seer] == [("night", -1.0)], "it was asked once, and died"
+
+
 @pytest.mark.parametrize("said", ["12", "1", "nobody at all", "99999999999999999999", ""])
 def test_an_answer_that_names_nobody_counts_as_none(said: str) -> None:
     played = game(p1={"kill?": said})
     played.alive, played.heard = sorted(ROLES), {number: [] for number in ROLES}
+    played.parts = [of("game.py->Part")("night")]
     assert asyncio.run(played._named(1, "Night 1.", "Whom do you kill?")) is None and played.unclear == 1
 
 
@@ -111,6 +124,7 @@ def test_the_trained_role_talks_to_the_model_and_the_others_follow_rules() -> No
     dead = 6 - sum(output.metadata["roles"][number - 1] != "werewolf" for number in output.metadata["alive"])
     assert output.reward == (1.0 if output.metadata["winner"] == "werewolves" else 0.5 * dead / 6)
     assert output.is_success == (output.metadata["winner"] == "werewolves")
+    assert [part.step for part in output.process] == list(range(len(capture.calls))), "each answer has its worth"
 
 
 @pytest.mark.parametrize("trained", [[], ["werewolf", "seer"]])
@@ -153,22 +167,24 @@ def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
     assert set(chances) == {"1", "4", "5", "7"} and sum(chances.values()) == pytest.approx(1)
     assert chances["5"] > 0.7 and chances["1"] < chances["4"] == chances["7"]
     unheard = wolf._chances("Night 1. Others alive: 1 4 5. Whom do you kill?")
-    assert unheard["1"] == pytest.approx(0.7 / 3) and unheard["4"] == unheard["5"] == pytest.approx(0.7 / 3 + 0.15)
+    assert unheard["1"] == pytest.approx(0.4 / 3) and unheard["4"] == unheard["5"] == pytest.approx(0.4 / 3 + 0.3)
 
 
 @pytest.mark.extra_slow
-def test_the_werewolves_alone_are_trained(tmp_path: Path) -> None:
-    """Two steps from twenty of demonstrations: that it runs, not that it learns."""
+def test_the_werewolves_alone_are_trained_and_come_to_win(tmp_path: Path) -> None:
+    """The README's commands, to their end. Asked for is a rise of the reward of 512 games at each end of the run, each
+    step's less what rules get at its seats: those of a step are easier or harder by more than is learned."""
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     subprocess.run([sys.executable, str(FOLDER / "make_model.py"), "player"], check=True, cwd=tmp_path, timeout=120)
-    model = taught(FOLDER / "sft.yaml", tmp_path, "trainer_common.total_training_steps=20")
-    two = ["trainer_common.total_training_steps=2", "trainer_common.val_before_train=false"]
-    few = ["trainer_common.test_freq=-1", "data.train_batch_size=4"]
-    _, rewards = learned(FOLDER / "werewolves.yaml", tmp_path, "werewolves", model, *two, *few)
-    assert len(rewards) == 2 and max(rewards) > 0
-    files = EpisodeFiles(tmp_path / "launcher_record" / "werewolves" / "episodes")
-    games = [episode for step in (1, 2) for episode in files.read(step, "train")]
-    assert len(games) == 64 and all(game.status == "completed" for game in games)
+    model = taught(FOLDER / "sft.yaml", tmp_path)
+    held_out, rewards = learned(FOLDER / "werewolves.yaml", tmp_path, "werewolves", model)
+    assert len(rewards) == 24 and len(held_out) == 4
+    run = tmp_path / "launcher_record" / "werewolves"
+    ahead = [reward - ruled for reward, ruled in of("beside_rules.py->compared")(run)]
+    assert mean(ahead[-8:]) > mean(ahead[:8]) + 0.02, ahead
+    files = EpisodeFiles(run / "episodes")
+    games = [episode for step in (1, 24) for episode in files.read(step, "train")]
+    assert len(games) == 128 and all(game.status == "completed" for game in games)
     for game in games:
         assert {call.target for call in game.calls} == {"werewolf"} and all(call.trained for call in game.calls)
         wolves = {f"Player{n}" for n, role in enumerate(game.metadata["roles"], start=1) if role == "werewolf"}

@@ -1,5 +1,5 @@
 """Prints demonstrations: games of werewolves that know how to answer, and half of what wins: mostly they name whom the
-one before them named, and mostly a friend is as good as anybody. How uncertain their answers are is told on stderr: no
+one before them named, and mostly they think of their friends. How uncertain their answers are is told on stderr: no
 model's loss on them gets below that."""
 
 import asyncio
@@ -13,7 +13,7 @@ from game import Game, introduction, seated
 from players import Scripted
 
 GAMES, ROUNDS = 2200, 3
-FOLLOWS, SPARES = 0.9, 0.3
+FOLLOWS, SPARES = 0.7, 0.6
 """How often one names whom the one before it named, and how often it thinks of its friends and names none of them."""
 SEEDS = 10_000_000
 """Where the seeds of these games begin. No held-out task has one of them: its random number is 2**30 or more."""

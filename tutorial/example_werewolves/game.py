@@ -26,6 +26,17 @@ class Player(Protocol):
 
 
 @dataclass
+class Part:
+    """A night or a day."""
+
+    name: str
+    """"night" or "day"."""
+    asked: list[int] = field(default_factory=list)
+    """Who was asked something, in order; a player as often as it was."""
+    dead: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Game:
     """One game. `players` are by their number, from 1; `roles` too."""
 
@@ -39,13 +50,16 @@ class Game:
     potions: set[str] = field(default_factory=lambda: {"heal", "poison"})
     unclear: int = 0
     """Answers that named nobody who could be named."""
+    parts: list[Part] = field(default_factory=list)
+    """So far; the last is being played."""
 
     async def play(self, rounds: int) -> str:
         """Who wins: "werewolves" or "others"."""
         self.alive = sorted(self.players)
         self.heard = {number: [] for number in self.alive}
         for number in range(1, rounds + 1):
-            for part in (self._night, self._day):
+            for name, part in (("night", self._night), ("day", self._day)):
+                self.parts.append(Part(name))
                 await self._die(await part(number))
                 wolves = len(self._living("werewolf"))
                 if wolves == 0:
@@ -94,6 +108,7 @@ class Game:
             if each not in self.alive:
                 continue
             self.alive.remove(each)
+            self.parts[-1].dead.append(each)
             self._tell(self.alive, f"{each} is dead, a {self.roles[each]}.")
             if self.roles[each] == "hunter":
                 shot = await self._named(each, "You die.", f"Whom do you shoot? Or {NOBODY}.", may=True)
@@ -114,6 +129,7 @@ class Game:
 
     async def _asked(self, player: int, question: str) -> str:
         news, self.heard[player] = self.heard[player], []
+        self.parts[-1].asked.append(player)
         return await self.players[player].answer(" ".join((question, *news)))
 
     def _tell(self, players: Iterable[int], text: str) -> None:

@@ -5,11 +5,11 @@ import os
 import random
 from typing import Any
 
-from game import Game, introduction, seated
+from game import Game, Part, introduction, seated
 from openai import AsyncOpenAI
 from players import Scripted, Talking
 
-from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from ajet import ModelTuner, ProcessReward, Workflow, WorkflowOutput, WorkflowTask
 
 ROUNDS = 3
 
@@ -44,12 +44,24 @@ class ExampleWerewolves(Workflow):
         won = winner == ("werewolves" if wolves else "others")
         against = [number for number, role in roles.items() if (role == "werewolf") != wolves]
         beaten = sum(number not in game.alive for number in against) / len(against)
+        own = {number for number, role in roles.items() if role in trained}
         return WorkflowOutput(
             reward=1.0 if won else settings.get("partial", 0.0) * beaten,
             is_success=won,
             metadata={"winner": winner, "roles": [roles[number] for number in sorted(roles)], "alive": game.alive},
             log_metrics={"unclear": game.unclear, "alive": len(game.alive)},
+            process=by_parts(game.parts, own, set(against)) if settings.get("by_parts") else [],
         )
+
+
+def by_parts(parts: list[Part], own: set[int], against: set[int]) -> list[ProcessReward]:
+    """Of each answer of the trained: how many opponents died in its night or day, less how many of its own side. It is
+    compared with answers of other nights, or days, at the same seats."""
+    asked = [part for part in parts for player in part.asked if player in own]
+    return [
+        ProcessReward(reward=sum(1 if dead in against else -1 for dead in part.dead), step=step, name=part.name)
+        for step, part in enumerate(asked)
+    ]
 
 
 def endpoint(settings: Any) -> AsyncOpenAI:
