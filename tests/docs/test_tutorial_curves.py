@@ -11,10 +11,7 @@ from tests.docs.snippets import ROOT
 
 READMES = sorted((ROOT / "tutorial").glob("*/README.md"))
 WITHOUT = {"example_frozenlake": "it shows how a game is played and trained, and says nothing of what comes of it"}
-IN_TABLES = {
-    "example_command_agent",
-    "example_vision",
-}
+IN_TABLES = {"example_vision"}
 """What these learned stands in tables; no run of theirs has been drawn yet. The list only gets shorter."""
 EMBEDDED = re.compile(r"!\[([^\]]+)\]\(([^)\s]+\.png)\)")
 
