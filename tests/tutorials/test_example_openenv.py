@@ -30,6 +30,7 @@ def test_it_trains_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_more_games_are_won(tmp_path: Path) -> None:
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     model = taught(FOLDER / "sft.yaml", tmp_path)

@@ -48,6 +48,7 @@ def test_every_sum_that_is_played_is_demonstrated() -> None:
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_it_learns_to_answer(tmp_path: Path, installed: None) -> None:
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     subprocess.run([sys.executable, str(FOLDER / "make_model.py"), "adder"], check=True, cwd=tmp_path, timeout=120)

@@ -24,6 +24,7 @@ def test_no_held_out_thing_is_ordered_in_training_and_each_step_has_both_kinds()
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_it_learns_which_question_to_ask(tmp_path: Path) -> None:
     port = f"stand_in_port={free_port()}"
     held_out, rewards = learned(FOLDER / "learn2ask.yaml", tmp_path, "learn2ask", port)

@@ -18,6 +18,7 @@ YAML = TUTORIALS / "example_mcp_agent" / "mcp_agent.yaml"
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_it_learns_to_look_things_up(tmp_path: Path, packages: Path) -> None:
     held_out, rewards = learned(YAML, tmp_path, "mcp_agent", f"towns_port={free_port()}")
     assert held_out[0] < held_out[-1] and held_out[-1] > 0.8, held_out

@@ -23,6 +23,7 @@ def rewards(name: str, tmp_path: Path) -> list[float]:
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_a_reward_out_of_labelled_examples_is_learned(tmp_path: Path):
     found = rewards("rubrics_judge", tmp_path)
     assert sum(found[-2:]) / 2 > found[0] + 0.1, found

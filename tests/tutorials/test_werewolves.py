@@ -171,6 +171,7 @@ def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
 
 
 @pytest.mark.extra_slow
+@pytest.mark.timeout(2400)
 def test_the_werewolves_alone_are_trained_and_come_to_win(tmp_path: Path) -> None:
     """The README's commands, to their end. Asked for is a rise of the reward of 512 games at each end of the run, each
     step's less what rules get at its seats: those of a step are easier or harder by more than is learned."""
