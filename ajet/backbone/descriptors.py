@@ -44,9 +44,9 @@ DEBUG = Descriptor(
     scorer="ajet.backbone.local.scorer->Scorer",
     idle={
         **_IN_THIS_PROCESS,
-        "data.train_batch_size": "`debug.debug_first_n_tasks` says how many tasks are played",
+        "data.train_batch_size": "debug trains nothing; `debug.debug_first_n_tasks` says how many tasks a launch plays",
         "data.shuffle": "debug plays the first tasks of the reader",
-        "data.curriculum": "debug plays the first tasks of the reader",
+        "data.curriculum": TRAINS_NOTHING,
         "rollout.max_env_worker": "`debug.debug_max_parallel` says it there",
         "rollout.val_kwargs": NO_VALIDATION,
         "rollout.enable_oversample": TRAINS_NOTHING,

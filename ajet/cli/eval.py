@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import Conf, ExpDir, Overrides
+from ajet.cli.options import Conf, ExpDir, Overrides, say_reading
 
 _WHAT, _OUT = "What is played", "Results"
 
@@ -117,6 +117,9 @@ def evaluate(
     ] = False,
 ) -> int:  # fmt: skip
     """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing."""
+    if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
+        conf, target = Path(target), None
+    say_reading(conf, err=as_json)
     from ajet.cli.screen import beside_json, show_logs
     from ajet.record.asked_file import require_place
     from ajet.record.attempts import TAG_KEYS

@@ -33,7 +33,10 @@ class Boundary(TyperGroup):
         record = (ctx.obj or {}).get("record")
         try:
             code = super().invoke(ctx)
-        except (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError):  # type: ignore[misc]
+        except _USAGE_ERROR as error:  # type: ignore[misc]
+            error.message = error.message.removeprefix("Value error, ")  # a validator's word, not a person's
+            raise
+        except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except RunFailed as error:
             show_user_error(error)

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 from typer.core import TyperCommand
 
-from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides
+from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides, say_reading
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
@@ -119,7 +119,7 @@ def launch(
             do=f"`{command('init', 'DIR')}` makes one to begin with",
         )
 
-    typer.echo(f"Reading {conf} …")  # what follows takes seconds
+    say_reading(conf)
     from ajet.cli.options import address
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment

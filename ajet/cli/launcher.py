@@ -7,10 +7,12 @@ means help.
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import inspect
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.insert(at, "--conf")
     if given[0] == "launch":
         given = _ours(given)
-    app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+    try:
+        app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+    finally:
+        atexit.unregister(_end_undisturbed)
+        atexit.register(_end_undisturbed)  # the last that was registered is the first that is called
+
+
+def _end_undisturbed() -> None:
+    """All is said, and what libraries and children are ended by is seconds: a Ctrl-C there would cut it, with a
+    traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _settle_surroundings() -> None:

@@ -71,6 +71,12 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --ex
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]
 
 
+def say_reading(conf: Path | None, *, err: bool = False) -> None:
+    """What follows takes seconds, before anything heavy is imported. `err`: standard output is for JSON."""
+    if conf is not None:
+        typer.echo(f"Reading {conf} …", err=err)
+
+
 def address(text: str, experiment: Experiment) -> Address:
     """The store that was named on the command line: a path is one from here. Raises ConfigError."""
     from ajet.store import Address

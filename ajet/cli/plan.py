@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
 
 
 def plan(
@@ -20,6 +20,7 @@ def plan(
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("plan", "--conf", "FILE.yaml"))
+    say_reading(conf)
     show_logs()
     experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
     if backbone is None and "trains" not in experiment.backbone.can:

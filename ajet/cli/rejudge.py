@@ -36,12 +36,14 @@ def rejudge(
     Shows the rewards that change, and the run's curve, groups to learn from and advantages as they would have been."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
-    from ajet.run.rejudge import recorded_run
+    from ajet.run.rejudge import judge_again, recorded_run
     from ajet.run.rejudge import rejudge as judged
     from ajet.run.rejudge_report import show, tables_for, write
 
     show_logs("WARNING")
-    tables = tables_for(recorded_run(run, exp_dir.absolute()), out)
-    found = judged(run, exp_dir.absolute(), reference=judge, conf=conf)
+    folder = recorded_run(run, exp_dir.absolute())
+    with judge_again(folder, reference=judge, conf=conf) as chosen:
+        tables = tables_for(folder, out)
+        found = judged(folder, chosen)
     write(found, tables)
     show(found, tables, console)

@@ -89,7 +89,7 @@ def sample(
     overrides: Overrides = None,
 ) -> int:
     """Play episodes for a trainer elsewhere; start as many as there is room for."""
-    from ajet.cli.options import address
+    from ajet.cli.options import address, say_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.overrides import quoted
@@ -99,6 +99,7 @@ def sample(
         raise UserError(
             f"There is no {missing}.", expected=command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH")
         )
+    say_reading(conf)
     show_logs()
     settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
     settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url={quoted(engine)}"] if engine else []

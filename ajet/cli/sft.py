@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
 
 _GIVEN = "What is learned"
 
@@ -61,6 +61,7 @@ def sft(
 
     Leaves the record and the checkpoints of a training: chat, export, eval and prove work on them, and a run of
     reinforcement learning begins from one (model.path)."""
+    say_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import defaults_only

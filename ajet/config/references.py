@@ -187,7 +187,7 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         for path in candidates:
             if path.is_file():
                 return path, *_home(path, base)
-        raise _not_found(parsed, [str(path) for path in candidates], what)
+        raise _not_found(parsed, [str(path) for path in candidates], base, what)
     if parsed.place == RUNNING:
         return None, None, RUNNING
     parts = parsed.place.split(".")
@@ -199,7 +199,7 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
             return path, *_home(path, base)
     spec = _installed(parsed.place)
     if spec is None:
-        raise _not_found(parsed, [*map(str, looked), "the installed modules"], what)
+        raise _not_found(parsed, [*map(str, looked), "the installed modules"], base, what)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 
@@ -309,13 +309,14 @@ def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> Unres
     )
 
 
-def _not_found(parsed: Reference, looked: list[str], what: str) -> UnresolvedReference:
+def _not_found(parsed: Reference, looked: list[str], base: Path, what: str) -> UnresolvedReference:
+    looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
     near = _similar_files(parsed, looked)
     return UnresolvedReference(
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
-        do=f"did you mean {near}?" if near else "mend the path; it is relative to the YAML's folder",
+        do=f"did you mean {near}?" if near else f"mend the path; it is relative to {looked_from}",
     )
 
 

@@ -54,6 +54,11 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     return listening
 
 
+def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
+    """Raises UserError as `listen` would: asked before what is costly is loaded for a server that can't be."""
+    listen(host or "127.0.0.1", port, name=name, where=where).close()
+
+
 def _way_out(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
         return "name another port, or 0 (the system chooses a free one)"

@@ -36,6 +36,8 @@ from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 
 T = TypeVar("T")
+NAMED: Mapping[str, str] = {"name": "gateway", "where": "ajet.gateway.host, ajet.gateway.port"}
+"""As who cannot listen is told it."""
 
 
 class Gateway:
@@ -115,7 +117,7 @@ class Gateway:
 
     def start(self) -> Gateway:
         """Bind, start the thread, and return once requests are answered."""
-        listening = listen(self._host, self._port, name="gateway", where="ajet.gateway.host, ajet.gateway.port")
+        listening = listen(self._host, self._port, **NAMED)
         self._base_url = _advertised(self._advertise, self._host, listening.getsockname()[1])
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listening, started), name="ajet-gateway", daemon=True)

@@ -78,6 +78,14 @@ class Sampler(Protocol):
     def tokenizer(self) -> Any: ...
 
 
+def require_gateway(settings: AjetConfig) -> None:
+    """Raises UserError where it could not listen: asked before a model is loaded."""
+    from ajet.gateway.listener import require_free
+    from ajet.gateway.server import NAMED
+
+    require_free(settings.gateway.host, settings.gateway.port, **NAMED)
+
+
 def open_gateway(
     experiment: Experiment,
     backbone: Sampler,

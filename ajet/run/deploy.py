@@ -21,7 +21,7 @@ from loguru import logger
 
 from ajet.engine.adapters import Adapters
 from ajet.gateway.dialects.responses.kept import kept_responses
-from ajet.gateway.listener import listen
+from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
 from ajet.rollout.sampling import split_sampling
@@ -144,8 +144,7 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
     folder = run_of(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
     key = _key()
-    if wanted.port:  # said before anything is loaded, in the words of the command line
-        listen(wanted.host or "127.0.0.1", wanted.port, name="deployment", where="--host, --port").close()
+    require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
     checkpoint = named(folder, wanted.checkpoint)
     experiment = recorded_settings(folder)
     settings = experiment.ajet

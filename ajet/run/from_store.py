@@ -25,6 +25,7 @@ from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.run.learn import learn
 from ajet.run.probing import asked, begun
+from ajet.schema.commands import command
 from ajet.schema.episode import Episode, episodes_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class FromStore:
         self._run = run
         terms = Terms.of(parts.experiment, parts.backbone.tokenizer, tasks)
         self._store = open_for_training(self._address, run, settings, at)
-        self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run))
+        conf = str(parts.experiment.yaml_path or "FILE.yaml")
+        starts = "" if self.ends else command("sample", "--conf", conf, "--store", self._address.shown)
+        self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run), starts=starts)
         self._closed = ClosedGroups(self._store, trainer)
         return self._store
 

@@ -184,9 +184,11 @@ class AgentJetJob:
         return self
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the YAML that `ajet --conf` runs; its folder is made where there is none."""
+        """Write the YAML that `ajet --conf` runs; its folder is made where there is none. Raises ConfigError for what
+        `tune()` would refuse."""
         from ajet.config.document import dump_yaml
 
+        self.experiment()
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_yaml({"ajet": self._tree, **self._own}))

@@ -87,7 +87,12 @@ def read_examples(path: Path) -> list[Example]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The examples cannot be read: {error}.", where=str(path)) from error
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is no UTF-8 ({error.reason})"
+        raise UserError(
+            f"The examples cannot be read: {why}.",
+            where=str(path),
+            expected="JSON lines, {question, answer, reference, label} each",
+        ) from error
     found = [_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise UserError("There are no examples.", where=str(path))

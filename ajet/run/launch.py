@@ -52,6 +52,10 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     refuse_untrainable(experiment, elsewhere=options.from_store is not None)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
+    if options.from_store is not None:
+        from ajet.store import require_store
+
+        require_store(options.from_store)
     run = RunDirectory.open(
         experiment,
         root=experiment.root,

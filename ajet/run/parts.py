@@ -67,10 +67,11 @@ def assemble(
         with uncollected():
             from ajet.backbone import open_backbone, open_teacher
             from ajet.rollout import Rollout
-            from ajet.rollout.wiring import open_gateway, workflow_of
+            from ajet.rollout.wiring import open_gateway, require_gateway, workflow_of
             from ajet.task_judge import open_judge
             from ajet.task_reader import open_reader
 
+            require_gateway(experiment.ajet)
             reader = reader or open_reader(experiment)
             judge = open_judge(experiment, reader_judge=reader.judge)
             workflow = workflow_of(experiment)

@@ -9,7 +9,8 @@ no reward under it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,11 @@ class Rejudged:
     """"" where there are some."""
 
 
-def rejudge(named: str, root: Path, *, reference: str | None = None, conf: Path | None = None) -> Rejudged:
-    """Judge all episodes of a run. `reference`: by this judge, or the scorer of this name; `conf`: by the judge or the
-    scorers of this YAML; neither: by the run's own. Raises UserError."""
-    folder = recorded_run(named, root)
-    own = recorded_experiment(folder / CONFIG)
-    experiment = _apart(load_experiment(conf) if conf is not None else own)
+@contextmanager
+def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
+    """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
+    the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
+    experiment = _apart(load_experiment(conf) if conf is not None else recorded_experiment(folder / CONFIG))
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(
@@ -74,9 +74,14 @@ def rejudge(named: str, root: Path, *, reference: str | None = None, conf: Path 
             do="name a judge with --judge FILE.py->NAME, or a scorer with --judge NAME",
         )
     try:
-        return asyncio.run(_rejudged(folder, own, judge))
+        yield judge
     finally:
         judge.let_go()
+
+
+def rejudge(folder: Path, judge: Judge) -> Rejudged:
+    """Have all episodes of a recorded run judged. Raises UserError."""
+    return asyncio.run(_rejudged(folder, recorded_experiment(folder / CONFIG), judge))
 
 
 def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:

@@ -21,10 +21,12 @@ from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
 from ajet.run.rejudge import Judged, Rejudged
 from ajet.run.what_if import StepWhatIf, Under
+from ajet.schema.errors import UserError
 
 SHOWN = 20
 """Changed rewards, and steps, on the screen; the tables have all."""
-LINES = (".jsonl", ".ndjson")
+TABLE, LINES = ".csv", (".jsonl", ".ndjson")
+_ENDS = f"a name that ends in {TABLE}, or in {' or '.join(LINES)}"
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -32,6 +34,8 @@ def tables_for(run: Path, out: Path | None) -> tuple[Path, Path]:
     """Where the table of all episodes and that of the steps go, two new files: CSV, or JSON Lines by the name's end.
     Raises UserError, before a judge is asked for them."""
     target = out or Path(f"ajet-rejudge-{run.name}.csv")
+    if target.suffix not in (TABLE, *LINES):
+        raise UserError(f"{target.name} does not say what is to be written.", where="--out", expected=_ENDS)
     tables = target, target.with_name(f"{target.stem}-steps{target.suffix}")
     for each in tables:
         require_place(each, "--out")

@@ -22,6 +22,7 @@ from loguru import logger
 from ajet.backbone.decoupled.terms import OVER, SERVER, Terms
 from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
+from ajet.rollout.wiring import require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import refuse_untrainable, warn_of_unconfined
@@ -67,6 +68,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     refuse_untrainable(experiment, elsewhere=True)
     _refuse_in_turns(experiment)
     warn_of_unconfined(experiment)
+    require_gateway(experiment.ajet)
     name = options.name or f"{socket.gethostname()}-{os.getpid()}"
     store = open_shared(options.store, lease_seconds=options.lease_seconds, redact=redactor_of(experiment))
     interrupts, played = Interrupts(), Played()

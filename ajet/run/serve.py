@@ -24,7 +24,7 @@ from ajet.algorithm import discarded
 from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
 from ajet.record.learned import why_nothing
-from ajet.rollout.wiring import open_gateway
+from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
@@ -131,6 +131,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     settings = experiment.ajet
     backbone = gateway = desk = held_out = None
     try:
+        require_gateway(settings)
         reader = open_reader(experiment) if experiment.names_tasks else None
         require_rubrics(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)

@@ -16,7 +16,7 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
-from ajet.store.opening import Address, credentials, note_elsewhere, open_shared, recorded_settings
+from ajet.store.opening import Address, credentials, note_elsewhere, open_shared, recorded_settings, require_store
 from ajet.store.reading import Reading
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
@@ -55,6 +55,7 @@ __all__ = [
     "open_store",
     "open_shared",
     "recorded_settings",
+    "require_store",
     "store_class",
     "store_address",
     "todays_state",

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ajet.record.secrets import Redactor
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
 from ajet.store.sqlite_store import SqliteStore
 
@@ -117,11 +117,20 @@ def open_shared(
     usable: Usable | None = None,
 ) -> SharedStore:
     """The store at an address; `rolls`, `at`, `run`, `settings` and `usable` are the trainer's, as `Opener` says.
-    Raises UserError."""
+    Raises UserError, also for a server that is not there: what nothing was begun with is the person's to mend, and no
+    run that failed."""
     found = Address.of(address) if isinstance(address, str) else address
     opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, usable)
     if found.path is not None:
         return SqliteStore(found.path, opener)
-    from ajet.store.mongo import MongoStore
+    from ajet.store.mongo import MongoStore, StoreDown
 
-    return MongoStore(found.uri, found.database, opener, login=credentials())
+    try:
+        return MongoStore(found.uri, found.database, opener, login=credentials())
+    except StoreDown as down:
+        raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
+
+
+def require_store(address: Address) -> None:
+    """Raises UserError where it cannot be opened: before what is costly, where it is opened later."""
+    open_shared(address).disconnect()

@@ -6,6 +6,7 @@ step from one version to the next is one transaction.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -66,10 +67,21 @@ def connect(path: Path) -> sqlite3.Connection:
         _migrate(base, path)
     except sqlite3.DatabaseError as error:
         raise UserError(
-            f"The store {path} cannot be opened: {error}.",
+            f"The store {path} cannot be opened: {_why_not(path, error)}.",
             expected="a file that ajet made, or none, in a folder that is there and can be written",
         ) from error
     return base
+
+
+def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
+    """SQLite has one sentence for all that the system refuses it."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        return "it may not be read and written by this user"
+    return str(error)
 
 
 def of_later_version(path: Path, found: int) -> UserError:

@@ -123,6 +123,20 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
     return result, shared
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, as JSON calls it: for a sentence that says what was expected instead."""
+    if value is None:
+        return "missing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "text" if value else "empty text"
+    kind = "list" if isinstance(value, list) else "object" if isinstance(value, Mapping) else type(value).__name__
+    return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
+
+
 def _content(task: Task) -> str:
     text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -363,6 +363,9 @@ def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_pa
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "answer": "a", "label": "maybe"}) + "\n")
     with pytest.raises(UserError, match="no labelled example"):
         read_examples(tmp_path / "own.jsonl")
+    with pytest.raises(UserError, match="cannot be read: No such file or directory[.]\n") as refused:
+        read_examples(tmp_path / "nosuch.jsonl")
+    assert "label" in refused.value.expected
 
 
 def test_kappa_is_cohens_and_its_interval_narrows_with_examples():

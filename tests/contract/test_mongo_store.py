@@ -19,9 +19,9 @@ from loguru import logger
 from ajet.record.secrets import Redactor
 from ajet.run import learn
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
-from ajet.schema.errors import UserError
+from ajet.schema.errors import RunFailed, UserError
 from ajet.schema.task import Task
-from ajet.store import Kept, Policy, open_shared
+from ajet.store import Address, Kept, Policy, open_shared, require_store
 from ajet.store.contract import Lease, LeaseLost
 from ajet.store.leftovers import Left, left_in_store
 from ajet.store.mongo import MongoStore, changes, connection, documents, leftovers, positions, records, schema
@@ -694,6 +694,15 @@ def test_a_server_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(UserError, match="does not answer") as refused:
         MongoStore("mongodb://127.0.0.1:1/", "run", login=("me", "hunter2-hunter2"), patience=0.1)
     assert "hunter2" not in str(refused.value) and "mongodb://127.0.0.1:1/run" in str(refused.value)
+
+
+def test_a_server_that_is_not_there_as_a_command_begins_is_no_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = connection.Connection.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "patience", 0.1)
+    for ask in (open_shared, lambda address: require_store(Address.of(address))):
+        with pytest.raises(UserError, match="does not answer") as refused:
+            ask("mongodb://127.0.0.1:1/run")
+        assert not isinstance(refused.value, RunFailed) and refused.value.where == "mongodb://127.0.0.1:1/run"
 
 
 def test_a_user_with_a_wrong_password_is_refused_and_the_right_one_let_in(mongod: Mongod, monkeypatch) -> None:

@@ -16,7 +16,8 @@ from ajet.cli.judge import compare
 from ajet.cli.rejudge import rejudge
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles
-from ajet.run.rejudge import rejudge as rejudge_run
+from ajet.run.rejudge import Rejudged, judge_again, recorded_run
+from ajet.run.rejudge import rejudge as judged
 from ajet.run.what_if import Under
 from ajet.schema.episode import Failure, Group, Outcome, Verdict
 from ajet.schema.errors import UserError
@@ -43,6 +44,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     EpisodeFiles(folder / "episodes").write(7, "train", said)
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+def rejudge_run(named: str, root: Path, *, conf: Path | None = None) -> Rejudged:
+    folder = recorded_run(named, root)
+    with judge_again(folder, conf=conf) as judge:
+        return judged(folder, judge)
 
 
 def test_changed_rewards_are_shown_and_all_are_in_a_new_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +92,17 @@ def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
     assert Path("b.csv").exists()
     with pytest.raises(UserError, match="no episodes of a run named never"):
         rejudge("never", exp_dir=run.parent)
+
+
+def test_what_is_wrong_with_an_option_is_said_of_the_option_and_of_the_judge_first(run: Path) -> None:
+    with pytest.raises(UserError, match="does not say what is to be written") as refused:
+        rejudge("old", exp_dir=run.parent, out=Path("x.txt"))
+    assert refused.value.where == "--out" and ".csv" in refused.value.expected and not Path("x.txt").exists()
+    Path("taken.csv").touch()
+    for judge, what in (("judg.py->strict", "which is not there"), ("strickt", "no scorer strickt")):
+        with pytest.raises(UserError, match=what) as refused:
+            rejudge("old", judge=judge, exp_dir=run.parent, out=Path("taken.csv"))
+        assert "ajet.task_judge" not in str(refused.value) and "--judge" in str(refused.value)
 
 
 def group(answers: list[str], reward: float = 1.0, **more: Any) -> list[Any]:

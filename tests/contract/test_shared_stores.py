@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet.store import Address, Fenced, Kept, LeaseLost, Policy, SharedStore, open_shared, sqlite_store, sqlite_tables
+from ajet.store import (
+    Address,
+    Fenced,
+    Kept,
+    LeaseLost,
+    Policy,
+    SharedStore,
+    open_shared,
+    require_store,
+    sqlite_store,
+    sqlite_tables,
+)
 from ajet.store.mongo import positions
 from ajet.store.mongo.connection import StoreDown
 from ajet.store.opening import credentials
@@ -268,6 +279,18 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
     store.disconnect()
     with pytest.raises(UserError):
         store.put(lease, Kept(episode("a")))
+
+
+def test_a_file_that_can_be_none_is_said_why(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database, " * 100)
+    for name, why in (
+        ("folder", "it is a folder"),
+        ("gone/s.db", f"there is no folder {tmp_path}/gone"),
+        ("text", "not a"),
+    ):
+        with pytest.raises(UserError, match=why):
+            require_store(Address(tmp_path / name))
 
 
 def test_a_file_that_a_later_ajet_brings_up_under_a_process_is_a_sentence(tmp_path: Path) -> None:

@@ -189,6 +189,49 @@ def raising(monkeypatch, error):
     monkeypatch.setattr(ajet.run.launch, "launch", take)
 
 
+def test_a_usage_error_has_no_validators_words(run):
+    code, _, err = run("env", "render", "somewhere", "x.yaml", "--image", "i")
+    assert code == 2 and "'somewhere' is not one of" in err and "Value error" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--conf"], ["sft", "--conf"], ["serve", "--conf"], ["plan", "--conf"], ["eval"], ["eval", "--conf"],
+                  ["sample", "--store", "s.db", "--conf"]],
+)  # fmt: skip
+def test_what_takes_seconds_says_at_once_what_it_reads(project, run, arguments):
+    code, out, _ = run(*arguments, "nosuch.yaml")
+    assert code == 2 and out.startswith("Reading nosuch.yaml …")
+
+
+def test_what_is_read_is_said_beside_json(project, run):
+    code, out, err = run("eval", "nosuch.yaml", "--json")
+    assert code == 2 and out == "" and err.startswith("Reading nosuch.yaml …")
+
+
+def test_a_store_that_cannot_be_is_said_before_a_run_is_begun(project, run):
+    (project / "folder").mkdir()
+    code, _, err = run("--conf", "x.yaml", "--backbone", "local", "--from-store", "sqlite:folder")
+    assert code == 2 and "it is a folder" in err and not (project / "launcher_record").exists()
+
+
+def test_a_ctrl_c_while_libraries_end_is_no_traceback_of_theirs(tmp_path):
+    script = (
+        "import atexit, os, signal\n"
+        "from ajet.cli import launcher\n"
+        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print('to the end', flush=True)))\n"
+        "launcher.main(['--version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.endswith("to the end\n") and done.stderr == ""
+
+
+def test_an_environment_that_is_not_there_is_answered_with_those_that_are(project, run):
+    code, _, err = run("env", "up", "nosuch")
+    assert code == 2 and "There is no environment" in err and "gaia-local" in err
+    code, _, err = run("env", "serve", "nosuch.py->World")
+    assert code == 2 and "relative to the working directory" in err and "YAML" not in err
+
+
 def test_a_users_error_is_one_screen(project, run, monkeypatch):
     from ajet.schema.errors import TaskError
 

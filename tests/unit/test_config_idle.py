@@ -93,6 +93,14 @@ def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
     assert found["ajet.rollout.vllm (2 keys)"] == ("x.yaml:7", "rollout.engine is transformers")
 
 
+def test_of_a_server_nothing_is_said_that_holds_of_a_launch_alone(tmp_path):
+    settings = ("data.shuffle=false", "data.train_batch_size=4")
+    launched, served = (idle(tmp_path, "debug", *settings, serving=serving) for serving in (False, True))
+    assert launched["ajet.data.shuffle"][1] == "debug plays the first tasks of the reader"
+    assert "ajet.data.shuffle" not in served, "by it those who ask for a task get one"
+    assert served["ajet.data.train_batch_size"][1].startswith("debug trains nothing")
+
+
 def test_what_only_a_server_reads_is_idle_in_a_launch_alone(tmp_path):
     launched, served = idle(tmp_path, "local"), idle(tmp_path, "local", serving=True)
     assert launched.keys() - served.keys() == {"ajet.gateway.idle_timeout", "ajet.trainer_common.max_staleness"}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
@@ -373,6 +374,25 @@ def test_who_watches_a_run_sees_where_its_positions_are(
         (sampler,) = each["samplers"]
         assert (sampler["name"], sampler["version"], sampler["episodes_per_second"]) == ("machine-7", 3, 0.5)
         assert 0 <= sampler["age"] < 60 and abs(each["looked"] - time.time()) < 60
+
+
+def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer: Callable[..., Trainer]) -> None:
+    made, said = trainer(), list[str]()
+    says = Announcer(made.store, TERMS, "run", config_of(), starts="ajet sample --store s.db")
+    sink = logger.add(lambda line: said.append(str(line)), format="{message}")
+    try:
+        says.wait(1, 0, 8, 0)
+        says.wait(1, 0, 8, 0)
+        says._waited -= announcer.TOLD_EVERY + 1
+        made.store.join("sampler", "machine-7")
+        says.wait(1, 3, 8, 0)
+    finally:
+        logger.remove(sink)
+    first, later = (line.strip() for line in said)
+    assert first.endswith(
+        "0 of 8 groups are there, 0 too old; 0 samplers are at work: start some with `ajet sample --store s.db`"
+    )
+    assert later == "step 1 waits: 3 of 8 groups are there, 0 too old; 1 sampler is at work"
 
 
 def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(

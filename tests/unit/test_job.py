@@ -161,10 +161,13 @@ def test_any_other_key_and_the_judge(tmp_path):
     assert ajet.task_judge.judge_protocol == "judge.py->MyJudge"
 
 
-def test_a_key_that_does_not_exist_is_found_when_it_loads(tmp_path):
-    path = AgentJetJob().set(rollout__num_repeats=8).dump_job_as_yaml(tmp_path / "job.yaml")
-    with pytest.raises(ConfigError, match="num_repeat"):
-        load_experiment(path)
+@pytest.mark.parametrize(
+    "job", [AgentJetJob().set(rollout__num_repeats=8), AgentJetJob(backbone="lokal"), AgentJetJob(num_repeat=0)]
+)
+def test_what_no_run_would_take_is_not_written(job, tmp_path):
+    with pytest.raises(ConfigError, match="num_repeat|lokal"):
+        job.dump_job_as_yaml(tmp_path / "job.yaml")
+    assert not (tmp_path / "job.yaml").exists()
 
 
 def test_what_it_dumps_is_readable(tmp_path):

@@ -6,8 +6,20 @@ import socket
 
 import pytest
 
+from ajet.config import load_experiment
 from ajet.gateway.listener import listen
+from ajet.run.parts import assemble
+from ajet.run.sample import SampleOptions, sample
+from ajet.run.serve import assembled
 from ajet.schema.errors import UserError
+from ajet.store import Address
+
+YAML = """
+ajet:
+  model: {path: none}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: workflow.py->agent}
+"""
 
 
 def test_a_port_that_is_taken_and_an_address_that_is_not_of_this_machine() -> None:
@@ -18,3 +30,19 @@ def test_a_port_that_is_taken_and_an_address_that_is_not_of_this_machine() -> No
         with pytest.raises(UserError, match="cannot listen") as error:
             listen(host, 0, name="proxy", where="--host, --port")
         assert error.value.do.startswith("name an address of this machine")
+
+
+def test_a_gateway_that_cannot_listen_is_said_before_a_model_is_opened(tmp_path, monkeypatch) -> None:
+    (tmp_path / "workflow.py").write_text("async def agent(task, tuner): ...\n")
+    (tmp_path / "x.yaml").write_text(YAML)
+    monkeypatch.setattr("ajet.backbone.open_backbone", lambda experiment: pytest.fail("the model was opened first"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = [f"ajet.gateway.port={taken.getsockname()[1]}"]
+        experiment = load_experiment(tmp_path / "x.yaml", backbone="debug", overrides=settings)
+        for opened in (assemble(experiment, run_id="r"), assembled(experiment, None)):  # type: ignore[arg-type]
+            with pytest.raises(UserError, match="gateway cannot listen .* already in use"), opened:
+                pass
+        options = SampleOptions(Address(tmp_path / "store.db"))
+        experiment = load_experiment(tmp_path / "x.yaml", backbone="local", overrides=settings)
+        with pytest.raises(UserError, match="gateway cannot listen"):
+            sample(experiment, options)

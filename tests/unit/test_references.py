@@ -196,6 +196,8 @@ def test_a_missing_file_names_where_it_looked_and_a_similar_one(base, tmp_path, 
     assert str(base / "workfow.py") in error.where and str(tmp_path / "workfow.py") in error.where
     assert "workflow.py" in error.do
     error = error_of(base, "no.such.module->A")
+    assert "relative to the YAML's folder" in error.do
+    assert "relative to the working directory" in error_of(tmp_path, "no_such.py->A").do
     assert str(base / "no" / "such" / "module.py") in error.where and "installed modules" in error.where
 
 

@@ -95,14 +95,17 @@ BAD = {
     "no `messages`": {"text": "hello"},
     "expected a list of messages": {"messages": "hello"},
     "an empty list": {"messages": []},
+    "`messages` is a number, expected": {"messages": 5},
     "has the role 'robot'": {"messages": [USER, {"role": "robot", "content": "x"}]},
     "neither content nor tool calls": {"messages": [USER, {"role": "assistant", "content": None}]},
     "no reply of the assistant": {"messages": [USER]},
     "names no function": {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
     "has the weight": {"messages": [USER, {**ANSWER, "weight": 0.5}]},
-    "tool_calls is a int": {"messages": [USER, {**ANSWER, "tool_calls": 5}]},
-    "tool_calls[0].id is a int": {"messages": [USER, {**ANSWER, "tool_calls": [{**CALL, "id": 5}]}]},
-    "tool_call_id is a dict": {"messages": [USER, {"role": "tool", "content": "x", "tool_call_id": {"a": 1}}, ANSWER]},
+    "tool_calls is a number": {"messages": [USER, {**ANSWER, "tool_calls": 5}]},
+    "tool_calls[0].id is a number": {"messages": [USER, {**ANSWER, "tool_calls": [{**CALL, "id": 5}]}]},
+    "tool_call_id is an object": {
+        "messages": [USER, {"role": "tool", "content": "x", "tool_call_id": {"a": 1}}, ANSWER]
+    },
     "reasoning_content is a list": {"messages": [USER, {**ANSWER, "reasoning_content": ["Hm."]}]},
     "`tools` is no list": {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
 }

@@ -19,6 +19,7 @@ from loguru import logger
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.glance import glance
 from ajet.backbone.decoupled.terms import MOST, ON_DEMAND, PROBE, SERVER, Terms
+from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, note_elsewhere, open_shared, recorded_settings
 from ajet.store.given_up import GivenUp
@@ -53,12 +54,14 @@ class Announcer:
         *,
         show: Callable[[dict[str, Any]], None] = lambda told: None,
         on_demand: bool = False,
+        starts: str = "",
     ) -> None:
-        """`show` gets a `glance` once in a while. `on_demand`: a probe is announced once somebody asks for one."""
+        """`show` gets a `glance` once in a while. `on_demand`: a probe is announced once somebody asks for one.
+        `starts`: the command that starts a sampler; "": nobody need be told it."""
         self._on_demand = on_demand
         self.asked = False
         """Whether a sampler at a server elsewhere was there at the last look: it needs a probe."""
-        self._store, self._terms, self._run_id, self._show = store, terms, run_id, show
+        self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
         self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
         self._ahead = ahead(settings)
@@ -154,14 +157,10 @@ class Announcer:
         if time.monotonic() - self._waited <= TOLD_EVERY:
             return
         self._waited = time.monotonic()
-        logger.info(
-            "step {}: {} of {} groups are there, {} too old; {} samplers are at work",
-            step,
-            there,
-            size,
-            stale,
-            len(self._samplers()),
-        )
+        samplers = len(self._samplers())
+        who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
+        who += f": start some with `{self._starts}`" if self._starts and not samplers else ""
+        logger.info("step {} waits: {} of {} groups are there, {} too old; {}", step, there, size, stale, who)
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, section
 
 
 class Curriculum(Section):
@@ -50,6 +50,7 @@ class Data(Section):
     shuffle: bool = key(
         True,
         "Shuffle the training tasks, anew each epoch, by `seed`.",
+        idle={SERVE: None},
     )
     curriculum: Curriculum = section(
         Curriculum, "Which training tasks an epoch has, by how often they were solved before."

@@ -121,6 +121,11 @@ class _File(BaseModel):
         return self
 
 
+def shipped_names() -> list[str]:
+    """Of the environments that come with ajet."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
 def file_of(named: str) -> Path:
     """The file that a name or a path on the command line means: the path, or an environment that comes with ajet."""
     shipped = SHIPPED / f"{ALIASES.get(named, named)}.yaml"
@@ -158,7 +163,9 @@ def _read(file: Path) -> _File:
         tree = read_yaml(file)
     except FileNotFoundError:
         raise ConfigError(
-            f"There is no environment {file}.", expected="a YAML file that describes one", do="see docs/env_up.md"
+            f"There is no environment {file}.",
+            expected=f"a YAML file that describes one, or one that comes with ajet: {', '.join(shipped_names())}",
+            do="see docs/env_up.md",
         ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=str(file)) from None

@@ -128,7 +128,9 @@ def _read(model: type[Any], body: dict[str, Any]) -> Any:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][:1])
         known = f" (there are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
-        raise Refused(f"{field}: {first['msg']}{known}", param=field, code="invalid_value") from None
+        raise Refused(
+            f"{field}: {first['msg'].removeprefix('Value error, ')}{known}", param=field, code="invalid_value"
+        ) from None
 
 
 def _uses(rows: list[dict[str, Any]]) -> list[ToolUse]:

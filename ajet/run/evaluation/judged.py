@@ -8,6 +8,7 @@ its judge failed is asked about like any other; one at which a judge fails count
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,10 @@ class Arrived:
     output: WorkflowOutput
 
 
+OPTION = "--judge"
+"""By which every command is told one."""
+
+
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
     """By reference, by a scorer's name, or that of a YAML. Raises UserError for one that is no judge."""
     return {reference: _opened(experiment, reference) for reference in references}
@@ -62,9 +67,14 @@ def _opened(experiment: Experiment, reference: str) -> Judge:
             raise UserError("There is no judge in this YAML: its workflow sets the rewards.", where=reference)
         return judge
     settings = experiment.ajet.model_copy(deep=True)
-    chosen = {"judge_protocol" if is_reference(reference) else "scorer": reference}
-    settings.task_judge = settings.task_judge.deciding(**chosen)
-    return open_judge(replace(experiment, ajet=settings))
+    key = "judge_protocol" if is_reference(reference) else "scorer"
+    settings.task_judge = settings.task_judge.deciding(**{key: reference})
+    try:
+        return open_judge(replace(experiment, ajet=settings))
+    except UserError as error:
+        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # by nobody
+        what, where = (written.sub(OPTION, said) for said in (error.what, error.where))
+        raise UserError(what, where=where, expected=error.expected, do=error.do) from error
 
 
 def scores_by_judge(

@@ -19,7 +19,7 @@ from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 from ajet.task_reader.contract import find_file
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.rows import BadRow, kind_of
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -124,7 +124,7 @@ def _talk(messages: list[Message], tools: tuple[Message, ...], first: int) -> Ta
 def _messages(row: Mapping[str, Any], name: str) -> list[Message]:
     listed = row[name]
     if not isinstance(listed, list) or not listed:
-        raise BadRow(f"`{name}` is {_kind(listed)}, expected a list of messages")
+        raise BadRow(f"`{name}` is {kind_of(listed)}, expected a list of messages")
     return [_message(each, f"{name}[{at}]") for at, each in enumerate(listed)]
 
 
@@ -137,22 +137,22 @@ def _message(message: Any, place: str) -> Message:
         isinstance(block, dict) and isinstance(block.get("text"), str) for block in content
     )
     if not isinstance(content, str | None) and not blocks:
-        raise BadRow(f"{place} has a content that is {_kind(content)}, expected text or blocks of text")
+        raise BadRow(f"{place} has a content that is {kind_of(content)}, expected text or blocks of text")
     if content is None and not calls:
         raise BadRow(f"{place} says nothing: it has neither content nor tool calls")
     if message["role"] == "assistant" and message.get(WEIGHT, 1) not in (0, 1):
         raise BadRow(f"{place} has the weight {message[WEIGHT]!r:.60}, expected 0 or 1")
     for field in TEXTS:
         if not isinstance(message.get(field), str | None):
-            raise BadRow(f"{place}.{field} is {_kind(message[field])}, expected text")
+            raise BadRow(f"{place}.{field} is {kind_of(message[field])}, expected text")
     if not isinstance(calls, list | None):
-        raise BadRow(f"{place}.tool_calls is {_kind(calls)}, expected a list")
+        raise BadRow(f"{place}.tool_calls is {kind_of(calls)}, expected a list")
     for at, call in enumerate(calls or ()):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{place}.tool_calls[{at}] names no function")
         if not isinstance(call.get("id"), str | None):
-            raise BadRow(f"{place}.tool_calls[{at}].id is {_kind(call['id'])}, expected text")
+            raise BadRow(f"{place}.tool_calls[{at}].id is {kind_of(call['id'])}, expected text")
     told = {name: value for name, value in message.items() if value is not None}
     return {**told, "content": content if content is not None else ""}
 
@@ -170,7 +170,3 @@ def _tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
     if wrong:
         raise BadRow('`tools` is no list of {"type": "function", "function": {…}}')
     return tuple(tools)
-
-
-def _kind(value: Any) -> str:
-    return "missing" if value is None else f"a {type(value).__name__}" if value else f"an empty {type(value).__name__}"

@@ -9,6 +9,7 @@ store is opened.
 
 from __future__ import annotations
 
+from ajet.store.mongo.connection import StoreDown
 from ajet.store.mongo.mongo_store import MongoStore
 
-__all__ = ["MongoStore"]
+__all__ = ["MongoStore", "StoreDown"]

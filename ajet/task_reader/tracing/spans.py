@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.rows import BadRow, kind_of
 from ajet.task_reader.tracing.trace import Message, Rating, Trace, last_of_each
 
 CALLS = ("chat", "generate_content", "text_completion")
@@ -135,7 +135,7 @@ def _listed(value: Any, name: str) -> list[Any]:
     if isinstance(value, Mapping):
         return [value]
     if not isinstance(value, list):
-        raise BadRow(f"{name} is a {type(value).__name__}, expected a list of messages")
+        raise BadRow(f"{name} is {kind_of(value)}, expected a list of messages")
     return value
 
 

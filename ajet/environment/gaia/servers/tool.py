@@ -65,6 +65,7 @@ class Tool:
             checked = self._arguments.model_validate(arguments)
         except ValidationError as error:
             rows = [f"{'.'.join(map(str, row['loc'])) or 'arguments'}: {row['msg']}" for row in error.errors()]
+            rows = [row.replace(": Value error, ", ": ", 1) for row in rows]
             raise ToolError("wrong arguments: " + "; ".join(rows[:5])) from None
         answer = self.function(**{name: getattr(checked, name) for name in type(checked).model_fields})
         if isinstance(answer, Image):
