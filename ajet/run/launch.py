@@ -48,13 +48,12 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
     from ajet.record import RunDirectory
     from ajet.run.runner import runner_of
+    from ajet.store import require_own_store, require_store
 
     refuse_untrainable(experiment, elsewhere=options.from_store is not None)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
-        from ajet.store import require_store
-
         require_store(options.from_store)
     run = RunDirectory.open(
         experiment,
@@ -77,6 +76,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         viewed(run, options.with_logview),
         beside(experiment, run.path, options.services, options.prefix),
     ):
+        if "trains" in experiment.backbone.can:
+            require_own_store(experiment, run.path)
         require_services(experiment)
         require_room_for_tools(experiment)
         require_rubrics(experiment, run)

@@ -38,7 +38,7 @@ from ajet.run.served_held_out import conclude_late, validate_served, who_validat
 from ajet.run.summary import finish
 from ajet.run.training import Training, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
-from ajet.store import RunStore
+from ajet.store import RunStore, require_own_store
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     backbone = gateway = desk = held_out = None
     try:
         require_gateway(settings)
+        if "trains" in experiment.backbone.can:
+            require_own_store(experiment, run.path)
         reader = open_reader(experiment) if experiment.names_tasks else None
         require_rubrics(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)

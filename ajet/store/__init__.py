@@ -55,6 +55,7 @@ __all__ = [
     "open_store",
     "open_shared",
     "recorded_settings",
+    "require_own_store",
     "require_store",
     "store_class",
     "store_address",
@@ -76,6 +77,13 @@ def store_address(experiment: Experiment, folder: Path, *, run: str = "") -> Add
             expected=f"one as {SHARED[chosen.type]}",
         )
     return found
+
+
+def require_own_store(experiment: Experiment, folder: Path) -> None:
+    """Raises UserError where that of a run that is recorded in `folder` cannot be opened: asked before a model is
+    loaded."""
+    if (address := store_address(experiment, folder)) is not None:
+        require_store(address)
 
 
 def open_store(

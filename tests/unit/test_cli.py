@@ -214,6 +214,15 @@ def test_a_store_that_cannot_be_is_said_before_a_run_is_begun(project, run):
     assert code == 2 and "it is a folder" in err and not (project / "launcher_record").exists()
 
 
+@pytest.mark.parametrize("verb", ["launch", "serve"])
+def test_a_runs_own_store_that_cannot_be_is_said_before_a_model_is_loaded(project, run, monkeypatch, verb):
+    monkeypatch.setattr("ajet.backbone.open_backbone", lambda experiment: pytest.fail("the model was opened first"))
+    (project / "folder").mkdir()
+    settings = "store.type=sqlite", f"store.uri=sqlite:{project}/folder"
+    code, _, err = run(verb, "--conf", "x.yaml", "--backbone", "local", *settings)
+    assert code == 2 and "it is a folder" in err
+
+
 def test_a_ctrl_c_while_libraries_end_is_no_traceback_of_theirs(tmp_path):
     script = (
         "import atexit, os, signal\n"
