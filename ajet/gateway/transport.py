@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from contextvars import Context
 from typing import Any
 
 import httpx
@@ -79,7 +80,8 @@ class _Exchange(httpx.AsyncByteStream):
 
     def begin(self) -> None:
         try:
-            mailbox_of(self._gateways_loop()).post(self._launch)
+            # In no context of the caller's: what the gateway asks of an engine is no call of the agent's.
+            Context().run(mailbox_of(self._gateways_loop()).post, self._launch)
         except (RuntimeError, AssertionError) as error:
             raise httpx.ConnectError("the gateway is closed", request=self._request) from error
 

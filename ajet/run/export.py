@@ -81,7 +81,11 @@ def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)
     if not known and step is None:
-        raise UserError("The run has no complete checkpoint.", where=str(checkpoints.folder))
+        raise UserError(
+            "The run has no complete checkpoint.",
+            where=str(checkpoints.folder),
+            expected="a run that has saved a step (trainer_common.save_freq, and at its end)",
+        )
     for each in reversed(known):
         if step is None or each.step == step:
             return each

@@ -16,6 +16,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.record.attempts import read_attempts
 from ajet.task_reader.jsonl import JsonlReader
+from ajet.workflow import ambient
 from tests.ajet_command import ajet, start
 
 WORKFLOW = """
@@ -217,10 +218,12 @@ def test_failures_count_and_are_said(project, server, capsys):
     assert "50.0%" in out and "1 failed" in out and "a failed attempt solves nothing" in out and "1/2" in out
 
 
-def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server, capsys):
+def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server, capsys, monkeypatch):
+    monkeypatch.setattr(ambient, "_elsewhere", set())
     gone = ["x.yaml", "--model", "weak@http://127.0.0.1:9/v1", "--at-most", "2", "rollout.max_retries=0"]
     out = run(capsys, *gone)
-    assert "ajet itself failed at 2 attempts" in out
+    assert "ajet itself failed at 2 attempts" in out and "http://127.0.0.1:9/v1 did not answer: ConnectError" in out
+    assert "neither tuned nor recorded" not in out, "it is the gateway that called there, and no agent"
     run(capsys, *gone)
     assert len(played(project)) == 4
     (folder,) = (project / "launcher_record/x/eval").iterdir()

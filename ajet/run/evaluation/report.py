@@ -260,9 +260,10 @@ def _remarks(result: Result) -> Iterator[str]:
             named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
             yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {worth}"
         if scores.left_out:
+            why, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
             yield (
                 f"{label}: ajet itself failed at {counted(scores.left_out, 'attempt')} (engine, judge or ajet): left "
-                "out; the same command plays them again"
+                f"out; the same command plays them again; mostly: {printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
