@@ -13,7 +13,7 @@ def prove(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN_OR_EPISODE]", show_default=False,
+            metavar="RUN_OR_EPISODE", show_default=False,
             help="A run's name or folder, an episodes/step-N.jsonl, or the first letters of an episode's uuid.",
         ),
     ] = "",

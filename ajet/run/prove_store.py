@@ -33,6 +33,7 @@ from ajet.run.prove import (
     words_of,
 )
 from ajet.run.recompute import versions_of
+from ajet.schema.commands import command
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError
 from ajet.store import Address, Reading, open_reading
@@ -122,7 +123,7 @@ def _experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
             "The store does not tell its run's settings, so its tokens cannot be derived again.",
             where=address.shown,
             expected="a store that a trainer of this ajet has opened: it leaves them there",
-            do="Start its run once more, or prove the run's own folder: ajet prove RUN.",
+            do=f"Start its run once more, or prove the run's own folder: {command('prove', 'RUN')}.",
         )
     name = address.database or (address.path.stem if address.path is not None else "")
     (folder / name).mkdir()
@@ -175,7 +176,9 @@ class _Proving:
                 f"The store holds no episode{of}{used}.",
                 where=self._address.shown,
                 expected="what samplers or clients put, until its step's checkpoint is no longer gone back to",
-                do="A run is named with --run." if beginning else "Prove the run's own folder: ajet prove RUN.",
+                do="A run is named with --run."
+                if beginning
+                else f"Prove the run's own folder: {command('prove', 'RUN')}.",
             )
         report = Report(Target(self._experiment.yaml_path.parent, (), beginning))
         found = StoreReport(self._address.shown, self._reading.run, report)

@@ -46,9 +46,9 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
         ("eval x.yaml --csv missing/a.csv", "There is no folder missing"),
         ("eval x.yaml --picture folder", "folder is a folder"),
         ("eval x.yaml --mark taken.sh/a.jsonl", "taken.sh is no folder"),
-        ("rejudge demo --out missing/a.csv", "There is no folder missing"),
-        ("rejudge demo --out taken.sh", "taken.sh exists already"),
-        ("rejudge demo", "ajet-rejudge-demo.csv exists already"),
+        ("rejudge demo --judge math --out missing/a.csv", "There is no folder missing"),
+        ("rejudge demo --judge math --out folder", "folder does not say what is to be written"),
+        ("rejudge demo --judge math", "ajet-rejudge-demo.csv exists already"),
         ("report demo --out missing/a.zip", "There is no folder missing"),
         ("export demo --out taken.sh/model", "cannot be written: "),
         ("traces --from folder --out taken.sh/tasks", "cannot be written: "),
@@ -57,7 +57,8 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 def test_it_is_said_on_one_screen_and_nothing_is_written_over(project, monkeypatch, capsys, command, says):
     monkeypatch.chdir(project)
     told = refused(capsys, *command.split())
-    assert says in told and next((word for word in reversed(command.split()) if word[:2] == "--"), "--out") in told
+    options = [word for word in command.split() if word[:2] == "--" and word != "--judge"]
+    assert says in told and (options or ["--out"])[-1] in told
     assert (project / "taken.sh").read_text() == "edited by hand\n" and not any((project / "folder").iterdir())
 
 
