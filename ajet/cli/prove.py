@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -64,21 +64,14 @@ def prove(
         expected = "RUN_OR_EPISODE, or --store URI"
         raise UserError("It is not said what to prove.", where="command line", expected=expected)
     show_logs("ERROR" if as_json else "WARNING")
+    asked: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
+    asked |= {"tolerance": tolerance, "fetch": fetch}
     if store:
         from ajet.run.prove_store import prove_stored
         from ajet.run.prove_store_report import as_json as stored_json
         from ajet.run.prove_store_report import show as show_stored
 
-        found = prove_stored(
-            store,
-            run=run,
-            episode=target,
-            steps=step or (),
-            at_most=at_most,
-            ids_only=ids_only,
-            tolerance=tolerance,
-            fetch=fetch,
-        )
+        found = prove_stored(store, run=run, episode=target, **asked)
         if as_json:
             typer.echo(stored_json(found))
         else:
@@ -89,15 +82,7 @@ def prove(
     from ajet.run.proof_report import keep, show
     from ajet.run.prove import prove_recorded
 
-    report = prove_recorded(
-        target,
-        exp_dir.absolute(),
-        steps=step or (),
-        at_most=at_most,
-        ids_only=ids_only,
-        tolerance=tolerance,
-        fetch=fetch,
-    )
+    report = prove_recorded(target, exp_dir.absolute(), **asked)
     if as_json:
         typer.echo(spelled(report))
     else:

@@ -18,6 +18,11 @@ TEXT = "A policy is known by what it says of this text: one, two, three, four, a
 """Whose tokens are scored, all but the first."""
 
 
+def tokens_of(tokenizer: Any) -> tuple[int, ...]:
+    """The ids that a probe by this tokenizer asks about."""
+    return tuple(int(token) for token in tokenizer.encode(TEXT, add_special_tokens=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """As a trainer announces it."""
@@ -52,6 +57,13 @@ class Probe:
         """As JSON values."""
         said = {str(version): [round(value, 5) for value in values] for version, values in self.said.items()}
         return {"ids": list(self.ids), "tolerance": self.tolerance, "said": said}
+
+    @classmethod
+    def going_on(cls, earlier: Probe | None, ids: tuple[int, ...], tolerance: float, *, version: int) -> Probe:
+        """That of a trainer that goes on from `version`, of which it says nothing yet: what an `earlier` one said of
+        versions before stays, where it asked the same."""
+        kept = earlier.said if earlier is not None and earlier.ids == ids else {}
+        return cls(ids, tolerance, {one: said for one, said in kept.items() if one < version})
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None) -> Probe | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ajet.backbone.scoring import scored
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
-from ajet.engine.probe import TEXT, Probe
+from ajet.engine.probe import Probe, tokens_of
 from ajet.schema.batch import Sample
 from ajet.schema.timeline import Timeline
 
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 def begun(parts: Learning, earlier: Probe | None) -> Probe:
     """One that knows no version from the present one on. `earlier`: what was announced before, by another process."""
     backbone, trainer = parts.backbone, parts.experiment.ajet.trainer_common
-    ids = tuple(int(token) for token in backbone.tokenizer.encode(TEXT, add_special_tokens=False))
     with backbone.scorer() as scorer:
         tolerance = trainer.canary_tolerance(rounded=scorer.dtype != "float32") or CANARY_ROUNDED
-    kept = earlier.said if earlier is not None and earlier.ids == ids else {}
-    return Probe(ids, tolerance, {version: said for version, said in kept.items() if version < backbone.version})
+    return Probe.going_on(earlier, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
 
 
 def asked(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:

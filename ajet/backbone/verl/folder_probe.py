@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
-from ajet.engine.probe import TEXT, Probe
+from ajet.engine.probe import Probe, tokens_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -21,14 +21,13 @@ class FolderProbe:
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment
-        self._ids = tuple(int(token) for token in tokenizer.encode(TEXT, add_special_tokens=False))
+        self._ids = tokens_of(tokenizer)
         self._rounded = experiment.ajet.model.dtype != "float32"
 
     def known(self, earlier: Probe | None, below: int) -> Probe:
         """That of a trainer that goes on from version `below`: what an `earlier` one said of versions before it."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
-        kept = earlier.said if earlier is not None and earlier.ids == self._ids else {}
-        return Probe(self._ids, tolerance, {version: said for version, said in kept.items() if version < below})
+        return Probe.going_on(earlier, self._ids, tolerance, version=below)
 
     def said(self, folder: Path | None) -> list[float]:
         """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
