@@ -1,4 +1,4 @@
-"""Batches to policy versions: who owns the engine and the optimizer. debug and local, and verl in processes of its own.
+"""Batches to policy versions: who owns engine and optimizer. debug and local here, verl and trinity in processes apart.
 
 In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` opens what a descriptor
 names in this process (`contract.Backbone`), `open_scorer` what computes its log-probabilities again
