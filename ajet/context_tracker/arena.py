@@ -34,5 +34,5 @@ class Arena:
         return np.concatenate(parts, out=self._piece[self._at : self._end])
 
     def keep(self) -> None:
-        """What was joined last stays as it is."""
+        """Keep what was joined last where it is."""
         self._at = self._end

@@ -69,7 +69,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What was found for one request."""
+    """The earlier calls that a request continues or resembles."""
 
     keys: tuple[Key, ...]
     extends: int | None

@@ -49,7 +49,7 @@ class PrefixTree:
         """Path -> the sequence that it was made for, where that was entered in one piece."""
 
     def __len__(self) -> int:
-        """How many runs of tokens it holds."""
+        """The number of runs of tokens in the tree."""
         return len(self._ids)
 
     def at(self, spot: Spot, stop: int) -> Spot:
@@ -108,7 +108,7 @@ class PrefixTree:
 
 
 def _common(run: Ids, rest: Ids) -> int:
-    """How many leading tokens of `rest` are those of `run`."""
+    """The number of leading tokens that `rest` and `run` share."""
     size = min(run.size, rest.size)
     if size > _LONG:  # what departs soon (a window that slid) is not looked at to its end
         soon = _common(run[:_SOON], rest[:_SOON])

@@ -181,7 +181,7 @@ def _joined(
 
 
 def _in_order(samples: Sequence[Sample], members: list[int]) -> list[int]:
-    """By their tokens: those that begin alike are neighbours."""
+    """The members sorted by their tokens, so that those that begin alike are neighbours."""
     return sorted(members, key=lambda index: samples[index].timeline.ids.tobytes())
 
 

@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Proof:
-    """What one or more episodes came to."""
+    """The findings of proving one or more episodes: counts by class, and each wrong token."""
 
     counts: dict[TokenClass, Tally] = field(default_factory=lambda: {name: Tally() for name in CLASSES})
     wrong: list[WrongToken] = field(default_factory=list)

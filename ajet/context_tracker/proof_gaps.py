@@ -53,7 +53,7 @@ def noise_of(*differences: Doubles) -> Noise:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What the gaps of one step came to, beside what is allowed. Nats."""
+    """The gaps of one step's log-probabilities beside what is allowed, in nats."""
 
     tokens: int
     mean: float
@@ -66,7 +66,7 @@ class Spread:
 
     @property
     def problem(self) -> str | None:
-        """What cannot be explained by rounding, if anything."""
+        """The gap that rounding cannot explain, in words; None where there is none."""
         if abs(self.mean) > self.mean_allowed:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
         for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):

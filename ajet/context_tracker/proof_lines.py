@@ -113,7 +113,7 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
 
 
 def untruncated(call: Call) -> bool:
-    """Whether a call notes nothing that left tokens out of its distribution."""
+    """Whether no setting of the call left tokens out of its distribution."""
     return not call.terms.constrained and call.terms.top_p >= 1 and call.terms.top_k <= 0
 
 

@@ -183,7 +183,7 @@ class _Replay:
         return after + wrong, "the prompt's text has another id here", expected, found
 
     def prompt_problem(self, call: Call) -> Problem | None:
-        """What is wrong with a call's prompt, if anything."""
+        """The problem of a call's prompt; None where its ids are those derived again."""
         recorded = prompt_ids(self._calls, call.index)
         match = self._match(call)
         if match.extends is not None and self._forked_once(call, match.extends):

@@ -15,7 +15,7 @@ from ajet.schema.call import Call, ForkReason
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """One cut."""
+    """A place where a call was rendered anew instead of continued."""
 
     call: int
     """The call that was rendered anew."""
@@ -46,5 +46,5 @@ def snaps(calls: Sequence[Call]) -> list[Snap]:
 
 
 def forks(calls: Sequence[Call]) -> Counter[str]:
-    """How many calls forked, by reason: a metric of every step."""
+    """The number of calls that forked, by reason: a metric of every step."""
     return Counter(call.fork for call in calls if call.fork is not None)

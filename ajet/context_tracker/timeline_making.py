@@ -128,7 +128,7 @@ class _Digests:
         self._chain: dict[int, bytes] = {}
 
     def own(self, position: int) -> bytes:
-        """Of everything but the prompt's tokens that ends up in a timeline."""
+        """A digest of all of a call that ends up in a timeline but its prompt's tokens."""
         call = self._calls[position]
         hashed = hashlib.blake2b(repr((call.agent, call.target, call.tools, call.versions)).encode(), digest_size=16)
         for array in (call.response_ids, call.logprobs, call.logprobs_unit):
@@ -136,7 +136,7 @@ class _Digests:
         return hashed.digest()
 
     def chain(self, position: int) -> bytes:
-        """Of the call, its tokens after the call that it continues, and the same of its heirs."""
+        """A digest of the call, its tokens after the call that it continues, and all calls that continue it."""
         chain = [position]
         while chain[-1] not in self._chain and chain[-1] in self._heir:
             chain.append(self._heir[chain[-1]])

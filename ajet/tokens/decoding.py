@@ -38,5 +38,5 @@ class IncrementalDecoder:
         return piece
 
     def close(self) -> str:
-        """What was left: bytes that never became a character, as replacement characters."""
+        """The text that was held back: bytes that never became a character, as replacement characters."""
         return self._decode(self._window)[self._given :] if self._window else ""

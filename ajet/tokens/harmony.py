@@ -122,7 +122,7 @@ class HarmonyParser:
 
 
 def _may_head(text: str) -> bool:
-    """Whether a message's header may begin so."""
+    """Whether a message's header may begin with `text`."""
     if _AGAIN.startswith(text):
         return True
     rest = text.removeprefix(_AGAIN).lstrip(" ")

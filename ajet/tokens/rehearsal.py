@@ -45,7 +45,7 @@ def call(word: str, page: int, index: int = 0) -> Message:
 
 
 def result(of: Message, text: str) -> Message:
-    """What the tool answered."""
+    """The message with which a tool answers call `of`."""
     return {"role": "tool", "tool_call_id": of["id"], "content": text}
 
 

@@ -385,7 +385,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None,
         raw: dict[int, str],
     ) -> str | None:
-        """What the template puts after message `at`, a reply."""
+        """The text that the template puts after message `at`, a reply; None where it refuses."""
         marked = [*messages[:at], {"role": "assistant", "content": MARK}, *messages[at + 1 :]]
         raw.pop(at, None)
         try:

@@ -78,7 +78,7 @@ class ChatTemplate:
         self.day = date.today()
 
     def on_day(self, day: date) -> ChatTemplate:
-        """The same with another date in its prompts."""
+        """A copy of this template whose prompts have another date."""
         other = copy.copy(self)
         other.day = day
         return other

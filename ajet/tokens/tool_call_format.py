@@ -21,7 +21,7 @@ FORCED: dict[Style, tuple[str, str]] = {
 
 
 def style_of(source: str, vocabulary: Container[str]) -> Style:
-    """How replies of a model with this template (as it is with tools) write tool calls."""
+    """The style in which replies under this template (as it is with tools) write tool calls."""
     if "<|channel|>" in source and "<|message|>" in source:
         return "harmony"
     if "<arg_key>" in source:

@@ -65,7 +65,7 @@ class Ambient:
         self._key = endpoint.api_key
 
     def close(self) -> None:
-        """As it was. Idempotent."""
+        """Put the environment variables back as they were. Idempotent."""
         for name, value in self._before.items():
             os.environ.pop(OUTSIDE + name, None)
             if value is None:

@@ -32,7 +32,7 @@ class Record:
 
     @property
     def task(self) -> Task:
-        """What was to be solved."""
+        """The task that the episode was to solve."""
         return self.workflow_task.task
 
     @property

@@ -14,7 +14,7 @@ RESERVE, MOST_RESERVED_S = 0.05, 2.0
 
 
 class Deadline:
-    """Of one attempt."""
+    """The time that one attempt has, and a tool within it."""
 
     def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
         """Seconds; None: no limit. `passed`: of the attempt's, by now."""

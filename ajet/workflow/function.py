@@ -71,7 +71,7 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
 
 
 def is_of_function(workflow: type[Workflow]) -> bool:
-    """Whether a workflow is a function."""
+    """Whether a workflow class was made of a plain function."""
     return workflow.execute.__module__ == __name__
 
 

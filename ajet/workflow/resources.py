@@ -45,7 +45,7 @@ def blamed(boundary: Outside) -> Iterator[None]:
 
 
 class Resources:
-    """Of one attempt. Its methods are named as those of contextlib's ExitStack. Thread-safe."""
+    """What one attempt opened and must close. Methods are named as contextlib's ExitStack names them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Resources:
     async def enter_async_context(
         self, manager: AbstractAsyncContextManager[T], *, boundary: Outside = "environment"
     ) -> T:
-        """The same for an asynchronous one."""
+        """Enter an asynchronous context manager; it is left when the attempt is over. Else as `enter_context`."""
         self._require()
         with blamed(boundary):
             entered = await manager.__aenter__()
@@ -105,7 +105,7 @@ class Resources:
             raise cancelled
 
     def close_beside(self) -> threading.Thread:
-        """The same in a thread of its own, for an attempt that hangs."""
+        """Close all in a thread of its own, for an attempt that hangs."""
         thread = threading.Thread(target=self.close, name="ajet-close", daemon=True)
         thread.start()
         return thread
@@ -152,7 +152,7 @@ def closing(resources: Resources) -> Iterator[None]:
 
 @asynccontextmanager
 async def aclosing(resources: Resources) -> AsyncIterator[None]:
-    """The same, for code on an event loop."""
+    """Close `resources` at the end of the block, for code on an event loop."""
     try:
         yield
     finally:

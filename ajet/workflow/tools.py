@@ -86,7 +86,7 @@ class Running(AbstractContextManager["Running"]):
         return self
 
     def value(self) -> Any:
-        """What a replayed function returns. Raises what it raised, by its class."""
+        """The recorded result of a replayed function. Raises the recorded error, by its class."""
         if self.error:
             raise _RAISED.get(self.error, ToolFailed)(self.result)
         return json.loads(self.result) if self._json else self.result
@@ -115,7 +115,7 @@ class Running(AbstractContextManager["Running"]):
 
 
 class ToolFailed(Exception):
-    """What a replayed tool raised, if it was of no other class that the record knows."""
+    """A replayed tool's error, where the record knows no other class for it."""
 
 
 _RAISED: dict[ToolError, type[Exception]] = {
@@ -173,7 +173,7 @@ def recorded(
 
 
 def _read(written: str) -> dict[str, Any]:
-    """What a model wrote as arguments; what is no JSON object is kept as its text."""
+    """The arguments that a model wrote; what is no JSON object is kept as its text."""
     try:
         found = parse_object(written)
     except ValueError:
@@ -186,7 +186,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _naming(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """What gives each argument its name."""
+    """A function that gives each argument of `function` its name."""
     if isinstance(function, partial):
         inner, before, words = _naming(function.func), function.args, function.keywords
         return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})

@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class ContextTracker:
-    """How far an episode's context has grown."""
+    """An episode's context, and whether it has grown too long."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
@@ -81,7 +81,7 @@ class ModelTuner:
 
     @property
     def endpoints(self) -> Endpoints:
-        """What gives it its addresses."""
+        """The episode's model endpoints, from which all clients get address and key."""
         return self._endpoints
 
     @property
@@ -104,7 +104,7 @@ class ModelTuner:
         return self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model).for_anthropic
 
     def get_context_tracker(self) -> ContextTracker:
-        """What is known of this episode's context, by AgentJet's name."""
+        """This episode's context tracker, by AgentJet's name."""
         return ContextTracker(self._endpoints)
 
     @property

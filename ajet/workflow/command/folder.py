@@ -57,7 +57,7 @@ class EpisodeFolder:
             os.close(number)
 
     def _within(self, name: str, what: str) -> Path:
-        """Where a path really leads. Raises AgentFailure for one that leads out."""
+        """The real path of `name` inside the folder. Raises AgentFailure for one that leads out of it."""
         path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
         if not path.is_relative_to(work):
             raise AgentFailure(f"{what} {name} lies outside of the episode's folder")

@@ -200,7 +200,7 @@ def _exceeded(tree: Tree, used: dict, limits: dict) -> str:
 
 
 def _become(order: dict, report: int) -> None:
-    """In the child: turn into the command. Does not return; what went wrong goes into `report`."""
+    """Turn this process, just forked, into the command. Does not return; what went wrong goes into `report`."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)

@@ -26,7 +26,7 @@ EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stoppe
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run."""
+    """A command to run: its words, its folder, its environment, its limits."""
 
     command: Sequence[str]
     folder: Path
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(slots=True)
 class Ended:
-    """How a command ended, and what it used: its whole tree of processes."""
+    """A command's end, and what its whole tree of processes used and printed."""
 
     code: int | None
     """Exit code, -N for signal N; None when it was never started."""

@@ -38,7 +38,7 @@ class Limits(BaseModel):
     """Of one file that it writes."""
 
     def numbers(self) -> dict[str, float]:
-        """In bytes, seconds and processes, for the keeper."""
+        """The limits in bytes, seconds and processes, as the keeper takes them."""
         given = {
             "memory": self.memory_mb and self.memory_mb * MEGABYTE,
             "cpu": self.cpu_seconds,
@@ -136,7 +136,7 @@ class CommandSettings(BaseModel):
 
     @classmethod
     def read(cls, config: Any, section: str) -> CommandSettings:
-        """From the composed config's section of that name. Raises ConfigError."""
+        """The settings of `section` of the composed config. Raises ConfigError."""
         settings = read_section(
             cls, config, section, "how to run the agent", "{command: [...]}", "docs/command_agents.md"
         )

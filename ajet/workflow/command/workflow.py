@@ -62,7 +62,7 @@ class CommandWorkflow(Workflow):
 
     @classmethod
     def settings(cls, config: Any) -> CommandSettings:
-        """How the command is run, by the configuration. Raises ConfigError."""
+        """The settings of the command, out of the composed config. Raises ConfigError."""
         return CommandSettings.read(config, cls.section)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
@@ -178,7 +178,7 @@ def _environment(
     values: Mapping[str, str],
     folder: EpisodeFolder,
 ) -> dict[str, str]:
-    """What a program needs of ours, then the episode's, then the YAML's."""
+    """The program's variables: those inherited, then the episode's addresses and keys, then the YAML's."""
     environment: dict[str, str | None] = {**inherited(os.environ, settings.env)}
     environment |= {
         **endpoint.environment,
@@ -213,7 +213,7 @@ def _question(workflow_task: WorkflowTask) -> str:
 
 
 def _task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
-    """What the agent may read of the task: not its answer, unless `metadata` names it."""
+    """The part of the task that the agent may read: not its answer, unless `metadata` names it."""
     task = workflow_task.task
     return {
         "task_id": task.task_id,

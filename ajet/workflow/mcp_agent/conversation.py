@@ -49,7 +49,7 @@ class Conversation:
 
     @property
     def is_at_its_shortest(self) -> bool:
-        """Whether there is nothing to leave out."""
+        """Whether no message is left that could be dropped."""
         return len(self.messages) <= self._opening + 1
 
     async def would_overflow(self, count: CountTokens) -> bool:

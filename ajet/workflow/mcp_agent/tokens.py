@@ -20,7 +20,7 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 
 @dataclass(slots=True)
 class _Known:
-    """What is the same for all attempts of a run."""
+    """Facts about the model that are the same for all attempts of a run."""
 
     frame: int | None = None
     """Tokens of a message around its text; -1 where nobody counts; None: not asked yet."""
@@ -36,7 +36,7 @@ def forget(run: str) -> None:
 
 
 class TokenCounts:
-    """Of the model of a run's attempts, by the client of one."""
+    """Counts tokens as the run's model does, through an attempt's client."""
 
     def __init__(self, client: AsyncOpenAI, run: str) -> None:
         self._client, self._of = client, _known.setdefault(run, _Known())
@@ -52,7 +52,7 @@ class TokenCounts:
         return max(0, (whole or 0) - self._of.frame)
 
     async def sees_images(self) -> bool:
-        """Whether a request with an image is taken."""
+        """Whether the model takes a request with an image; asked once a run."""
         if self._of.sees_images is None:
             source = {"type": "base64", "media_type": "image/png", "data": _PIXEL}
             self._of.sees_images = await self._prompt([{"type": "image", "source": source}]) is not None

@@ -107,7 +107,7 @@ class McpAgentWorkflow(Workflow):
 
 
 class _Turn(NamedTuple):
-    """One reply."""
+    """One reply of the model: its message, its text, its tool calls."""
 
     message: dict[str, Any]
     text: str
@@ -115,7 +115,7 @@ class _Turn(NamedTuple):
 
 
 class _Play:
-    """One attempt's turns."""
+    """The turns of one attempt, from the first request to the final answer."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Play:
         return None
 
     def told(self) -> dict[str, Any]:
-        """How it went, for the record."""
+        """The attempt's counts and its changes of context, for the record."""
         names = ("steps", "tool_calls", "format_error", "repetition", "tool_failure")
         changes = self._conversation.changes
         counts = {name: self._counts[name] for name in names} | {"context_changes": len(changes)}
@@ -255,7 +255,7 @@ def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
 
 
 def _run_of(config: Any) -> str:
-    """What stands for this run among those of this process."""
+    """The key of this run among those of this process."""
     return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
 
 

@@ -76,7 +76,7 @@ def tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def play(environment: dict[str, Any], index: int) -> dict[str, Any]:
-    """One episode of a task, as the line that says what it came to."""
+    """Play one episode of task `index`; answers the line that says its reward or its errors."""
     try:
         return result(asyncio.run(_played(environment, index)))
     except Exception as problem:  # noqa: BLE001 - code of a taskset, which may raise anything; said, never a reward

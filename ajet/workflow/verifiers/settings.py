@@ -45,7 +45,7 @@ class VerifiersSettings(BaseModel):
 
     @classmethod
     def read(cls, config: Any) -> VerifiersSettings:
-        """From the composed configuration. Raises ConfigError."""
+        """The settings of the composed config. Raises ConfigError."""
         return read_section(cls, config, SECTION, "what is played", "{taskset: NAME}", "docs/environments.md")
 
     def block(self) -> str:
@@ -60,7 +60,7 @@ class VerifiersSettings(BaseModel):
         return ["{venv}", "-I", str(BRIDGE), verb, self.block(), "--path", str(base)]
 
     def as_command(self, config: Any) -> CommandSettings:
-        """How one episode is run."""
+        """The command that plays one episode."""
         return CommandSettings(
             command=[*self.command("play", base_of(config)), "--index", "{metadata.index}"],
             requirements=self.requirements,
