@@ -56,7 +56,7 @@ class _Scored:
         return self.penalties.size
 
     def outcome(self, step: int | None = None, advantage: float | None = None, **untrained: int) -> Outcome:
-        """With what models said of its tokens."""
+        """The episode's outcome, with its tokens' values and gaps to the reference model."""
         return Outcome(step, advantage, untrained, values=self.values, reference_gap=self.reference_gap)
 
 

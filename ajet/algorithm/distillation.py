@@ -24,7 +24,7 @@ class Distillation(Grpo):
     needs = frozenset({"teacher"})
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """One attempt at a task is enough."""
+        """A token's log-probability by the teacher less that by the policy, weighted. One attempt a task is enough."""
         teacher = self.settings.teacher
         told = [-np.asarray(penalties, np.float64) for penalties in penalties_E_T]
         if teacher.bound is not None:

@@ -57,7 +57,7 @@ class Gdpo(Grpo):
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
-        """All 0 in a group in which no reward differs."""
+        """Advantages over several rewards, each normalised by itself; all 0 in a group in which no reward differs."""
         weights = self.settings.reward_weights
         groups = members_of(groups_E)
         if len(groups) > 1:  # one alone may be of a task that has other scorers

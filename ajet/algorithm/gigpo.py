@@ -30,7 +30,7 @@ class Gigpo(Grpo):
     needs = frozenset({"group"})
 
     def parts(self, episode: Episode) -> list[ProcessReward]:
-        """One a step, compared by its state; parts that are no steps are credited as everywhere."""
+        """A reward a step, compared with attempts at the same state; other parts are credited as everywhere."""
         assert episode.verdict is not None and episode.reward is not None
         given: dict[int, float] = {}
         for part in episode.verdict.process:

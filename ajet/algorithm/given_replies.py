@@ -76,7 +76,7 @@ def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, 
 
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:
-    """All that is to be learned of them, without weights."""
+    """All samples of the given groups, unweighted."""
     return [sample for at, group in enumerate(groups) for e in group.episodes for sample in _samples(e, at, 1.0, 0.0)]
 
 

@@ -22,7 +22,7 @@ class Grpo(Algorithm):
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:
-        """All 0 when the returns are equal."""
+        """Returns less the group's mean, divided by its standard deviation where asked; all 0 when they are equal."""
         if returns_G.size < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)
         centred = returns_G - returns_G.mean()

@@ -43,7 +43,7 @@ def truncated_weights(trainer_T: Tensor, engine_T: Tensor, cap: float) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How tokens are weighed."""
+    """Importance weights of tokens: their form, their cap and their floor."""
 
     cap: float
     mode: Mode = "token_truncate"
@@ -51,7 +51,7 @@ class Correction:
 
     @classmethod
     def from_settings(cls, trainer: TrainerCommon) -> Correction | None:
-        """Of a YAML's `trainer_common`; None: every weight is 1."""
+        """The correction that `trainer_common` asks for; None: every weight is 1."""
         cap, settings = trainer.importance_cap, trainer.algorithm
         return None if cap is None else cls(cap, settings.is_mode, settings.is_floor)
 

@@ -32,7 +32,7 @@ def length_of(episode: Episode) -> int:
 
 
 def length_reward(tokens: int, overlong: Overlong) -> float:
-    """What an attempt of so many sampled tokens is given for its length: 0 or less."""
+    """The reward, 0 or less, for an attempt's length in sampled tokens."""
     if overlong.length is None:
         return 0.0
     over = tokens - (overlong.length - overlong.buffer)

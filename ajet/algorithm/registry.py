@@ -97,7 +97,7 @@ def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:
 
 
 def made(name: str, base: str, settings: Settings) -> Algorithm:
-    """The same from its parts."""
+    """Make the algorithm `name` with these settings; `base`: the folder of a user's `file.py->Class`."""
     shipped = known().algorithms
     kind: type[Algorithm] = load_code(shipped[name].code) if name in shipped else _own(name, Path(base))
     try:

@@ -23,7 +23,7 @@ class ReinforcePlusPlus(Algorithm):
     needs = frozenset()
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
-        """All 0 when the returns of the batch are equal."""
+        """Returns normalised over the batch's tokens; all 0 when they are equal."""
         returns = [
             reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
         ]

@@ -17,7 +17,7 @@ class Rloo(Algorithm):
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:
-        """All 0 when the returns are equal."""
+        """Returns less the mean of the group's other attempts; all 0 when they are equal."""
         k = returns_G.size
         if k < 2 or np.ptp(returns_G) == 0:
             return np.zeros_like(returns_G)

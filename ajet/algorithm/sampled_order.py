@@ -19,7 +19,7 @@ Run = tuple[int, int, slice]
 
 
 def sampled_runs(samples: Sequence[Sample]) -> list[Run]:
-    """Of one episode's samples, call by call."""
+    """The sampled runs of one episode's samples, in the order of its calls."""
     runs = [
         (span.call, at, slice(span.start, span.stop))
         for at, sample in enumerate(samples)

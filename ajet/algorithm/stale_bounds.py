@@ -31,7 +31,7 @@ class StaleBounds:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> StaleBounds | None:
-        """None: no token is left out."""
+        """The bounds that the settings ask for; None: no token is left out."""
         ratio = settings.importance_weight_cap_ratio
         if ratio is None:
             return None
@@ -40,7 +40,7 @@ class StaleBounds:
 
     @property
     def by_age(self) -> bool:
-        """Whether `ages_T` is read."""
+        """Whether the bounds depend on the tokens' ages, so that `ages_T` is read."""
         return self.decay is not None and not self.strict
 
     def outside(self, logratio_T: Tensor, advantages_T: Tensor, ages_T: Tensor | None) -> Tensor:

@@ -45,7 +45,7 @@ def freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon)
 
 
 def importance_weights(trainer: TrainerCommon) -> str:
-    """What a stale token's loss is multiplied by, for people."""
+    """The factor on a stale token's loss, in words for people."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
         return "the ratio to the policy that sampled them (algorithm.old_policy: behaviour)"
@@ -68,7 +68,7 @@ def staleness(episodes: Iterable[Episode], version: int) -> int:
 
 
 def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
-    """That, and the mean."""
+    """The largest and the mean number of versions that sampled tokens lie behind `version`."""
     found = _sampled_by(episodes)
     return (
         {"train/staleness_max": version - min(found), "train/staleness_mean": version - fmean(found)} if found else {}

@@ -40,7 +40,7 @@ class Terms(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """What tokens are told of their replies. Shapes: [T]; constants in the gradient."""
+    """Per token, numbers of the whole reply that it belongs to. Shapes: [T]; constants in the gradient."""
 
     drift: Tensor | None = None
     """See `Tokens.drift`; read where the policy loss is `over_replies`."""
@@ -52,7 +52,7 @@ class Replies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What the loss of a token depends on."""
+    """All settings that the loss of a token depends on."""
 
     policy: PolicyLoss
     correction: Correction | None
@@ -67,7 +67,7 @@ class TokenLoss:
 
     @classmethod
     def from_settings(cls, trainer: TrainerCommon, algorithm: Algorithm) -> TokenLoss:
-        """Of a YAML's `trainer_common`, and the algorithm that it names."""
+        """The token loss that `trainer_common` and the algorithm ask for."""
         return cls(
             loss_of(algorithm),
             Correction.from_settings(trainer),
@@ -84,7 +84,7 @@ class TokenLoss:
 
     @property
     def over_replies(self) -> bool:
-        """Whether `Replies` is read."""
+        """Whether the loss depends on whole replies, so that `Replies` is read."""
         return self.policy.over_replies or self._corrects_replies
 
     @property

@@ -35,7 +35,7 @@ class Adapter:
 
 
 class Adapters(Sequence[Adapter]):
-    """Those of a model, in order."""
+    """The LoRA adapters of a model, in order."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._all = tuple(adapters)
@@ -51,7 +51,7 @@ class Adapters(Sequence[Adapter]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all."""
+        """The adapters' names, in order."""
         return tuple(each.name for each in self._all)
 
     def of(self, agent: str, target: str) -> str | None:
@@ -63,7 +63,7 @@ class Adapters(Sequence[Adapter]):
 
     @classmethod
     def configured(cls, lora: Lora) -> Adapters:
-        """As `trainer_common.lora.adapters` says; empty where it names none."""
+        """The adapters that `trainer_common.lora.adapters` names; empty where it names none."""
         return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
 
     @classmethod
@@ -98,5 +98,5 @@ class Adapters(Sequence[Adapter]):
 
 
 def folder_of(model: Path, name: str) -> Path:
-    """Where an adapter of the model in this folder lies."""
+    """The folder of the adapter `name` inside a model's folder."""
     return model / FOLDER / name

@@ -33,7 +33,7 @@ class Agreed:
         self._folder = folder or cache_root() / "agreed"
 
     def has(self, key: str) -> bool:
-        """Whether it was kept."""
+        """Whether the agreement `key` was kept."""
         return bool(key) and os.path.isfile(self._folder / key)  # Path.exists raises where nothing may be looked at
 
     def add(self, key: str) -> None:
@@ -86,6 +86,6 @@ def _file_of(kind: type) -> str | None:
 
 
 def _configured(model: Any) -> list[Any]:
-    """One module of each configuration: layers share theirs."""
+    """One module for each distinct configuration; layers share theirs."""
     found = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
     return [module for module in found.values() if hasattr(module.config, "to_json_string")]

@@ -26,7 +26,7 @@ SECONDS = 120.0
 
 
 class AllReduce(NamedTuple):
-    """What was measured."""
+    """The measured pace of an all-reduce over several processes."""
 
     transport: str
     """nccl or gloo."""
@@ -76,7 +76,7 @@ def _failed(folder: Path, processes: int) -> UserError:
 
 
 def main() -> None:
-    """One of the processes; the first prints what was measured."""
+    """Run one of the processes; the first prints what was measured."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

@@ -22,7 +22,7 @@ RETRYABLE = {408, 409, 425, 429}
 
 
 class ServerAway(UserError):
-    """It did not answer: it may be being started again."""
+    """The server did not answer: it may be being started again."""
 
 
 def unanswered(problem: Exception) -> type[UserError]:
@@ -43,11 +43,11 @@ class AskedServer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the key, if it has one."""
+        """The headers of a request: the key, if there is one."""
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def client(self, **more: Any) -> httpx.AsyncClient:
-        """That of the running loop; `more`: of httpx, where it is made."""
+        """The HTTP client of the running loop; `more`: arguments for httpx when it is made."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._clients:
@@ -82,12 +82,12 @@ class AskedServer:
         return event
 
     def refused(self, status: int, text: str) -> EngineFailure:
-        """What an answer of that status means."""
+        """The failure that an answer with this status means."""
         message = f"{self.base_url} refused with status {status}: {self.clean(text)}"
         return EngineFailure(message, retryable=_may_pass(status))
 
     def unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
-        """That it did not answer."""
+        """The failure of a server that did not answer."""
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def clean(self, text: str) -> str:
@@ -96,7 +96,7 @@ class AskedServer:
 
 
 def _may_pass(status: int) -> bool:
-    """Whether the same request may get another answer."""
+    """Whether the same request, sent again, may get another answer."""
     return status >= 500 or status in RETRYABLE
 
 

@@ -72,7 +72,7 @@ def attention_pace(of: Dimensions, dtype: torch.dtype, device: torch.device, *, 
 
 
 def layer_seconds(of: Dimensions, dtype: torch.dtype, device: torch.device, *, tokens: int, budget: float) -> float:
-    """Of all the matrix products of a forward pass over `tokens`, the head's not among them."""
+    """Seconds of all matrix products of a forward pass over `tokens`, without the head's."""
     shapes = of.matrices
     each = {
         shape: linear_seconds(*shape, dtype, device, tokens=tokens, budget=budget / len(set(shapes)))
@@ -104,7 +104,7 @@ def update_alone(
 def linear_seconds(
     rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, tokens: int, budget: float
 ) -> float:
-    """Of one product of [tokens, columns] with a matrix that no cache holds."""
+    """Seconds of one product of [tokens, columns] with a matrix that no cache holds."""
     count = max(1, min(64, APART // (rows * columns * dtype.itemsize)))
     matrices = [torch.randn(rows, columns, device=device, dtype=dtype) for _ in range(count)]
     given = torch.randn(tokens, columns, device=device).to(dtype)

@@ -20,7 +20,7 @@ from ajet.schema.call import Ids
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate."""
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -49,7 +49,7 @@ class DrawKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One reply to sample after `prompt_ids` [P]."""
+    """A request for one reply after `prompt_ids` [P]."""
 
     prompt_ids: Ids
     sampling: Sampling
@@ -62,7 +62,7 @@ class TokenRequest:
 
     @property
     def draws(self) -> DrawKey:
-        """What names its random numbers: `key`, or a client's seed alone."""
+        """The name of the request's random numbers: `key`, or a client's seed alone."""
         return self.key if self.sampling.seed is None else DrawKey(self.sampling.seed, 0, 0, 0)
 
 
@@ -119,11 +119,11 @@ class ChatEngine(Protocol):
     """Answers an OpenAI Chat Completions request with such a reply (dicts, as on the wire)."""
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One reply. Raises EngineFailure."""
+        """Sample one reply, whole. Raises EngineFailure."""
         ...
 
     def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The same as chunks (`chat.completion.chunk`)."""
+        """Sample one reply, as chunks (`chat.completion.chunk`)."""
         ...
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from ajet.record.bounded_json import read_json
 
 
 class Dimensions(NamedTuple):
-    """As config.json has them."""
+    """A model's dimensions, as config.json has them."""
 
     hidden: int
     layers: int
@@ -60,7 +60,7 @@ class Dimensions(NamedTuple):
         return self.vocabulary * self.hidden
 
     def size(self) -> ModelSize:
-        """What memory follows from, as `weight_shapes.model_size` reads it from the files."""
+        """The numbers that memory follows from, as `weight_shapes.model_size` reads them from the files."""
         norms = self.layers * (2 * self.hidden + 2 * self.width * self.normed) + self.hidden
         parameters = self.multiplied + norms + self.head * (1 if self.tied else 2)
         adapted = self.layers * sum(rows + columns for rows, columns in self.matrices)
@@ -104,7 +104,7 @@ def dimensions(folder: Path) -> Dimensions | None:
 
 
 class Pace(NamedTuple):
-    """What a device keeps up."""
+    """The pace of a device: operations and bytes a second."""
 
     flops: float
     """Operations a second of matrix products."""

@@ -52,7 +52,7 @@ class EndpointEngine:
         return _shared(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One reply. Raises EngineFailure."""
+        """Ask the endpoint for one reply, whole. Raises EngineFailure."""
         body = {**request, "model": self.model, "stream": False}
         body.pop("stream_options", None)
         try:
@@ -70,7 +70,7 @@ class EndpointEngine:
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """One reply in chunks. Raises EngineFailure, also where the server breaks off."""
+        """Ask the endpoint for one reply in chunks. Raises EngineFailure, also where the server breaks off."""
         body = {**request, "model": self.model, "stream": True}
         ended = False
         try:

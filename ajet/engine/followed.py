@@ -32,7 +32,7 @@ class Followed(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights that it samples with; negative: nobody knows yet."""
+        """The version of the weights that it samples with; negative: nobody knows yet."""
         ...
 
     def take(

@@ -49,7 +49,7 @@ class FollowedServer:
 
     @property
     def version(self) -> int:
-        """Of its weights; UNKNOWN before the first look, and after somebody else changed them."""
+        """The version of the server's weights; UNKNOWN before the first look, and after somebody else changed them."""
         return self.engine.version if self._known and not self.engine.surprised else UNKNOWN
 
     def take(

@@ -20,7 +20,7 @@ from ajet.schema.call import Floats, Ids
 
 
 class Reading(NamedTuple):
-    """What the model says at each of R tokens."""
+    """A model's log-probabilities at each of R tokens."""
 
     logprobs: Floats
     """[R] of the tokens, at temperature 1."""
@@ -31,7 +31,7 @@ class Reading(NamedTuple):
 
 
 class FreshModel:
-    """Of a folder in Hugging Face layout, in evaluation mode."""
+    """A model out of a folder in Hugging Face layout, in evaluation mode."""
 
     def __init__(self, folder: Path) -> None:
         """Raises what transformers raises for a folder that it cannot load."""
@@ -48,7 +48,7 @@ class FreshModel:
 
     @property
     def dtype(self) -> str:
-        """Its number format."""
+        """The number format of the weights."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
@@ -71,7 +71,7 @@ class FreshModel:
 
     @torch.no_grad()
     def read(self, prompt: Ids, reply: Ids, adapter: str | None = None) -> Reading:
-        """One pass over [P] and [R], by this one of several adapters."""
+        """One forward pass over a prompt [P] and a reply [R], by this one of several adapters."""
         if self.adapters:
             choose_adapter(self.model, adapter)
         ids = torch.from_numpy(np.concatenate([prompt, reply])).long().to(self.model.device)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
-    """Of the weights that `model.path` names, which are read once for it. Raises UserError."""
+    """A fingerprint of the weights that `model.path` names, which are read once for it. Raises UserError."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of
 
@@ -28,14 +28,14 @@ def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Of how it turns text into ids."""
+    """A fingerprint of how the tokenizer turns text into ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return _digest(text)
 
 
 def template_fingerprint(tokenizer: Any, options: dict[str, Any]) -> str:
-    """Of how it turns messages into text, with the arguments `options`."""
+    """A fingerprint of how the tokenizer turns messages into text, with the arguments `options`."""
     return _digest(json.dumps([tokenizer.chat_template, options], sort_keys=True))
 
 

@@ -48,7 +48,7 @@ def device_kind(device: str) -> str:
 
 
 def float32_is_usual(device: str) -> bool:
-    """Whether `model.dtype: auto` is float32 there."""
+    """Whether `model.dtype: auto` is float32 on this device."""
     import torch
 
     kind = device_kind(device)

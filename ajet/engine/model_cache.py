@@ -87,7 +87,7 @@ class ProgressLines:
         print(f"{what}{share}", file=self._stream, flush=True)
 
     def _draw(self, what: str, done: int, total: int) -> None:
-        """In megabytes; the bar goes when the work is done."""
+        """Draw the bar, in megabytes; it goes when the work is done."""
         if self._bar is None or what != self._what:
             self._what = what
             bars = ShownProgress(self._console)

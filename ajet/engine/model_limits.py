@@ -12,7 +12,7 @@ from ajet.schema.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """None: the file does not say."""
+    """A model's limits of length, each None where no file says it."""
 
     positions: int | None = None
     """Tokens of a sequence, at most."""

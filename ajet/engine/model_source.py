@@ -72,7 +72,7 @@ def at_hand(path: str, *, base: Path | None = None, weights: bool = True) -> Pat
 
 
 def how_it_comes(path: str, *, base: Path | None = None) -> str:
-    """What `locate` and loading would do for a model that is not at hand, in words."""
+    """A sentence on what `locate` and loading would do for a model that is not at hand."""
     if path.startswith("embedded:"):
         from ajet.engine.embedded import how_it_comes as of_package
 
@@ -142,7 +142,7 @@ _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face
 
 
 def is_local(path: str, base: Path | None = None) -> bool:
-    """Whether it can only be a folder or a file of this machine, or is one."""
+    """Whether `path` can only be a folder or a file of this machine, or is one."""
     return not path.startswith("embedded:") and (_looks_local(path) or _place(path, base) is not None)
 
 

@@ -25,7 +25,7 @@ def tokens_of(tokenizer: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """As a trainer announces it."""
+    """The log-probabilities of a fixed prompt by each announced version, by which a server's weights are known."""
 
     ids: tuple[int, ...]
     tolerance: float
@@ -48,13 +48,13 @@ class Probe:
         return next((version for version in sorted(self.said) if self.matches(version, found)), None)
 
     def grown(self, version: int, said: Sequence[float], *, keep: int) -> Probe:
-        """With one version more: of those before, the first one and the newest `keep` stay."""
+        """This probe with one version more: of those before, the first one and the newest `keep` stay."""
         known = {**{one: told for one, told in self.said.items() if one < version}, version: tuple(said)}
         staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
         return replace(self, said={one: known[one] for one in sorted(staying)})
 
     def told(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The probe as JSON values."""
         said = {str(version): [round(value, 5) for value in values] for version, values in self.said.items()}
         return {"ids": list(self.ids), "tolerance": self.tolerance, "said": said}
 
@@ -67,7 +67,7 @@ class Probe:
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None) -> Probe | None:
-        """What `told` said; None: of a trainer of an earlier version."""
+        """The probe that `told` came of; None where a trainer of an earlier version announced none."""
         if told is None:
             return None
         said = {int(version): tuple(values) for version, values in told["said"].items()}

@@ -44,7 +44,7 @@ token says not quite what it said as it drew it; at another temperature tokens d
 
 
 class NotBegun(EngineFailure):
-    """Of a call: somebody else is changing the server's weights, and nothing was asked of it."""
+    """A call that was not made: somebody else is changing the server's weights."""
 
 
 class RemoteEngine:
@@ -193,7 +193,7 @@ class RemoteEngine:
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the server's key, if it has one."""
+        """The headers of a request to the server: its key, if it has one."""
         return self._server.headers
 
     def _salted(self, version: int) -> str:
@@ -225,7 +225,7 @@ class RemoteEngine:
         return answer
 
     async def _with_unit(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
-        """All chunks as one, with the logprobs at temperature 1 of a second request."""
+        """All chunks as one, with the log-probabilities at temperature 1 of a second request."""
         whole = TokenChunk([], [], [], version, held[-1].finish)
         for chunk in held:
             whole.ids += chunk.ids
@@ -253,7 +253,7 @@ class RemoteEngine:
             return task
 
     async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
-        """That the server's name for its weights is the one that was said. Raises `failure`."""
+        """Raise `failure` unless the server's name for its weights is the expected one."""
         if self._expected is None:
             return
         answer = await self._client().get(self._wire.name_route)

@@ -79,7 +79,7 @@ def attending_by(model: Any, name: str) -> Iterator[None]:
 
 
 def attend_by(model: Any, name: str) -> None:
-    """The same for good."""
+    """Set the model's attention to `name` for good."""
     for config in _configs(model):
         config._attn_implementation = name
 

@@ -60,7 +60,7 @@ def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] |
 
 
 def _locked(url: str, status: int, key_name: str, *, given: bool) -> UserError:
-    """Of a server that says nothing to strangers, not even what it is."""
+    """The error for a server that says nothing to strangers, not even what it is."""
     return UserError(
         f"The server {'does not take this key' if given else 'asks for a key'} (status {status}).",
         where=f"ajet.rollout.vllm.base_url: {url}",

@@ -28,7 +28,7 @@ class Crossed(Exception):
 
 
 class ServerWeights(ABC):
-    """Of the server at `base_url`. May be used from any thread."""
+    """The weights of the server at `base_url`. May be used from any thread."""
 
     kind: ClassVar[str]
     """The server's name, for people."""
@@ -61,7 +61,7 @@ class ServerWeights(ABC):
             raise Crossed(f"somebody else gave {self._url} weights ({found}) while it was given {name}")
 
     def rename(self, name: str) -> None:
-        """What they are called from here on. Raises UserError."""
+        """Give the server's weights another name. Raises UserError."""
         self._fine(self._asked("POST", "/update_weight_version", {"new_version": name}))
 
     def _asked(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:

@@ -13,7 +13,7 @@ from ajet.schema.errors import EngineFailure
 
 
 class StreamedReply:
-    """Of one stream."""
+    """The chunks of one streamed reply."""
 
     def __init__(self, request: TokenRequest, version: int) -> None:
         self._greedy = request.sampling.temperature == 0.0

@@ -50,7 +50,7 @@ class Outbox:
         self._by_loop.setdefault(stream.loop, []).append((stream, item))
 
     def send(self) -> None:
-        """One wake-up for each loop concerned. A loop that has ended has nobody left to tell."""
+        """Wake each loop concerned once. A loop that has ended has nobody left to tell."""
         boxes, self._by_loop = self._by_loop, {}
         for loop, items in boxes.items():
             try:

@@ -116,7 +116,7 @@ class TeacherEndpoint:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
-        """What it says of each id but the first."""
+        """The teacher's answer for each id but the first. Raises TeacherFailure."""
         status = response.status_code
         if status >= 400:
             said = response.text.replace(self._key, "[redacted]") if self._key else response.text

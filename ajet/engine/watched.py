@@ -32,7 +32,7 @@ class UnderWay:
 
 
 class Watch:
-    """What was seen of an engine's replies since the first."""
+    """An engine's replies under way, and its tokens since the first."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -50,13 +50,13 @@ class Watch:
         return reply
 
     def add(self, reply: UnderWay, ids: list[int]) -> None:
-        """It grew."""
+        """Count `ids` as the next tokens of a reply."""
         reply.tokens += len(ids)
         reply.newest = [*reply.newest, *ids][-TAIL:]
         self.sampled_tokens += len(ids)
 
     def end(self, reply: UnderWay) -> None:
-        """It is complete, or given up."""
+        """Forget a reply that is complete, or given up."""
         self.under_way.remove(reply)
 
     def newest_words(self) -> tuple[UnderWay, str] | None:

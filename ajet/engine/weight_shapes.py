@@ -18,7 +18,7 @@ _LONGEST_HEAD = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a model's memory follows from."""
+    """The numbers of a model that its memory follows from."""
 
     parameters: int
     adapted: int
@@ -33,7 +33,7 @@ class ModelSize:
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """Of a model in Hugging Face layout; None where its files do not say it."""
+    """The size of a model in Hugging Face layout; None where its files do not say it."""
     try:
         told = read_json(folder / "config.json")
         told = told.get("text_config") or told
@@ -71,7 +71,7 @@ def embedding_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Of a model in many files only those that hold what is looked for."""
+    """The model's weight files; of many, only those that hold embeddings or heads."""
     try:
         listed = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -80,7 +80,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """What a safetensors file begins with: 8 bytes of length, then JSON."""
+    """The header of a safetensors file: 8 bytes of length, then JSON."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))

@@ -29,7 +29,7 @@ class Reply(Protocol):
 
 
 class Wire(Protocol):
-    """How one kind of server is asked. It holds nothing of one server."""
+    """The routes and bodies by which one kind of server is asked. It holds nothing of one server."""
 
     @property
     def kind(self) -> str:
@@ -38,12 +38,12 @@ class Wire(Protocol):
 
     @property
     def expected(self) -> str:
-        """What an error says that should stand at the URL."""
+        """The kind of server that should be at the URL, for errors."""
         ...
 
     @property
     def says_sampled_by(self) -> str:
-        """How it is started so that it says the logprob that was sampled from."""
+        """The way to start such a server so that it says the logprob that was sampled from."""
         ...
 
     @property
@@ -53,12 +53,12 @@ class Wire(Protocol):
 
     @property
     def route(self) -> str:
-        """Where tokens are asked for."""
+        """The route where tokens are asked for."""
         ...
 
     @property
     def name_route(self) -> str:
-        """Where the name of its weights stands, as `weight_version`."""
+        """The route where the name of its weights stands, as `weight_version`."""
         ...
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
@@ -71,7 +71,7 @@ class Wire(Protocol):
         ...
 
     def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """That of a request for the logprobs of `ids[first:]` at temperature 1."""
+        """The body of a request for the logprobs of `ids[first:]` at temperature 1."""
         ...
 
     def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
@@ -88,7 +88,7 @@ class Wire(Protocol):
         ...
 
     def weights(self, base_url: str, headers: dict[str, str]) -> ServerWeights:
-        """Those of the server there."""
+        """The weights of the server at `base_url`."""
         ...
 
 
@@ -112,5 +112,5 @@ def alike(sampling: Sampling) -> bool:
 
 
 def cuts(sampling: Sampling) -> bool:
-    """Whether some tokens cannot be drawn at all."""
+    """Whether the sampling leaves some tokens out altogether."""
     return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)

@@ -15,12 +15,12 @@ from ajet.algorithm.row import Row
 
 
 class ClipCov(PolicyLoss):
-    """That of `clipped`, 0 for the chosen ones."""
+    """The clipped loss, 0 for tokens chosen by their covariance."""
 
     over_batch = True
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
-        """By chance, of those between the bounds."""
+        """Choose tokens at random among those whose covariance lies between the bounds."""
         cov = self.settings.covariance
         return some_between(covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
 

@@ -58,7 +58,7 @@ class PolicyLoss:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """It travels as its name, as an algorithm does."""
+        """Pickle the loss as its name, as an algorithm is."""
         return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:

@@ -35,7 +35,7 @@ class Dpo:
     label_smoothing: float = 0.0
 
     def __call__(self, chosen_P: Row, rejected_P: Row) -> Pairs:
-        """Of both replies the sums of log p - log ref, nats."""
+        """The loss of P pairs, from each reply's sum of log p - log ref in nats."""
         margin = self.beta * (chosen_P - rejected_P)
         wrong = self.label_smoothing
         loss = (1 - wrong) * np.logaddexp(0.0, -margin) + wrong * np.logaddexp(0.0, margin)

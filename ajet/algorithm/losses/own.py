@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OwnLoss(PolicyLoss):
-    """That of those which come with ajet is the clipped ratio."""
+    """The loss of a user's algorithm that defines one; the algorithms of ajet use the clipped ratio."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         super().__init__(algorithm.settings)

@@ -37,7 +37,7 @@ def kept_folder(name: str) -> Path | None:
 
 
 def how_it_comes(name: str) -> str:
-    """What `embedded_folder` would do to get a model that is not there yet, in words."""
+    """A sentence on what `embedded_folder` would do to get a model that is not there yet."""
     model = _WHEELS.get(name)
     if model is None:
         return f"there is no embedded model {name!r}"

@@ -39,7 +39,7 @@ class Wheel(ABC):
     """What a person can do who cannot have it."""
 
     def entry(self, name: str) -> str:
-        """Its name in the cache."""
+        """The name in the cache of the wheel's model `name`."""
         return f"models/{name}-{self.sha256[:12]}"
 
     def folder(self, name: str, progress: Progress) -> Path:

@@ -108,7 +108,7 @@ def rows_attention(
 
 
 class _How:
-    """What a layer asks of attention."""
+    """A layer's own terms of attention: scale, window, soft cap, sinks."""
 
     __slots__ = ("scale", "sinks", "softcap", "window")
 
@@ -117,7 +117,7 @@ class _How:
 
     @property
     def plain(self) -> bool:
-        """Whether torch's fused attention computes it."""
+        """Whether torch's fused attention can compute it."""
         return self.softcap is None and self.sinks is None
 
 
@@ -149,7 +149,7 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
 
 
 def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
-    """The same for g rows of several tokens: [g * length, H, d]."""
+    """Attention of g rows of several tokens: [g * length, H, d]."""
     a, g, length, start = block.begin, block.rows, block.length, block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]

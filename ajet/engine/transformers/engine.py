@@ -240,7 +240,7 @@ class TransformersEngine:
             return out.logits[0] if keep else out.logits[0, wanted]
 
     def _adapting(self, step: Any) -> AbstractContextManager[None]:
-        """Within it the tokens of `step` pass through the adapters of their calls."""
+        """A block in which the tokens of `step` pass through the adapters of their calls."""
         if self._mixed is None or isinstance(step, Probe):
             return nullcontext()
         return self._mixed.computing(parts_of(step.owners, self._device))

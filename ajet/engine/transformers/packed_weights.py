@@ -40,7 +40,7 @@ class PackedWeights:
 
     @property
     def bytes(self) -> int:
-        """What all of them take, packed."""
+        """The bytes that all packed weights take."""
         return sum(each.weight.nbytes for each in self._layers)
 
     def forget(self) -> None:
@@ -68,7 +68,7 @@ class PackedWeights:
         return product
 
     def _room(self) -> bool:
-        """Whether there is memory for all, asked once a version."""
+        """Whether there is memory for all packed weights, asked once a version."""
         if not self._packed and not self._refused and main_memory()[1] < SPARE * self.bytes:
             logger.info("There is no memory to lay the weights out for sampling ({:,.0f} MB)", self.bytes / 1e6)
             self._refused = True
@@ -103,7 +103,7 @@ def _multiply(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
-    """What decides about its product's bits."""
+    """The properties of a layer that decide about its product's bits."""
     return layer.out_features, layer.in_features, layer.bias is not None
 
 

@@ -20,7 +20,7 @@ from ajet.engine.transformers.pool import Pool, Row
 
 @dataclass(slots=True, eq=False)
 class NextTokens:
-    """One token for each of n rows of a pool: tokens begin..begin+n of the step."""
+    """One further token for each of n rows of a pool: tokens begin..begin+n of the step."""
 
     pool: Pool
     begin: int

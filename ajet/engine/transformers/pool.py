@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence. `call` is who it generates for; None: it keeps a prefix."""
+    """One sequence in the pool. `call`: who it generates for; None: it keeps a prefix."""
 
     pool: Pool
     slot: int

@@ -41,7 +41,7 @@ class Sampler:
         self._memory: dict[str, Tensor] = {}
 
     def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> Drawn:
-        """One token a row. `logits_BV` may be of any float type; it is not changed."""
+        """Draw one token a row. `logits_BV` may be of any float type; it is not changed."""
         ids_B, logprobs_2B, unit_BV = self.draw_tensors(logits_BV, settings, uniforms_B)
         both = logprobs_2B.tolist()
         top = _alternatives(unit_BV, [s.top_logprobs for s in settings])

@@ -366,4 +366,4 @@ class _Counter(StatLoggerBase):
             self._counts["running"] = scheduler_stats.num_running_reqs
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """vLLM calls this once; there is nothing to count."""

@@ -94,7 +94,7 @@ class Launch:
         return {"enable_lora": True, "max_loras": len(self.adapters), "max_lora_rank": largest}
 
     def lora_request(self, adapter: str | None) -> Any:
-        """How vLLM is told of an adapter; None: of none."""
+        """The request by which vLLM uses an adapter; None: none."""
         if adapter is None:
             return None
         from vllm.lora.request import LoRARequest
@@ -129,7 +129,7 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 @contextmanager
 def environment(threads: int) -> Iterator[None]:
-    """Within it vLLM is imported and its processes are started."""
+    """The environment variables under which vLLM is imported and its processes are started."""
     before = dict(os.environ)
     chosen = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -56,7 +56,7 @@ class VersionedSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        """One token a row of `logits` [B, V], with the columns above."""
+        """Draw one token a row of `logits` [B, V], with the columns above."""
         unmasked, self.unmasked = self.unmasked, None
         settings, uniforms_B = self._rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)

@@ -25,7 +25,7 @@ def folder() -> Path:
 
 
 def opened() -> None:
-    """One more engine."""
+    """Count one more engine."""
     global _open
     with _lock:
         _open += 1
@@ -33,7 +33,7 @@ def opened() -> None:
 
 
 def closed() -> None:
-    """One engine less, and its processes gone."""
+    """Count one engine less, whose processes are gone."""
     global _open
     with _lock:
         _open -= 1

@@ -51,7 +51,7 @@ class LiveWeights:
             return sorted(self.model_runner.model.load_weights(iter(tensors)) or ())
 
     def ajet_commit(self, version: int) -> None:
-        """All tensors of `version` are in."""
+        """Name the weights `version`: all its tensors are in."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.model_runner.sampler.version = version
