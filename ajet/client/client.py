@@ -137,7 +137,7 @@ class Client:
 
 
 class _Playing:
-    """What the threads of one `play` share."""
+    """The state that the threads of one `play` share."""
 
     def __init__(
         self,

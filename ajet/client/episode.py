@@ -16,7 +16,7 @@ Boundary = Literal["agent", "tool", "environment", "sandbox"]
 
 @dataclass(slots=True)
 class Episode:
-    """Where its agent finds the model, and how it is ended."""
+    """An episode being played: the model's address for its agent, and the ways to end it."""
 
     name: str
     task: Mapping[str, Any]
@@ -74,11 +74,11 @@ class Episode:
         return self._end("POST", "/finish", {"error": said, "boundary": boundary})
 
     def give_up(self) -> dict[str, Any]:
-        """It is no attempt that counts for anything: recorded as aborted. Raises as `finish`."""
+        """End the episode as no attempt that counts: it is recorded as aborted. Raises as `finish`."""
         return self._end("DELETE", "", None)
 
     def state(self) -> dict[str, Any]:
-        """What the server knows of it. Raises as `finish`."""
+        """The server's state of the episode. Raises as `finish`."""
         return self._asking.ask("GET", f"/episodes/{self.name}")
 
     def _end(self, method: str, path: str, told: Mapping[str, Any] | None) -> dict[str, Any]:

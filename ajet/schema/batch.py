@@ -17,7 +17,7 @@ from ajet.schema.timeline import Timeline
 
 @dataclass(slots=True)
 class Sample:
-    """One timeline to train on."""
+    """One timeline to train on, with its advantages."""
 
     timeline: Timeline
     episode: str
@@ -57,7 +57,7 @@ class TrainingBatch:
 
     @property
     def trained_by_episode(self) -> Counter[str]:
-        """The same of each episode, by its uuid."""
+        """The number of sampled tokens that are trained on, by the episode's uuid."""
         trained = Counter[str]()
         for sample in self.samples:
             trained[sample.episode] += sample.timeline.sampled

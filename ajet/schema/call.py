@@ -52,7 +52,7 @@ class PolicySpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Of a prompt that a client sent as text: what had to be encoded."""
+    """The part of a prompt sent as text that had to be encoded."""
 
     text: str
     after: int

@@ -34,7 +34,7 @@ def program() -> str:
 
 
 def python() -> str:
-    """How this interpreter is called."""
+    """The word by which this interpreter is called."""
     found = shutil.which("python")
     if found is not None and Path(found) == Path(sys.executable):
         return "python"
@@ -56,7 +56,7 @@ def installs_extra(extra: str) -> str:
 
 
 def installs_here() -> str:
-    """What installs ajet itself, with what it requires, anew."""
+    """The command that installs ajet itself anew, with what it requires."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_installer()} -e "{_shown(HOME)}"'
     return f'{_installer()} --force-reinstall "{_origin() or "ajet"}"'
@@ -69,7 +69,7 @@ def run_named(folder: Path, name: str) -> str:
 
 
 def lists_runs(root: Path) -> str:
-    """What lists the runs of `root`."""
+    """The command that lists the runs of `root`."""
     usual = Path("launcher_record").resolve() == root.resolve()
     return command("runs") if usual else command("runs", "--exp-dir", _shown(root))
 
@@ -87,7 +87,7 @@ def _installer() -> str:
 
 
 def _origin() -> str | None:
-    """Where the installed ajet came from, unless it was an index."""
+    """The place that the installed ajet came from, unless it was an index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -99,7 +99,7 @@ def _origin() -> str | None:
 
 
 def _shown(path: Path) -> str:
-    """From the working directory on where it lies below it."""
+    """The path, from the working directory on where it lies below it."""
     whole = os.path.abspath(path)  # not resolved: an environment is known by its own link to Python
     try:
         return str(Path(whole).relative_to(Path.cwd()))

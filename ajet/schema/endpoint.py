@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send requests."""
+    """A model's address: base URL, model name, key, and the variables that tell a client of them."""
 
     base_url: str
     """Ends in /v1."""
@@ -29,7 +29,7 @@ class Endpoint:
 
     @property
     def for_anthropic(self) -> Endpoint:
-        """The same with the base URL that Anthropic's clients are given: without /v1."""
+        """This endpoint with the base URL that Anthropic's clients are given: without /v1."""
         return replace(self, base_url=self.base_url.removesuffix("/v1"))
 
     @property

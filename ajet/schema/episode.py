@@ -46,7 +46,7 @@ UntrainedReason = Literal[
 
 @dataclass(slots=True)
 class Failure:
-    """Where and how an episode ended early."""
+    """The place and the manner in which an episode ended early."""
 
     boundary: Boundary
     kind: str
@@ -64,7 +64,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Verdict:
-    """What a judge decided. `reward` None means *no score*: recorded, never trained on."""
+    """A judge's decision. `reward` None means *no score*: recorded, never trained on."""
 
     reward: float | None
     success: bool | None = None
@@ -85,7 +85,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step did with an episode."""
+    """The use that a training step made of an episode."""
 
     step: int | None = None
     """The training step whose update it was part of; None: of none."""
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def advantages_of(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """By uuid, of those of which something was trained."""
+    """The advantage of each episode of which something was trained, by uuid."""
     return {uuid: each.advantage for uuid, each in outcomes.items() if each.advantage is not None}
 
 
@@ -204,7 +204,7 @@ class Episode:
         return self.sampled_tokens - self.untrained.total()
 
     def untrained_with(self, outcome: Outcome) -> Counter[str]:
-        """All its sampled tokens that were not trained, by reason."""
+        """The number of sampled tokens that were not trained, by reason."""
         return +(self.untrained + Counter(outcome.untrained))
 
 
@@ -224,5 +224,5 @@ class Group:
 
 
 def episodes_of(groups: Iterable[Group]) -> list[Episode]:
-    """All of them, group by group."""
+    """The episodes of all groups, group by group."""
     return [episode for group in groups for episode in group.episodes]

@@ -111,7 +111,7 @@ class EnvironmentFailure(BoundaryError):
 
 
 class SandboxFailure(BoundaryError):
-    """What untrusted code runs in could not be made, or was lost."""
+    """A sandbox could not be made, or was lost."""
 
     boundary, retryable = "sandbox", True
 

@@ -74,7 +74,7 @@ _SELDOM = "_-/JI"
 
 
 def _by_seldom() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """By a seldom character: what stands before it in marks, and these."""
+    """Shapes of secrets by a seldom character in them: what stands before it in marks, and the shapes."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
         char = next(char for char in _SELDOM if char in mark)

@@ -42,7 +42,7 @@ class Task(BaseModel):
 
 
 class WorkflowTask(BaseModel):
-    """One attempt's view of a task: what `Workflow.execute` receives."""
+    """One attempt at a task, as `Workflow.execute` receives it."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -46,5 +46,5 @@ class Timeline:
 
     @property
     def sampled(self) -> int:
-        """How many tokens have mask 1."""
+        """The number of tokens with mask 1."""
         return int(self.mask.sum())

@@ -26,7 +26,7 @@ OUTSIDE: frozenset[ToolError] = frozenset({"timeout", "transport", "environment"
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One use."""
+    """One use of a tool: what was called, with what, and what came of it."""
 
     name: str
     """As the model was told it."""

@@ -132,7 +132,7 @@ def open_reading(address: Address) -> Reading:
 
 
 def is_shared(store: Store) -> TypeGuard[SharedStore]:
-    """Whether it promises what a store of several processes does."""
+    """Whether the store promises what a store of several processes does."""
     return hasattr(store, "announce")
 
 

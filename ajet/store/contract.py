@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def lease_kept(self) -> list[Lease]:
-        """All that are nobody's and not closed, and of which something was put."""
+        """Lease all positions that nobody holds, that are not closed, and of which something was put."""
         ...
 
     def put(self, lease: Lease, *kept: Kept) -> None:
@@ -67,11 +67,11 @@ class Store(Protocol):
         ...
 
     def close(self, lease: Lease) -> None:
-        """Its group is whole. Raises LeaseLost."""
+        """Mark the leased position's group as whole. Raises LeaseLost."""
         ...
 
     def closed(self) -> list[Lease]:
-        """Those that are not over, in order."""
+        """The positions that are closed and not over, in order."""
         ...
 
     def begun(self) -> list[int]:
@@ -85,7 +85,7 @@ class Store(Protocol):
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """The same for what no update is over, or for what was used and is to be used no more."""
+        """End positions that no update is over, or that were used and are to be used no more. Raises as `use`."""
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:

@@ -28,7 +28,7 @@ def letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
 
 
 def member(role: str, name: str, age: float, leases: int) -> Finding:
-    """One process."""
+    """The finding about one process that takes part."""
     holds = f"{leases} lease{'s' * (leases != 1)}"
     silent = "silent: what it played goes to others when its leases end" if age > SILENT else ""
     return Finding(f"{role} {name}", "warning" if silent else "ok", f"heard {age:.0f} s ago, {holds}", silent)
@@ -40,7 +40,7 @@ def announced(said: Mapping[str, Any], age: float) -> Finding:
 
 
 def version(found: int, known: int) -> Finding:
-    """Of the store's schema."""
+    """The finding about the version of the store's schema."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")
     if found > known:

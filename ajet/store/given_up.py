@@ -26,13 +26,13 @@ class NamesTasks(Protocol):
 
 
 def dead_of(store: Store) -> list[Dead]:
-    """In order."""
+    """The store's dead letters, in order; empty for a store that has none."""
     asked = getattr(store, "dead", None)
     return list(asked()) if asked is not None else []
 
 
 class GivenUp:
-    """Those of one store; not thread-safe."""
+    """The positions of one store that were given up; not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class GivenUp:
 
     @property
     def count(self) -> int:
-        """How many there are, as of the last `newly`."""
+        """The number of positions given up, as of the last `newly`."""
         return len(self._said)
 
     def newly(self, tasks: NamesTasks | None) -> dict[int, list[str]]:

@@ -14,7 +14,7 @@ from ajet.store.opening import ELSEWHERE, Address, credentials
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """By killed puts."""
+    """The leftovers of killed puts."""
 
     count: int = 0
     """Episodes, or parts of one."""
@@ -25,7 +25,7 @@ class Left:
 
 
 def left_in_store(folder: Path, *, remove: bool = False) -> Left:
-    """Of the run that is recorded in `folder`; `remove`: and it goes."""
+    """Find the leftovers in the store of the run that is recorded in `folder`; `remove`: remove them, too."""
     named = folder / ELSEWHERE
     address = named.read_text().strip() if named.exists() else ""
     if not address.startswith("mongodb"):

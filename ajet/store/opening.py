@@ -30,7 +30,7 @@ _EXPECTED = "sqlite:PATH, or mongodb://HOST:PORT/DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a store is."""
+    """The place of a store: a file of SQLite, or a database of MongoDB."""
 
     path: Path | None = None
     """Of a file of SQLite."""
@@ -87,7 +87,7 @@ def recorded_settings(folder: Path) -> str:
 
 
 def database_name(run: str) -> str:
-    """That of a run: MongoDB allows no blanks, dots and slashes in one, and 63 bytes."""
+    """The name of a run's database: MongoDB allows no blanks, dots and slashes in one, and 63 bytes."""
     return re.sub(r"[^\w-]+", "_", run, flags=re.ASCII)[:60]
 
 

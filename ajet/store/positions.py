@@ -13,7 +13,7 @@ from ajet.store.contract import Lease, LeaseLost
 
 
 class Positions:
-    """As `state` tells; from the beginning without one."""
+    """The positions of the order: next, leased, waiting. Begins as `state` tells; without one, at the beginning."""
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
@@ -31,7 +31,7 @@ class Positions:
         return [self._lease(order) for order in (*again, *fresh)]
 
     def bring(self) -> Lease:
-        """One outside of the order."""
+        """Lease a position outside of the order."""
         self._brought += 1
         return self._lease(-self._brought)
 
@@ -48,7 +48,7 @@ class Positions:
         return order in self._waiting
 
     def waits(self, order: int) -> bool:
-        """Whether it was begun and is nobody's."""
+        """Whether the position was begun and nobody holds it."""
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
@@ -79,11 +79,11 @@ class Positions:
         self._waiting.add(lease.order)
 
     def begun(self) -> list[int]:
-        """Those of the order that are leased, or wait."""
+        """The positions of the order that are leased, or wait."""
         return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
 
     def state(self) -> dict[str, Any]:
-        """As JSON values: what is leased counts as begun, and nobody's."""
+        """The positions as JSON values: what is leased counts as begun, and nobody's."""
         return {"next": self._next, "unfinished": self.begun(), "brought": self._brought}
 
     def _lease(self, order: int) -> Lease:

@@ -35,7 +35,7 @@ class Stored:
 
 
 class Reading(Protocol):
-    """Of one store; every method raises UserError where it cannot be read."""
+    """Reads one store without changing it; every method raises UserError where it cannot be read."""
 
     run: str
     """The identity of the run whose ledger it is; "": nobody trained yet."""
@@ -47,7 +47,7 @@ class Reading(Protocol):
         ...
 
     def begun(self) -> int:
-        """How many positions of the order somebody had once."""
+        """The number of positions of the order that somebody had once."""
         ...
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
@@ -56,7 +56,7 @@ class Reading(Protocol):
         ...
 
     def position(self, order: int) -> Stored | None:
-        """None: it was let go of meanwhile."""
+        """A position with its episodes; None: it was let go of meanwhile."""
         ...
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Reading(Protocol):
 
 
 def no_store(where: str) -> UserError:
-    """Of an address at which there is none."""
+    """The error for an address at which there is no store."""
     return UserError(
         "There is no store of ajet's.",
         where=where,
@@ -74,7 +74,7 @@ def no_store(where: str) -> UserError:
 
 
 def of_earlier_version(where: str, found: int, known: int) -> UserError:
-    """Of one that is only read, and so not brought up."""
+    """The error for a store of an earlier version that is only read, and so not brought up."""
     return UserError(
         f"The store is of version {found}, made by an earlier ajet.",
         where=where,
@@ -84,7 +84,7 @@ def of_earlier_version(where: str, found: int, known: int) -> UserError:
 
 
 def stored(order: int, state: State, ends: list[Kept | Altered], steps: Collection[int], left: str) -> Stored:
-    """Of what was read of a position."""
+    """A position, of what was read of it."""
     kept = tuple(each for each in ends if isinstance(each, Kept))
     altered = tuple(str(each.args[0]) for each in ends if isinstance(each, Altered))
     return Stored(order, state, kept, altered, tuple(steps), "" if steps else left)

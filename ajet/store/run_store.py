@@ -173,7 +173,7 @@ class RunStore:
                 del self._used[name]
 
     def _read(self, files: EpisodeFiles) -> None:
-        """What earlier processes put and the checkpoint does not know as used."""
+        """Read what earlier processes put and the checkpoint does not know as used."""
         for number in files.steps():
             self._last = max(self._last, number)
             lines = list(read_lines(files.path(number)))

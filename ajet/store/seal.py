@@ -27,15 +27,15 @@ _UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, Over
 
 
 class Altered(Exception):
-    """What is kept of a position is not what was put."""
+    """A position's episodes are not what was put."""
 
 
 class OtherKey(Altered):
-    """It may be: it is sealed with a key that is not the one here."""
+    """A record cannot be checked: it is sealed with a key that is not the one here."""
 
 
 def of_another_key(order: int, other: OtherKey) -> UserError:
-    """What who revives a position gets, so that what was put is not removed for a wrong key."""
+    """The error for who revives a position with a wrong key, so that what was put is not removed for it."""
     return UserError(
         f"Position {order} stays with the dead letters: {other.args[0]}.",
         where=KEY,
@@ -46,7 +46,7 @@ def of_another_key(order: int, other: OtherKey) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What a seal is over."""
+    """The values that a seal is over."""
 
     order: int | None
     uuid: str
@@ -57,13 +57,13 @@ class Sealed:
     arrays: bytes
 
     def body(self) -> bytes:
-        """All of it; no two are spelled alike."""
+        """The bytes that a seal is over; no two values are spelled alike."""
         head = [self.order, self.uuid, self.alone, self.ended_by, len(self.line)]
         return b"\n".join((json.dumps(head).encode(), self.line, self.arrays))
 
 
 class Seals:
-    """Of one process."""
+    """Makes and checks the seals of one process."""
 
     def __init__(self, *, looks: bool = False) -> None:
         """With the key that the environment holds. `looks`: of a process that takes nothing; a seal that was made with
@@ -93,7 +93,7 @@ class Seals:
             raise Altered("it is not what was put: its seal does not fit")
 
     def lacking(self) -> None:
-        """Of an episode that has no seal."""
+        """Say, once, that an episode has no seal."""
         if self._key:
             self._say_once("episodes in the store have no seal: an earlier ajet put them, or somebody took it away")
 

@@ -32,7 +32,7 @@ class Fenced(RunFailed):
 
 
 def fenced(where: str, own: int, latest: int) -> Fenced:
-    """Of a process that is trainer number `own` (0: none)."""
+    """The error for a process that is trainer number `own` (0: none) and not the latest."""
     if not own:
         return Fenced("This process does not train on the store: it opened it to play.", where=where)
     return Fenced(
@@ -44,7 +44,7 @@ def fenced(where: str, own: int, latest: int) -> Fenced:
 
 
 def of_another_run(where: str) -> UserError:
-    """What a trainer gets that opens the store of a run that is not its own."""
+    """The error for a trainer that opens the store of another run."""
     return UserError(
         "The store is the ledger of another run.",
         where=where,
@@ -54,7 +54,7 @@ def of_another_run(where: str) -> UserError:
 
 
 def of_another_store(where: str) -> UserError:
-    """What a trainer gets whose checkpoint the store never heard of."""
+    """The error for a trainer whose checkpoint the store never heard of."""
     return UserError(
         "The checkpoint that this run goes on from was made with another store.",
         where=where,
@@ -147,7 +147,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """How many positions are where. `over` are those that are still kept."""
+    """The number of positions in each state. `over` are those that are still kept."""
 
     waiting: int = 0
     leased: int = 0
@@ -175,7 +175,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """As `Store` says; the first `count`, without those that the caller has already."""
+        """The first `count` positions that are closed and not over, without `but`, in order."""
         ...
 
     def use(
@@ -194,7 +194,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def dead(self) -> list[Dead]:
-        """In order."""
+        """The dead letters, in order."""
         ...
 
     def revive(self, order: int) -> None:
@@ -207,7 +207,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def announced(self) -> Announced | None:
-        """None: nothing yet."""
+        """The policy that was announced last; None: nothing yet."""
         ...
 
     def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
@@ -216,7 +216,7 @@ class SharedStore(Store, Protocol):
         ...
 
     def leave(self) -> None:
-        """It is not any more."""
+        """Take this process out of those that take part."""
         ...
 
     def members(self) -> list[Member]:

@@ -21,14 +21,14 @@ Row = tuple[Any, ...]
 
 
 class SqliteEpisodes:
-    """Of the file `path`."""
+    """The episodes in the file `path`."""
 
     def __init__(self, path: Path, redact: Redactor, *, looks: bool = False) -> None:
         """`looks`: see `Seals`."""
         self._path, self._redact, self._seals = path, redact, Seals(looks=looks)
 
     def rows(self, lease: Lease, kept: Iterable[Kept]) -> list[Row]:
-        """As they are put, with their seals. No transaction is needed: this is what takes time."""
+        """The rows to put, with their seals. Needs no transaction: this is what takes time."""
         rows = []
         for one in kept:
             row, arrays = encode(one.episode)
@@ -38,11 +38,11 @@ class SqliteEpisodes:
 
     @staticmethod
     def put(base: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Those that are new."""
+        """Insert the rows that are new."""
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def of(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
-        """What was put of a position, in that order. Raises Altered."""
+        """The episodes of a position, as they were put. Raises Altered."""
         kept = []
         for found in self.each(base, order):
             if isinstance(found, Altered):
@@ -51,7 +51,7 @@ class SqliteEpisodes:
         return tuple(kept)
 
     def each(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | Altered]:
-        """The same, and in the place of one that was changed, how."""
+        """The episodes of a position; in place of one that was changed, how it was."""
         asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
         for *about, seal in base.execute(asked, (order,)).fetchall():
             try:

@@ -24,7 +24,7 @@ class SqlitePositions:
         self._seconds, self._most = seconds, most
 
     def to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
-        """Those that wait, then those that nobody ever had."""
+        """Up to `count` free positions: those that wait, then those that nobody ever had."""
         asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
         orders = [int(row[0]) for row in base.execute(asked, (count,))]
         fresh = count - len(orders)
@@ -54,7 +54,7 @@ class SqlitePositions:
         return fence
 
     def prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
-        """As from now. Raises LeaseLost."""
+        """Prolong a lease as from now. Raises LeaseLost."""
         change(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
@@ -75,7 +75,7 @@ class SqlitePositions:
         return None if found is None else max(0.0, time.time() - float(found))
 
     def failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
-        """One attempt more has. `dead`: and there is no other."""
+        """Count one more failed attempt at a position. `dead`: there is to be no other."""
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*json.loads(found), reason]
         state = "waiting" if len(reasons) < self._most and not dead else "dead"

@@ -24,7 +24,7 @@ from ajet.store.sqlite_tables import VERSION, of_later_version, version
 
 @dataclass(slots=True)
 class _Uses:
-    """That hold, of a position."""
+    """The uses of a position that hold."""
 
     steps: list[int] = field(default_factory=list)
     left: str = ""

@@ -85,7 +85,7 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def of_later_version(path: Path, found: int) -> UserError:
-    """Of a file that this ajet cannot work on, or not any more."""
+    """The error for a file that a later ajet made."""
     return UserError(
         f"The store {path} is of version {found}, made by a later ajet.",
         expected=f"version {VERSION} or before",
@@ -122,6 +122,6 @@ def _migrate(base: sqlite3.Connection, path: Path) -> None:
 
 
 def version(base: sqlite3.Connection) -> int:
-    """Of the file as it is now."""
+    """The version of the file as it is now."""
     (found,) = base.execute("PRAGMA user_version").fetchone()
     return int(found)

@@ -18,7 +18,7 @@ from ajet.store.opening import Address, credentials
 
 
 def survey(text: str, *, base: Path | None = None, run: str = "") -> list[Finding]:
-    """Of the store at an address. Raises UserError for what is no address."""
+    """The findings about the store at an address. Raises UserError for what is no address."""
     address = Address.of(text, base=base, run=run)
     if address.path is not None:
         return _sqlite(address.path)

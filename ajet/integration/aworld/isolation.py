@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 class Kept:
-    """Of one episode."""
+    """The AWorld objects of one episode."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
@@ -54,7 +54,7 @@ class _Memory:
 
 
 class _Table(MutableMapping[str, Any]):
-    """One of the agents' tables: AWorld's own, and the episode's before it."""
+    """A table of agents in which the episode's own stand before AWorld's."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
         self._name, self._outside = name, outside
@@ -110,7 +110,7 @@ def episode(session: str) -> Iterator[None]:
 
 
 def _poll(self: Any, timeout: float | None = None) -> None:
-    """In place of AWorld's: none where the end is known, and none that outlives its episode."""
+    """Replaces AWorld's: no polling where the end is known, and none that outlives its episode."""
     if self.future.done():
         return
     known, kept = self._task, _kept.get()

@@ -30,7 +30,7 @@ _NAMES = ("trace", "debug", "info", "success", "warning", "error", "critical", *
 
 
 def watch() -> None:
-    """From now on. Idempotent."""
+    """Keep imports of AWorld quiet from now on. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -117,7 +117,7 @@ for _name in _NAMES:
 
 
 def _imported(package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any) -> ModuleType:
-    """In place of AWorld's function, which installs what is missing. Raises ImportError."""
+    """Replaces AWorld's function, which installs what is missing. Raises ImportError."""
     try:
         return importlib.import_module(package_name)
     except ImportError as problem:

@@ -123,7 +123,7 @@ _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", defa
 
 @contextmanager
 def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
-    """Within the block, addresses are this episode's own; they are ended with it at the latest."""
+    """Within the block, tool addresses are this episode's own; they are ended with it at the latest."""
     tools = EpisodeTools()
     tuner.resources.callback(tools.end)
     token = _episode.set(tools)
@@ -175,7 +175,7 @@ def _unreached(address: str, problem: OSError) -> EnvironmentFailure:
 
 
 def _episodes_at(address: str, sent: Mapping[str, str]) -> str | None:
-    """Where the server gives episodes; None where it has none. Raises OSError."""
+    """The route at which the server gives episodes; None where it has none. Raises OSError."""
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
     _, answer = _exchange("POST", address, headers, request(1, "server/discover", {}, stateless=True))
     meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}

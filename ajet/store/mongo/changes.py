@@ -69,7 +69,7 @@ def of_earlier_trainers(latest: int) -> Document:
 
 
 def failed(reason: str, most: int) -> Update:
-    """One attempt more has failed."""
+    """The update of a position of which one more attempt has failed."""
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
     told = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
     return [{"$set": {"reasons": told}}, {"$set": {"status": state}}]
@@ -88,7 +88,7 @@ def naming(order: int, record: str) -> Document:
 
 
 def expired(most: int) -> Update:
-    """The same of one that fell silent."""
+    """The update of a position whose holder fell silent: a failed attempt, too."""
     return failed(EXPIRED, most)
 
 
@@ -131,10 +131,10 @@ def unused(of: str, step: int) -> Update:
 
 
 def reopened() -> Update:
-    """Its use does not hold."""
+    """The update of a position whose use does not hold."""
     return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
 
 
 def last_use(names: Iterable[str]) -> Document:
-    """What a use is that ends its position and that one of these commits has."""
+    """The query for a use by one of these commits that ended its position."""
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

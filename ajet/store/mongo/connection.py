@@ -73,7 +73,7 @@ class Connection:
         return self._asked(operation, self._durable)
 
     def ask_quickly(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """The same for writes that are durable with the next durable one."""
+        """Ask for a write that becomes durable with the next durable one."""
         return self._asked(operation, self._quick)
 
     def tell(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
@@ -93,7 +93,7 @@ class Connection:
         return self.ask(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
 
     def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> int:
-        """All that are so, and how many that were; less where an answer was lost."""
+        """Change all documents that match; the number that matched, less where an answer was lost."""
         return self.ask(lambda base: base[name].update_many(wanted, change).matched_count)
 
     def aged(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Of one episode, in the order in which they are written."""
+    """The documents of one episode, in the order in which they are written."""
 
     blobs: list[Document] = field(default_factory=list)
     calls: list[Document] = field(default_factory=list)
@@ -115,14 +115,14 @@ def task_of(episode: Episode, redact: Redactor, count: int | None = None) -> Doc
 
 
 def _system_prompt(episode: Episode) -> str | None:
-    """With which its agent began; None: with none, or with one that is no text."""
+    """The system prompt that the episode began with; None: none, or one that is no text."""
     first = episode.messages[episode.calls[0].messages[0]] if episode.calls and episode.calls[0].messages else {}
     said = first.get("content") if first.get("role") == "system" else None
     return said if isinstance(said, str) else None
 
 
 def score_of(episode: Episode) -> float | None:
-    """Of its verdict."""
+    """The reward of the episode's verdict; None without one."""
     return None if episode.reward is None else float(episode.reward)
 
 
@@ -198,7 +198,7 @@ def _native(about: Document, row: dict[str, Any], packed: bytes, line: str, play
 
 
 def _vector(numbers: Floats) -> Any:
-    """As MongoDB's drivers read them."""
+    """The numbers as a vector of floats that MongoDB's drivers read."""
     from bson.binary import Binary
 
     return Binary(_FLOAT32 + numbers.astype("<f4").tobytes(), _VECTOR)
@@ -251,5 +251,5 @@ def _clean(text: str) -> str:
 
 
 def _date(seconds: float) -> datetime | None:
-    """None where no clock says so."""
+    """The time as a date; None where no clock says so."""
     return datetime.fromtimestamp(seconds, timezone.utc) if 0 < seconds < 4e9 else None

@@ -17,7 +17,7 @@ from ajet.store.shared import fenced, of_another_run, of_another_store
 
 
 class Ledger:
-    """As it was read last."""
+    """The run's ledger, as it was read last."""
 
     def __init__(self, link: Connection) -> None:
         """Made where there is none. Raises UserError."""
@@ -43,7 +43,7 @@ class Ledger:
 
     @property
     def void(self) -> list[str]:
-        """Those that never came: of earlier trainers."""
+        """The commits of earlier trainers that were never ended."""
         return list(self._said["void"])
 
     def refresh(self) -> None:
@@ -51,7 +51,7 @@ class Ledger:
         (self._said,) = self._link.find(LEDGER, THE_LEDGER)
 
     def refresh_floor(self) -> None:
-        """The same of the floor alone: a ledger grows long."""
+        """Read the floor anew, and it alone: a ledger grows long."""
         (said,) = self._link.find(LEDGER, THE_LEDGER, {"floor": 1})
         self._said["floor"] = said["floor"]
 
@@ -62,7 +62,7 @@ class Ledger:
             raise fenced(self._link.shown, self.own, self.trainer)
 
     def amend(self, change: Any) -> None:
-        """As its trainer. Raises Fenced."""
+        """Change the ledger as its trainer. Raises Fenced."""
         found = self._change({**THE_LEDGER, "trainer": self.own}, change)
         if found is None:
             self.require_trainer()
@@ -83,7 +83,7 @@ class Ledger:
         self._said, self.own = found, found["trainer"]
 
     def keep_settings(self, text: str) -> None:
-        """As its trainer, the run's."""
+        """Keep the run's settings, as its trainer."""
         said = {"$set": {"text": text}}
         self._link.ask(lambda base: base[LEDGER].update_one(THE_SETTINGS, said, upsert=True))
 
@@ -94,7 +94,7 @@ class Ledger:
         return name
 
     def end_commit(self, name: str) -> None:
-        """It holds from now on. Raises Fenced."""
+        """Make the commit hold from now on. Raises Fenced."""
         self.amend({"$set": {"head": name, "open": uuid.uuid4().hex}})
 
     def held(self) -> list[str]:
@@ -102,7 +102,7 @@ class Ledger:
         return line_of(self._link, self._said["head"])
 
     def bring(self) -> int:
-        """One more position for a task in no order."""
+        """Make one more position, for a task that is in no order; its number."""
         found = self._change(THE_LEDGER, {"$inc": {"brought": 1}})
         assert found is not None
         return int(found["brought"])

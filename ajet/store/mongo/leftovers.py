@@ -24,7 +24,7 @@ PATIENCE = 5.0
 
 
 class Leftovers:
-    """Of one database. Raises UserError where its server does not answer."""
+    """Finds and removes the leftovers in one database. Raises UserError where its server does not answer."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = Connection(uri, database, login, patience=PATIENCE)
@@ -65,7 +65,7 @@ class Leftovers:
         return self._link.ask(lambda base: sum(of(base, name) for name in (RECORD, CALL, DATA, BLOB)))
 
     def remove(self, unnamed: Sequence[str], without: Sequence[str]) -> None:
-        """What `found` answered."""
+        """Remove what `found` answered."""
         from pymongo.errors import DuplicateKeyError
 
         for name in without:

@@ -31,7 +31,7 @@ from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Open
 
 
 class MongoStore:
-    """In one database of a server. See `SqliteStore` for who opens it how."""
+    """The store in one database of a MongoDB server. See `SqliteStore` for who opens it how."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class MongoStore:
             )
 
     def _take_back_late_uses(self) -> None:
-        """Of an earlier trainer, which was about to write them when this one began."""
+        """Take back the uses of an earlier trainer, which was about to write them when this one began."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self._link.find(TASK, late, {"_id": 1}, limit=1):
             last = changes.last_use([*self._ledger.held(), self._ledger.open])

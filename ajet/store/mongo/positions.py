@@ -66,7 +66,7 @@ class Positions:
         self._link.update(TASK, changes.of_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:
-        """One that is so. `upsert`: it may be new."""
+        """Lease one position that matches `wanted`. `upsert`: it may be new."""
         from pymongo import ReturnDocument
 
         mark, tries = uuid.uuid4().hex, 0
@@ -122,11 +122,11 @@ class Positions:
         return True
 
     def _made(self) -> list[Document]:
-        """Those that nobody gets yet; some may be of who was killed before it gave them out."""
+        """The positions that nobody gets yet; some may be of who was killed before it gave them out."""
         return self._link.find(TASK, {"status": MADE}, {"mark": 1})
 
     def _insert(self, orders: Iterable[int]) -> None:
-        """Those that are there already are another's."""
+        """Insert positions; those that are there already are another process'."""
         from pymongo.errors import BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:

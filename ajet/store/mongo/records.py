@@ -44,7 +44,7 @@ Parts = dict[str, dict[str, list[Document]]]
 
 
 class Records:
-    """Of one database."""
+    """The records of episodes in one database."""
 
     def __init__(self, link: Connection, redact: Redactor, *, looks: bool = False) -> None:
         """`looks`: see `Seals`."""
@@ -52,7 +52,7 @@ class Records:
 
     @staticmethod
     def ends(kept: Iterable[Kept]) -> list[Document]:
-        """How a position is to name what is put, by records of names that no other put has."""
+        """The entries by which a position names what is put: records of names that no other put has."""
         return [
             {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": score_of(one.episode)}
             for one in kept
@@ -76,7 +76,7 @@ class Records:
         return RECORD, [*stages, {"$match": all_there}]
 
     def loses(self) -> StoreDown:
-        """Of a server whose documents are gone each time."""
+        """The error for a server whose documents are gone each time."""
         return StoreDown(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
@@ -113,7 +113,7 @@ class Records:
         return leases
 
     def each(self, position: Document) -> Iterator[Kept | Altered]:
-        """What a position names, and in the place of an episode that was changed, how."""
+        """The episodes that a position names; in place of one that was changed, how it was."""
         parts = self._parts([record_of(end) for end in position["ends"]])
         for end in position["ends"]:
             try:
@@ -155,7 +155,7 @@ class Records:
         self._link.ask_quickly(say)
 
     def note_advantages(self, told: Mapping[str, float], step: int) -> None:
-        """What the update of this step gave each of these records, for readers; once."""
+        """Note at each record the advantage that this step's update gave it, once, for readers."""
         from pymongo import UpdateOne
 
         def noted(advantage: float) -> list[Document]:
@@ -173,7 +173,7 @@ class Records:
             self.remove(found[start : start + 1000])
 
     def unnamed(self) -> list[str]:
-        """Those records: the lease that they were put under is lost."""
+        """The records that no position names, since the lease that they were put under is lost."""
         named = {"$map": {"input": {"$ifNull": ["$at.ends", []]}, "in": {"$ifNull": ["$$this.record", "$$this.uuid"]}}}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
@@ -203,7 +203,7 @@ class Records:
         return Counter({name: len(documents) for name, documents in there})
 
     def _insert(self, name: str, documents: Sequence[Document], *, heard: bool) -> None:
-        """Those that are there already are of a try whose answer was lost."""
+        """Insert documents; those that are there already are of a try whose answer was lost."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
@@ -229,7 +229,7 @@ class Records:
         return parts
 
     def _kept(self, parts: Parts, order: int, end: Document) -> Kept:
-        """What a position names. Raises Altered, with the record's name."""
+        """The episode that `end` names. Raises Altered, with the record's name."""
         name = record_of(end)
         try:
             with held_whole(order, end["uuid"], self._link.shown):
@@ -248,5 +248,5 @@ def record_of(end: Mapping[str, Any]) -> str:
 
 
 def steps_of(position: Document, names: Collection[str]) -> tuple[int, ...]:
-    """Of the updates that were over it. `names`: of the commits that hold."""
+    """The steps of the updates that were over a position. `names`: of the commits that hold."""
     return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

@@ -76,7 +76,7 @@ def ledger_of(link: Connection, opened: str) -> dict[str, Any]:
 
 
 def of_later_version(where: str, found: int) -> UserError:
-    """Of a database that this ajet cannot work on."""
+    """The error for a database that a later ajet made."""
     return UserError(
         f"The store is of version {found}, made by a later ajet.",
         where=where,

@@ -114,7 +114,7 @@ def _from_agent(agent: Any) -> dict[str, Any]:
 
 
 def _asked(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said to a model, without which one it is."""
+    """The arguments of a model's requests, without the model's name."""
     return {key: value for key, value in model.items() if key not in _MODEL}
 
 

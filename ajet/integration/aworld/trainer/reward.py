@@ -54,7 +54,7 @@ class FunctionJudge(BaseJudge):
         )
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
-        """What the function says of the answer."""
+        """The function's score of the answer."""
         row = workflow_task.task.metadata
         answer = workflow_output.metadata.get("final_answer")
         text = answer if isinstance(answer, str) else "" if answer is None else str(answer)

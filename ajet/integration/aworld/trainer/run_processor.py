@@ -39,7 +39,7 @@ class RunProcessor(TrainerProcessor):
         }
 
     def check_agent(self, agent: Any) -> dict[str, Any]:
-        """What the configuration will say of it. Raises ValueError."""
+        """The agent's part of the configuration. Raises ValueError."""
         rollout, section = agents.described(agent, self.base)
         _lay(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
         return {**rollout, **section}
@@ -82,7 +82,7 @@ class RunProcessor(TrainerProcessor):
         return merged
 
     def experiment(self) -> Experiment:
-        """What `train` runs, composed. Raises ConfigError."""
+        """The composed experiment that `train` runs. Raises ConfigError."""
         from ajet.config import Experiment
 
         return Experiment.from_dict(self.config, base=self.base, exp_dir=Path(self.run_path))

@@ -47,7 +47,7 @@ class TrainerProcessor(ABC):
 
     @property
     def initialized(self) -> bool:
-        """Whether all was checked."""
+        """Whether everything was checked."""
         return self._initialized
 
     @initialized.setter
@@ -55,6 +55,6 @@ class TrainerProcessor(ABC):
         self._initialized = value
 
     def mark_initialized(self) -> None:
-        """All was checked."""
+        """Note that everything was checked."""
         logger.info("All check finished.")
         self._initialized = True
