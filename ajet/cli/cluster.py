@@ -16,7 +16,7 @@ app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
 
 
 class Scheduler(str, Enum):
-    """What starts the run."""
+    """The scheduler that starts the run."""
 
     slurm = "slurm"
     kuberay = "kuberay"

@@ -18,7 +18,7 @@ from ajet.cli.exit import Boundary
 
 
 class Entry(NamedTuple):
-    """Where a command is, and its line in the list."""
+    """The place of a command, and its line in the list."""
 
     place: str
     """Module below ajet.cli, and the function or the group's app in it."""
@@ -124,15 +124,15 @@ class Commands(dict[str, Any]):
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As a dict's."""
+        """A command by its name, as a dict's `get`."""
         return self[name] if name in self else default  # noqa: SIM401 — a dict's own get builds nothing
 
     def items(self) -> Any:
-        """Of all, built."""
+        """The names and commands of all, built."""
         return {name: self[name] for name in self}.items()
 
     def values(self) -> Any:
-        """Of all, built."""
+        """All commands, built."""
         return {name: self[name] for name in self}.values()
 
 
@@ -145,7 +145,7 @@ class Root(Boundary):
         self._lists = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of `LISTED`; nothing is built."""
+        """The names in the order of `LISTED`; nothing is built."""
         return [*self.commands]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -182,7 +182,7 @@ def _command(path: str, command: Any, summary: str) -> list[str]:
 
 
 def _option(param: Any) -> str:
-    """Its row, with both names of a switch that has two."""
+    """An option's row, with both names of a switch that has two."""
     name = " / ".join([param.opts[0], *param.secondary_opts[:1]])
     metavar = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
     return f"| `{_cell(name + metavar)}` | {_cell(param.help or '')} |"

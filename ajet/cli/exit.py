@@ -58,7 +58,7 @@ class Boundary(TyperGroup):
 
 
 def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
-    """What is wrong, where, what was expected, what to do."""
+    """Show what is wrong, where, what was expected, what to do."""
     from rich.text import Text
 
     from ajet.record.console import Screen

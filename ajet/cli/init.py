@@ -83,7 +83,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """By name within the project, in the order in which they are told: what they hold."""
+    """The files of a template by name, in the order in which they are told, and what they hold."""
     own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml")]
     for path in own:
         yield path.name, path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def _interpreter(directory: Path) -> str:
 
 
 def _from_within(called: str, directory: Path) -> str:
-    """How a program is called from the project's folder, that is called so from here."""
+    """The word by which a program that is called so from here is called from the project's folder."""
     here = Path(called.split()[0])
     if here.is_absolute() or "/" not in called:
         return called

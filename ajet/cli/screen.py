@@ -29,7 +29,7 @@ def show_logs(level: str = "INFO") -> None:
 
 
 def warn(text: str) -> None:
-    """One line of warning."""
+    """Print one line of warning."""
     from loguru import logger
 
     logger.warning(text)

@@ -21,7 +21,7 @@ GROUP = "ajet.backbones"
 
 
 def shipped() -> Mapping[str, Descriptor]:
-    """Those that come with ajet, by name."""
+    """The backbones that come with ajet, by name."""
     return known().backbones
 
 

@@ -59,7 +59,7 @@ IN_WORDS: Mapping[Capability, str] = {
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What is known of a backbone without importing it."""
+    """A backbone's name, abilities and places, known without importing it."""
 
     name: str
     about: str

@@ -29,7 +29,7 @@ GROUPS: Mapping[Kind, str] = {"tracker": "ajet.trackers"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is known of one without importing it."""
+    """A part that a YAML may name, known without importing it."""
 
     code: str = ""
     """A reference to its class; empty where this version has none."""
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmPart(Part):
-    """The same of an algorithm."""
+    """An algorithm, known without importing it."""
 
     advantage: str
     """Of episode i, as a formula; r are rewards."""
@@ -57,7 +57,7 @@ class AlgorithmPart(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPart(Part):
-    """The same of a policy loss."""
+    """A policy loss, known without importing it."""
 
     formula: str
     """Of one token."""
@@ -100,7 +100,7 @@ class Catalogue:
 
 
 def brought(kind: Kind) -> dict[str, Part]:
-    """What installed packages bring by entry points, by name."""
+    """The parts that installed packages bring by entry points, by name."""
     from importlib import metadata  # 10 ms, which `ajet --help` has no use for
 
     group = GROUPS.get(kind)
@@ -108,5 +108,5 @@ def brought(kind: Kind) -> dict[str, Part]:
 
 
 def own(kind: Kind) -> str:
-    """What a reference to one of the user's looks like."""
+    """The form of a reference to a part of the user's own."""
     return f"{kind}.py->My{kind.capitalize()}"

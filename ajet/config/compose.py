@@ -41,7 +41,7 @@ class Layer:
     document: Document | None = field(default=None, repr=False)
 
     def value(self, path: KeyPath) -> Any:
-        """What the layer says of a key, as written; ABSENT when it says nothing."""
+        """The value that the layer gives a key, as written; ABSENT where it says nothing."""
         node: Any = self.tree
         for part in path:
             if not isinstance(node, dict) or part not in node:
@@ -70,7 +70,7 @@ class Layers:
         return None
 
     def where(self, path: KeyPath, *, value: bool = False) -> str:
-        """Where the value of a key was set."""
+        """The place where the value of a key was set."""
         layer = self.winner(path)
         return layer.where(path, value=value) if layer else ".".join(map(str, path))
 
@@ -161,7 +161,7 @@ def _users(layers: Layers) -> Layer:
 
 
 def by_hydra(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
-    """The same by Hydra, whatever there is to understand. Raises ConfigError."""
+    """The config composed by Hydra, whatever there is to understand. Raises ConfigError."""
     import hydra
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra

@@ -54,7 +54,7 @@ def configuration_md(words: Mapping[str, str] | None = None) -> str:
 
 
 def configuration_sentences() -> list[str]:
-    """What is said in `docs/configuration.md`, in its order, once each."""
+    """The sentences of `docs/configuration.md`, in its order, once each."""
     heard = _Heard()
     _Page(heard).text()
     return list(heard.asked)
@@ -80,7 +80,7 @@ class _Page:
         self._words = words
 
     def text(self) -> str:
-        """All of it."""
+        """The whole page."""
         lines = [f"# {self._say('Configuration')}", "", _GENERATED, ""]
         for paragraph in _INTRODUCTION:
             lines += [self._say(paragraph), ""]

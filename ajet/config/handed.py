@@ -18,7 +18,7 @@ _found: list[Catalogue] = []
 
 
 def hand_down(find: Callable[[], Catalogue]) -> None:
-    """What `find` gives is known from here on."""
+    """Make the catalogue that `find` gives known from here on."""
     _handed[:] = [find]
     _found.clear()
 

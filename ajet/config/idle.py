@@ -32,7 +32,7 @@ RESOLVED = "# The resolved config of "
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What was set in vain."""
+    """Keys that were set in vain, and why."""
 
     keys: tuple[str, ...]
     """By their full names."""
@@ -87,7 +87,7 @@ def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool, valida
 
 
 def _of_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Reason | None:
-    """What the innermost of a path's keys and sections that the table has says."""
+    """The reason that the table has for the innermost key or section of a path that it names."""
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
             why = table[name]
@@ -96,7 +96,7 @@ def _of_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Reason 
 
 
 def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[Idle]:
-    """What a person set and this run does not read, in the order in which it was set."""
+    """The keys that a person set and this run does not read, in the order in which they were set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
     found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config, users)]
@@ -109,7 +109,7 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
 
 
 def idle_lines(found: Sequence[Idle], place: str) -> str:
-    """All of it for a screen or a log, under a heading that names the place; "" for nothing."""
+    """All of them for a screen or a log, under a heading that names the place; "" for none."""
     if not found:
         return ""
     rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
@@ -117,12 +117,12 @@ def idle_lines(found: Sequence[Idle], place: str) -> str:
 
 
 def users_layers(layers: Layers) -> tuple[Layer, ...]:
-    """Those that a person wrote: the YAML, and what the command line lays over it."""
+    """The layers that a person wrote: the YAML, and what the command line lays over it."""
     return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 
 class _Key(NamedTuple):
-    """One that was set in vain."""
+    """A key that was set in vain."""
 
     name: str
     section: str
@@ -185,7 +185,7 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) 
 
 
 def last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
-    """Where the key's value was set, if a person set it."""
+    """The layer that set the key's value, if a person set it."""
     return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
 
 

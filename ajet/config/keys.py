@@ -55,7 +55,7 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
 
 
 def keys_of(section: type[Section] | None) -> str:
-    """That a mapping belongs there, and its first keys."""
+    """The words for a mapping of the section's first keys."""
     names = list(section.model_fields) if section is not None else []
     return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 

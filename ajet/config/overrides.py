@@ -21,7 +21,7 @@ _SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
 
 @dataclass(frozen=True)
 class Override:
-    """One override: as written, as Hydra gets it, and what it says."""
+    """One override: as written, as Hydra gets it, and its value."""
 
     written: str
     composed: str

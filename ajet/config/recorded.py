@@ -31,7 +31,7 @@ _INTERPOLATION = re.compile(r"(?<!\\)\$\{")
 
 
 def recorded_tree(file: Path) -> dict[str, Any]:
-    """All root names of a recorded YAML as written, interpolations as text. Raises ConfigError."""
+    """The root names of a recorded YAML as written, interpolations as text. Raises ConfigError."""
     return dict(parse_document(_text(file), file).tree)
 
 

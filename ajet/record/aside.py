@@ -26,7 +26,7 @@ FILE = "aside.json"
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Where a run was and where it is."""
+    """The place where a run was, and the one where it is."""
 
     folder: Path
     """EXPERIMENT, whose place another run has by now."""
@@ -82,26 +82,26 @@ class Aside:
         return None
 
     def kept(self, outside: Path) -> Path:
-        """Where a folder of its checkpoints is meanwhile."""
+        """The place of a folder of its checkpoints meanwhile."""
         return outside.with_name(self.old.name)
 
     @property
     def moves(self) -> list[tuple[Path, Path]]:
-        """Of each folder where it was, and where it is."""
+        """Each folder's place before, and its place now."""
         return [(self.folder, self.old), *((each, self.kept(each)) for each in self.outside)]
 
     @property
     def free(self) -> bool:
-        """Whether nobody else has checkpoints where its own belong."""
+        """Whether nobody else has checkpoints in the run's own place."""
         return not any(each.exists() and self.kept(each).exists() for each in self.outside)
 
     @property
     def gone(self) -> Path:
-        """What the start that had its place is called on its way out."""
+        """The name on its way out of the start that had the run's place."""
         return self.folder.with_name(f".{self.folder.name}.gone")
 
     def ended(self) -> Path:
-        """What it is called where it stays: its log may say what ended it."""
+        """The name of that start's folder where it stays: its log may say what ended it."""
         number = 1
         while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1

@@ -36,7 +36,7 @@ def _require_place(file: Path, option: str, new: bool) -> None:
 
 @contextmanager
 def written(file: Path, option: str) -> Iterator[None]:
-    """What the system refuses within the block is a UserError."""
+    """Within the block, what the system refuses becomes a UserError."""
     try:
         yield
     except OSError as error:

@@ -73,7 +73,7 @@ class Attempt:
         return self.status == "failed" and self.failure.startswith("judge: ") and played
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
-        """Its task's tags: see `tags_of`."""
+        """The tags of its task: see `tags_of`."""
         return tags_of(self.metadata, keys)
 
 

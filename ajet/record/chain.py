@@ -61,13 +61,13 @@ class LinkedLines(NamedTuple):
     lines: Sequence[LinkedLine]
 
     def as_json(self) -> dict[str, Any]:
-        """As a link has it."""
+        """The lines as a link has them."""
         told = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
         return told | {"lines": [list(line) for line in self.lines]}
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> LinkedLines:
-        """From a link. Raises KeyError, TypeError."""
+        """The lines out of a link. Raises KeyError, TypeError."""
         lines = [LinkedLine(*line) for line in told["lines"]]
         return cls(told["file"], told["first"], told["at"], told["blob_at"], lines)
 
@@ -80,18 +80,18 @@ class LinkedLines(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """Of a line or of arrays."""
+    """The digest of a line or of arrays."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def linked_line(uuid: str, task: str, line: str, packed: bytes) -> LinkedLine:
-    """Of a line as it is written, without its newline, and of its arrays."""
+    """The link's entry for a line as it is written, without its newline, and its arrays."""
     data = line.encode() + b"\n"
     return LinkedLine(uuid, task, len(data), digest_of(data), len(packed), digest_of(packed))
 
 
 def chain_key() -> bytes | None:
-    """What `AJET_AUDIT_KEY` holds; None without one."""
+    """The key in `AJET_AUDIT_KEY`; None without one."""
     return os.environ.get(KEY, "").strip().encode() or None
 
 
@@ -101,7 +101,7 @@ def key_name(key: bytes) -> str:
 
 
 def link_digest(body: bytes, key: bytes | None) -> str:
-    """Of a link without its own digest."""
+    """The digest of a link without its own."""
     return hmac.new(key, body, "sha256").hexdigest() if key else hashlib.sha256(body).hexdigest()
 
 
@@ -159,7 +159,7 @@ class Chain:
             self._lines.append(lines)
 
     def note_row(self, line: str) -> None:
-        """The same of a row of metrics.jsonl."""
+        """Note a row of metrics.jsonl for the next link."""
         with self._lock:
             self._rows.append(digest_of(line.encode() + b"\n"))
 

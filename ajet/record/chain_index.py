@@ -38,7 +38,7 @@ class Found:
 
 
 class _Head(NamedTuple):
-    """How a link begins."""
+    """The beginning of a link: what is known of it without its episodes."""
 
     at: int
     """The byte."""
@@ -52,7 +52,7 @@ def _place(head: _Head) -> int:
 
 
 class ChainIndex:
-    """Of one run; a context manager. Without a chain nothing is found."""
+    """Finds episodes, tasks and steps in the chain of one run; a context manager. Without a chain nothing is found."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
@@ -78,7 +78,7 @@ class ChainIndex:
         return self._found(needle, lambda line: line.uuid.startswith(beginning))
 
     def task(self, task_id: str) -> list[Found]:
-        """Those of a task."""
+        """The lines of a task."""
         needle = b'", ' + json.dumps(task_id, ensure_ascii=False).encode() + b", "
         return self._found(needle, lambda line: line.task == task_id)
 
@@ -91,17 +91,17 @@ class ChainIndex:
         return found.link, [each for each in self._lines(found.at) if each.file.endswith(f"/{file}")]
 
     def link_of(self, step: int) -> int | None:
-        """The same link alone."""
+        """The number of a step's link; None where there is none."""
         found = self._step(step)
         return found.link if found is not None else None
 
     def checkpoints(self) -> list[tuple[int, int]]:
-        """Of each checkpoint that was saved: the step and the link."""
+        """The step and the link of each checkpoint that was saved."""
         found = [head for head in self._heads if head.kind == "checkpoint"]
         return [(head.step, head.link) for head in found if self._holds(head.at, head.step)]
 
     def start(self, link: int) -> dict[str, Any]:
-        """What the link of a start says; {} for none."""
+        """The content of the link of a start; {} for none."""
         return self._link(self._starts[link]) if link in self._starts else {}
 
     def settings(self) -> list[tuple[int, str]]:
@@ -120,7 +120,7 @@ class ChainIndex:
         return found
 
     def _lines(self, at: int) -> Iterator[Found]:
-        """All that stands in the link around byte `at`."""
+        """All lines in the link around byte `at`."""
         begin, _ = self._line(at)
         number = self._heads[bisect_left(self._heads, begin, key=_place)].link
         start = max((link for link in self._starts if link <= number), default=0)
@@ -140,7 +140,7 @@ class ChainIndex:
         return all(resume < at or after >= step for resume, after in self._resumes)
 
     def _read_heads(self) -> Iterator[_Head]:
-        """Of all links, in order: the beginning of each line, and nothing of its episodes."""
+        """The beginnings of all links, in order, without their episodes."""
         at = 0
         while (end := self._text.find(b"\n", at)) >= 0:
             found = _HEAD.match(self._text[at : at + 100])

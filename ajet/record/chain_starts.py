@@ -32,7 +32,7 @@ PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
 
 
 class OpenedRun(Protocol):
-    """What is read of a run that has just been opened."""
+    """The facts that are read of a run that has just been opened."""
 
     run_id: str
     path: Path
@@ -42,7 +42,7 @@ class OpenedRun(Protocol):
 
 
 def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
-    """Of a process that has just opened a run's folder. `first`: there is no chain yet."""
+    """The facts of a process that has just opened a run's folder. `first`: there is no chain yet."""
     me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
     facts: dict[str, Any] = {
         "run": run.run_id,
@@ -60,7 +60,7 @@ def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
 
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
-    """Of a run that goes on after `step`, as long as what was recorded of later steps is there."""
+    """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
     facts: dict[str, Any] = {"rows_kept": _rows_upto(folder, step)}
     with _linked(folder) as known:
         files = sorted((folder / "episodes").glob(f"step-{step}.*jsonl"))
@@ -92,7 +92,7 @@ def _rows_upto(folder: Path, step: int) -> int:
 
 @contextmanager
 def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
-    """Whether a digest stands in the chain."""
+    """A function that says whether a digest stands in the chain."""
     with (folder / FILE).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 

@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(slots=True)
 class ChainState:
-    """What the links say, one after the other."""
+    """The state that the links of a chain come to, one after the other."""
 
     links: int = 0
     head: str = GENESIS
@@ -124,7 +124,7 @@ class ChainState:
                 self._goes_on_from(int(base["step"]), str(base["digest"]))
 
     def _goes_on_from(self, step: int, digest: str) -> None:
-        """What is there at a start, of two that may be, is what must be there from now on."""
+        """Of two checkpoints that may be at a start, keep the one that is there as the one that must be from now on."""
         if self.again.pop(step, None) == digest:
             self.kept[step] = self.saved[step] = digest
         self.kept.setdefault(step, digest)
@@ -150,7 +150,7 @@ class ChainState:
 
 
 def step_of(file: str) -> int:
-    """Of an episode file; -1 of any other."""
+    """The step of an episode file; -1 for any other file."""
     found = NAME.fullmatch(Path(file).name)
     return int(found[1]) if found else -1
 

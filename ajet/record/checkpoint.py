@@ -132,7 +132,7 @@ def step_of(path: Path) -> int:
 
 
 def own_digest(content: dict[str, Any]) -> str:
-    """Of a `state.json` without its key for it."""
+    """The digest of a `state.json` without its key for it."""
     others = {name: value for name, value in content.items() if name != OWN}
     return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
 

@@ -210,7 +210,7 @@ class Checkpoints:
         return path
 
     def outlived(self) -> list[Checkpoint]:
-        """All but the newest few and the best."""
+        """All checkpoints but the newest few and the best."""
         best = self.best() if self._keep_best else None
         return [each for each in self.all()[: -self._keep] if best is None or each.step != best.step]
 
@@ -232,7 +232,7 @@ def _unsound(damaged: dict[Path, str]) -> UserError:
 
 
 def checkpoints_of(folder: Path) -> Checkpoints:
-    """Those of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
+    """The checkpoints of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
     from ajet.config import recorded_tree
 
     file = folder / "resolved.yaml"

@@ -25,7 +25,7 @@ EXCHANGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `after` does that `before` did not."""
+    """The difference of `after` to `before` over the tasks that both have."""
 
     quantity: str
     """success, or reward where success was not judged."""
@@ -59,7 +59,7 @@ class Comparison:
         return said if self.beyond_noise else f"{said}: may be chance"
 
     def noise_words(self) -> str:
-        """What two runs of one model would differ by, for a line."""
+        """A line on what two runs of one model would differ by."""
         if self.noise is None:
             return "two runs of one model: not known from one attempt a task (--repeat 4 tells)"
         shown = f"{self.noise:.1%}" if self.quantity == "success" else f"{self.noise:.2g}"
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
-    """None where they share no task."""
+    """The comparison over shared tasks; None where they share none."""
     judged = before.tells_success and after.tells_success
     was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
     shared = [task for task in was if task in now]

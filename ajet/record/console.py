@@ -31,7 +31,7 @@ def harmless(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The same, and without any that cannot be seen: for the words of a model."""
+    """The text without characters that cannot be seen, for the words of a model."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 

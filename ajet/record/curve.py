@@ -68,7 +68,7 @@ def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
 
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
-    """What validations came to, with their intervals."""
+    """The values of validations, with their intervals."""
     if any("validation/rows" in row for row in rows):
         return Course(points(rows, "validation/loss"), "held-out loss")
     measured = [row for row in rows if row.get("validation/tasks") or row.get("validation/reward") is not None]
@@ -101,7 +101,7 @@ def _reward_is_success(row: Mapping[str, Any]) -> bool:
 
 
 def _reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """How far the 95 % interval of a validation goes below and above its value."""
+    """The distance of a validation's 95 % interval below and above its value."""
     if name == "validation/success_rate":
         low, high = row.get("validation/success_low"), row.get("validation/success_high")
         return None if low is None or high is None else (row[name] - low, high - row[name])
@@ -110,7 +110,7 @@ def _reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
 
 
 def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
-    """How many attempts were scored of how many, where that is known; the fewest and the most."""
+    """The number of scored attempts and of all, where that is known; the fewest and the most."""
     known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
     if not known:
         return ""
@@ -121,7 +121,7 @@ def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
 
 
 def columns_in(window: int, widest: int = WIDTH) -> int:
-    """Of a text curve in a window of so many, beside the numbers of its axis."""
+    """The columns of a text curve in a window of so many, beside the numbers of its axis."""
     return max(20, min(widest, window - 12))
 
 
@@ -196,7 +196,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
 
 
 def _quantity(*drawn: Course) -> str:
-    """What the axis of values counts."""
+    """The name of what the axis of values counts."""
     if any("loss" in each.label for each in drawn if each.points):
         return "loss"
     rates = {"success" in each.label for each in drawn if each.points}

@@ -20,7 +20,7 @@ def numbers_of(prefix: str) -> tuple[str, ...]:
 
 
 def over(numbers: Mapping[str, Any], prefix: str) -> str:
-    """In words; "" where the row does not say."""
+    """The numbers that a mean is over, in words; "" where the row does not say."""
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""

@@ -15,7 +15,7 @@ from ajet.task_judge.extraction import boxed_answer, tagged_answer, visible
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How an answer is given and read."""
+    """A form of answers: how the model is told to give them, and how they are read."""
 
     told: str
     """To the model."""

@@ -28,7 +28,7 @@ def judge_from(function: Callable[..., Any], reference: str, *, what: str) -> ty
 
     class Asked:
         def __init__(self, config: Any) -> None:
-            """As every judge, with the composed config: a function has no use for it."""
+            """Takes the composed config, as every judge does; a function has no use for it."""
 
     # a plain one is asked in a thread of its own, an async one where the others are
     asked = compute_reward if inspect.iscoroutinefunction(function) else compute_plain

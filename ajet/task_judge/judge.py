@@ -19,7 +19,7 @@ from ajet.task_judge.judgement import UNDECIDED, checked, total, turns_of, verdi
 
 
 class Judging(Protocol):
-    """What a judge of the user's, or a task reader's own, can do: see BaseJudge."""
+    """The methods of a judge that is the user's, or a task reader's own: see BaseJudge."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         """A reward alone, (reward, is_success), a Verdict, or None; maybe awaitable."""
@@ -37,7 +37,7 @@ class Compared(Protocol):
 
 
 class Ranking(Protocol):
-    """Who compares the attempts at one task."""
+    """A judge that compares the attempts at one task."""
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Verdicts, by the same names. Raises JudgeFailure."""
@@ -68,7 +68,7 @@ class Judge:
 
     @property
     def said(self) -> str:
-        """Its own words for what it asks; "" where it has none."""
+        """The judge's own words for what it asks; "" where it has none."""
         return str(getattr(self._judging, "said", ""))
 
     @property

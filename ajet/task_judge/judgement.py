@@ -64,7 +64,7 @@ def turns_of(reward: Any, who: str) -> tuple[float, ...]:
 
 
 def with_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
-    """The same with what parts of the attempt are worth. Raises JudgeFailure."""
+    """The verdict with what parts of the attempt are worth. Raises JudgeFailure."""
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
@@ -75,7 +75,7 @@ def with_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
 
 
 def checked(verdict: Verdict, who: str) -> Verdict:
-    """The same. Raises JudgeFailure for a reward, a part or a metric that is no finite number."""
+    """The verdict, unchanged. Raises JudgeFailure for a reward, a part or a metric that is no finite number."""
     parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
     for name, value in (*verdict.metrics.items(), *parts):
         if not isinstance(value, Real) or not math.isfinite(value):

@@ -56,7 +56,7 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
 
 
 class _Worker:
-    """One process that compares one pair at a time."""
+    """A process that compares one pair at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -93,7 +93,7 @@ class _Worker:
                 pipe.close()
 
     def _line(self, timeout: float) -> str:
-        """What it says within `timeout` seconds; killed, it says nothing."""
+        """The line that the process says within `timeout` seconds; it is killed then, and says nothing."""
         killer = threading.Timer(timeout, self._process.kill)
         killer.daemon = True
         killer.start()

@@ -140,13 +140,13 @@ def nowhere(why: str) -> dict[str, str | None]:
 
 
 def meta(field: FieldInfo) -> dict[str, Any]:
-    """What `key` or `section` noted about the field."""
+    """The notes that `key` or `section` made about the field."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
 
 def described(field: FieldInfo) -> str:
-    """What a key or a section is for."""
+    """The description of a key or a section."""
     text, notes = field.description or "", meta(field)
     if "lists" in notes:
         return text.replace(
@@ -186,7 +186,7 @@ class Reason(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What must be chosen for a key to have an effect."""
+    """A choice without which a key has no effect."""
 
     said_by: tuple[str, ...]
     key: str

@@ -33,7 +33,7 @@ class Curriculum(Section):
     )
 
     def tasks_an_epoch(self, tasks: int) -> int:
-        """How many of so many tasks an epoch has."""
+        """The number of tasks of an epoch, of so many in all."""
         return max(1, math.ceil(self.share * tasks)) if self.prefer is not None else tasks
 
 

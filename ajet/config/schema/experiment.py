@@ -95,6 +95,6 @@ class AjetConfig(Section):
 
     @property
     def validation_repeats(self) -> int:
-        """How often each validation task is played: once when greedy, or as often as pass@n asks."""
+        """The number of times each validation task is played: once when greedy, or as often as pass@n asks."""
         val = self.rollout.val_kwargs
         return max(self.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat

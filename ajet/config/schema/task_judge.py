@@ -141,7 +141,7 @@ class TaskJudge(Section):
     )
 
     def named(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """What decides by it, a name or a reference each, with its path below `ajet`."""
+        """The judges and scorers that decide by this, a name or a reference each, with its path below `ajet`."""
         found: list[tuple[tuple[str | int, ...], str | None]] = [
             (("task_judge", "judge_protocol"), self.judge_protocol),
             (("task_judge", "scorer"), self.scorer),
@@ -151,6 +151,6 @@ class TaskJudge(Section):
         return [(path, name) for path, name in found if name]
 
     def deciding(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudge:
-        """The same with this judge or this scorer, and no other."""
+        """A copy of these settings with this judge or this scorer, and no other."""
         chosen: dict[str, Any] = {"judge_protocol": judge_protocol, "scorer": scorer, "scorers": [], "stages": []}
         return self.model_copy(update={"judge_type": "customized_protocol", **chosen})

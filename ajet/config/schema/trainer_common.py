@@ -62,11 +62,11 @@ class Lora(Section):
 
     @property
     def total_rank(self) -> int:
-        """Of all adapters together."""
+        """The rank of all adapters together."""
         return sum(self.of(name).rank for name in self.adapters) if self.adapters else self.rank
 
     def of(self, name: str) -> Lora:
-        """What one of `adapters` is trained with."""
+        """The settings that one of `adapters` is trained with."""
         own = self.adapters[name]
         return Lora(
             rank=own.rank or self.rank,

@@ -57,7 +57,7 @@ class ModelJudge:
         return f"{names}, {self.votes} votes each" if self.votes > 1 else names
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """Of the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
+        """The verdict on the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
         if "final_answer" not in workflow_output.metadata:
             raise JudgeFailure(
                 "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer as a "

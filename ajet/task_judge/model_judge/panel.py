@@ -35,7 +35,7 @@ _OPTIONAL = {
 
 
 class Limits(Protocol):
-    """Of `task_judge.model_judge`, what this reads."""
+    """The limits of `task_judge.model_judge` that a panel keeps."""
 
     max_tokens: int
     timeout: float
@@ -49,7 +49,7 @@ class Limits(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """One model, and what is known of its server."""
+    """One model of a panel, and its prices."""
 
     model: Model
     price_in: float = 0.0
@@ -63,7 +63,7 @@ class Member:
 
 @dataclass(slots=True)
 class Reply(Generic[T]):
-    """What came of a question."""
+    """The answer to a question, and what it took."""
 
     value: T | None = None
     """None: no model gave a readable one."""
@@ -79,7 +79,7 @@ class Reply(Generic[T]):
 
 
 class ModelPanel:
-    """Of one run, in one process; its work is done on the tools' loop."""
+    """Asks models in order, for one run in one process; its work is done on the tools' loop."""
 
     def __init__(self, members: Sequence[Member], limits: Limits, store: JudgeStore | None, run: str, *, cache: bool):
         """`run`: whose budget is spent; `store`: None where nothing is kept and nothing is limited."""
@@ -224,7 +224,7 @@ def _not_taken(said: str, sent: Mapping[str, Any]) -> str:
 
 
 def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
-    """What the replies took."""
+    """The calls, tokens and cost that the replies took."""
     asked = [reply for reply in replies if not reply.cached]
     found = {
         "calls": float(sum(reply.calls for reply in replies)),

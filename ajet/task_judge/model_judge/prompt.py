@@ -49,7 +49,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One, whatever numbers it is asked with."""
+    """A question to a judge, without the random number that marks its material."""
 
     pieces: tuple[tuple[str, str | None], ...]
     """Text of ours, and the material that follows it."""
@@ -58,7 +58,7 @@ class Question:
     """Characters that were left out."""
 
     def messages(self) -> list[dict[str, str]]:
-        """With a number that none of the material has."""
+        """The messages of the question, with a number that none of the material has."""
         material = "\n".join(inside or "" for _, inside in self.pieces)
         number = secrets.token_hex(8)
         while number in material:

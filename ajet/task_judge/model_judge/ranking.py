@@ -47,7 +47,7 @@ Tiers = tuple[list[list[str]], str]
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One attempt."""
+    """One attempt in a ranking."""
 
     answer: str
     tools: Sequence[str] = ()
@@ -55,7 +55,7 @@ class Entrant:
 
     @property
     def text(self) -> str:
-        """As it is shown."""
+        """The attempt's text as the judge is shown it."""
         said = self.answer or "(nothing)"
         return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{said}"])
 
@@ -178,7 +178,7 @@ def _worth(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def _agreement(places: Sequence[Sequence[float]]) -> float:
-    """Of pairs of attempts, over pairs of votes: how many are in the same order in both."""
+    """The share of pairs of attempts, over pairs of votes, that are in the same order in both."""
     same = total = 0
     for one, two in itertools.combinations([each for each in places if each], 2):
         signs = [(a > b) - (a < b) for a, b in zip(one, two, strict=False)]

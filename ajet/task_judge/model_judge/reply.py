@@ -50,7 +50,7 @@ def vote_of(text: str) -> Vote:
 
 
 def tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
-    """Of a ranking of these."""
+    """The JSON schema of a ranking of these labels."""
     names = {"type": "array", "items": {"type": "string", "enum": list(labels)}}
     return {
         "type": "object",

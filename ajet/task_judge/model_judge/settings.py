@@ -35,7 +35,7 @@ class ScorerAgent(BaseModel):
 
 
 class JudgeSettings(NamedTuple):
-    """What a `ModelJudge` is made of."""
+    """The parts of a `ModelJudge`: its panel, its template, its votes."""
 
     panel: ModelPanel
     template: str

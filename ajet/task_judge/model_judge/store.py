@@ -30,7 +30,7 @@ create table if not exists spent (run text primary key, calls integer not null, 
 
 
 class JudgeStore:
-    """One file. From any thread. Who asks after `close` opens it again."""
+    """Keeps replies and spent budget in one file. From any thread. Who asks after `close` opens it again."""
 
     def __init__(self, path: Path) -> None:
         """Raises UserError where it cannot be written."""
@@ -47,7 +47,7 @@ class JudgeStore:
 
     @staticmethod
     def key(question: Mapping[str, Any]) -> str:
-        """Of all that a reply depends on."""
+        """The digest of all that a reply depends on."""
         told = json.dumps(question, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(told.encode()).hexdigest()
 

@@ -46,7 +46,7 @@ def without_idle(kept: Sequence[Criterion], agrees: Agrees) -> list[Criterion]:
 
 @dataclass(slots=True)
 class StopRules:
-    """When to stop, asked before each iteration and told after it."""
+    """Decides when to stop: asked before each iteration and told after it."""
 
     patience: int
     min_increment: float
@@ -70,7 +70,7 @@ class StopRules:
         return "" if left else "all examples are looked at"
 
     def told(self, value: float, *, proposed: int, kept: int) -> None:
-        """What an iteration came to."""
+        """Note the agreement that an iteration came to."""
         self.in_vain = self.in_vain + 1 if value - self.best < self.min_increment else 0
         self.best = max(self.best, value)
         self.iterations += 1

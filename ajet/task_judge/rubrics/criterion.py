@@ -33,7 +33,7 @@ class Criterion:
 
 
 def criterion_of(text: str, weight: float = 1.0, category: str = "") -> Criterion:
-    """With its text as one line. Raises ValueError for an empty one."""
+    """A criterion with its text as one line. Raises ValueError for an empty one."""
     line = " ".join(text.split())[:LONGEST]
     if not line:
         raise ValueError("a criterion has no text")
@@ -58,7 +58,7 @@ def criteria_of(told: Any) -> list[Criterion]:
 
 
 def numbered(criteria: Sequence[Criterion]) -> str:
-    """As a judge is shown them."""
+    """The criteria as a judge is shown them."""
     lines: list[str] = []
     category = ""
     for number, each in enumerate(criteria, 1):

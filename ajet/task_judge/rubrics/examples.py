@@ -30,7 +30,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One that somebody labelled."""
+    """An answer that somebody labelled."""
 
     text: str
     label: float
@@ -46,7 +46,7 @@ class Example:
     reference: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What a version is made of."""
+        """The example as JSON values, of which a version is made."""
         return asdict(self)
 
 

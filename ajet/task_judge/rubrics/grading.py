@@ -51,19 +51,19 @@ Told = tuple[list[Grade], str]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What grades are given in."""
+    """The scale of grades."""
 
     low: float = 0.0
     high: float = 1.0
 
     def share(self, grade: float) -> float:
-        """From 0 for the lowest to 1 for the highest."""
+        """The grade as a share: 0 for the lowest, 1 for the highest."""
         return (grade - self.low) / (self.high - self.low)
 
 
 @dataclass(slots=True)
 class Graded:
-    """What came of one question."""
+    """The grades that a model gave to one answer, and its reason."""
 
     grades: list[Grade]
     reason: str
@@ -76,7 +76,7 @@ class Graded:
 
 
 class Grader:
-    """Of one run; asked from any loop."""
+    """Asks models for grades, for one run; from any loop."""
 
     def __init__(
         self, judge: ModelJudge, *, scale: Scale = Scale(), template: str | None = None, where: str = "",

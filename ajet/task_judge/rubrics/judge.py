@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class RubricsJudge:
-    """Of one run; asked from any thread."""
+    """Judges a run's attempts by rubrics, which are made where none are there; asked from any thread."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Reads the examples, unless `path` names rubrics that are there. Raises UserError."""
@@ -63,12 +63,12 @@ class RubricsJudge:
 
     @property
     def rubrics(self) -> Rubrics | None:
-        """Those that are there; None: they have yet to be made."""
+        """The rubrics that are there; None: they have yet to be made."""
         return self._rubrics
 
     @property
     def said(self) -> str:
-        """What it grades by, or what making it takes, in words."""
+        """A sentence on what it grades by, or what making it takes."""
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
             count = len(self._rubrics.criteria)
@@ -106,7 +106,7 @@ class RubricsJudge:
         self._rubrics = read(self.path)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """Of one attempt by itself. Raises JudgeFailure."""
+        """The verdict on one attempt by itself. Raises JudgeFailure."""
         told, name = workflow_output.metadata, self.settings.answer_field
         if name not in told and "final_answer" not in told:
             raise JudgeFailure(

@@ -20,7 +20,7 @@ Scores = Sequence[Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of grades with labels, over some examples."""
+    """The agreement of grades with labels, over some examples."""
 
     share: float
     """Pointwise: 1 less the mean distance from the label, as a share of the scale. Listwise: pairs in the right order,

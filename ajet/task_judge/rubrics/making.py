@@ -49,7 +49,7 @@ GRADED_AT_ONCE = 10
 
 @dataclass(slots=True)
 class Made:
-    """What came of it."""
+    """The rubrics that were made, and their agreement with the labels before and after."""
 
     criteria: list[Criterion]
     before: Agreement
@@ -68,7 +68,7 @@ class Made:
 
 @dataclass(slots=True)
 class Maker:
-    """One making."""
+    """Makes rubrics of labelled examples, once."""
 
     grader: Grader
     settings: RubricsAutoGrader
@@ -81,7 +81,7 @@ class Maker:
 
     @property
     def judge(self) -> ModelJudge:
-        """Who is asked."""
+        """The model judge that is asked."""
         return self.grader.judge
 
     @property
@@ -152,7 +152,7 @@ class Maker:
         return without_repeats(told or [])
 
     async def _asked(self, question: Question, schema: dict[str, Any], read: Callable[[str], T]) -> T | None:
-        """None where nothing readable comes, however often it is asked."""
+        """The readable reply to a question; None where none comes, however often it is asked."""
         for draw in range(self.settings.max_retries + 1):
             reply: Reply[T] = await self.judge.panel.ask(
                 question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
@@ -205,7 +205,7 @@ class Maker:
         return agreement(examples, scores, listwise=self.listwise, mark=self.settings.success_threshold)
 
     async def _measured(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> Agreement:
-        """As the run's judge will be asked: by all criteria at once."""
+        """The agreement where a model grades by all criteria at once, as the run's judge will be asked."""
 
         async def one(example: Example) -> list[float | None]:
             if not criteria:
@@ -235,7 +235,7 @@ class Maker:
 def most_calls(
     settings: RubricsAutoGrader, examples: Sequence[Example], held_out: Sequence[Example], votes: int
 ) -> int:
-    """How many questions a making takes at most, where each reply can be read at once."""
+    """The number of questions that a making takes at most, where each reply can be read at once."""
     count, answers = len(examples), sum(len(each.answers) for each in examples)
     iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
     looked_at = min(count, iterations * settings.batch_size)
@@ -253,7 +253,7 @@ def _key(example: Example, answer: str, criterion: Criterion) -> tuple[str, str,
 
 
 async def _all(work: Any) -> list[Any]:
-    """In order, some at a time; the first failure ends the others."""
+    """The results of all coroutines in order, some at a time; the first failure ends the others."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(coroutine: Any) -> Any:

@@ -87,7 +87,7 @@ def categorisation(criteria: Sequence[Criterion], most: int, language: str) -> Q
 
 
 def criteria_told(text: str, count: int) -> list[Criterion]:
-    """Those of a reply. Raises Unreadable."""
+    """The criteria in a reply. Raises Unreadable."""
     told = object_of(text, CRITERIA)["criteria"]
     if not 1 <= len(told) <= count:
         raise Unreadable(f"it has {len(told)} criteria, and {count} were asked for")

@@ -37,7 +37,7 @@ BEARS = (
 
 @dataclass(frozen=True, slots=True)
 class Rubrics:
-    """Those that a judge grades by."""
+    """The criteria that a judge grades by, and their version."""
 
     criteria: tuple[Criterion, ...]
     version: str
@@ -49,7 +49,7 @@ class Rubrics:
 def version_of(
     experiment: Experiment, models: Sequence[str], examples: Sequence[Example], held_out: Sequence[Example]
 ) -> str:
-    """Of the rubrics that would be made."""
+    """The version of the rubrics that would be made."""
     settings = experiment.ajet.task_judge.rubrics_auto_grader.model_dump(include=set(BEARS))
     told = {
         "form": FORM,
@@ -63,7 +63,7 @@ def version_of(
 
 
 def place_of(experiment: Experiment, version: str) -> Path:
-    """Where they are kept: `path`, else beside the runs, by version."""
+    """The file where rubrics are kept: `path`, else beside the runs, by version."""
     settings = experiment.ajet.task_judge.rubrics_auto_grader
     if settings.path is not None:
         return experiment.base / settings.path
@@ -72,7 +72,7 @@ def place_of(experiment: Experiment, version: str) -> Path:
 
 
 def read(path: Path) -> Rubrics | None:
-    """None where there is no such file. Raises UserError for one that holds no rubrics."""
+    """The rubrics in a file; None where there is none. Raises UserError for one that holds no rubrics."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told.get("form") != FORM:
@@ -129,5 +129,5 @@ def write(
 
 
 def not_kept(path: Path, error: OSError) -> UserError:
-    """Where rubrics cannot be written."""
+    """The error where rubrics cannot be written."""
     return UserError(f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable")

@@ -75,7 +75,7 @@ class RubricScorer:
 def verdict_of_grades(
     graded: Graded, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
 ) -> Verdict:
-    """With what each criterion got."""
+    """The verdict that grades come to, with each criterion's grade."""
     details = dict(graded.details)
     details["grades"] = [
         {"criterion": each.text, "grade": grade, "weight": each.weight}

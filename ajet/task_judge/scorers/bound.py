@@ -37,7 +37,7 @@ def is_scorers(found: Any) -> bool:
 
 
 class BoundScorer:
-    """One, ready to be asked from any thread."""
+    """A scorer with its arguments, ready to be asked from any thread."""
 
     def __init__(
         self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, what: str

@@ -20,7 +20,7 @@ ANSWER, REFERENCE = "model_answer", "ground_truth"
 
 @dataclass(frozen=True, slots=True)
 class ScorerCall:
-    """What may be asked for."""
+    """The values that a scorer may ask for by the names of its arguments."""
 
     workflow_task: WorkflowTask
     workflow_output: WorkflowOutput
@@ -31,7 +31,7 @@ class ScorerCall:
 
     @property
     def task(self) -> Task:
-        """What was to be solved."""
+        """The task that was to be solved."""
         return self.workflow_task.task
 
     @property

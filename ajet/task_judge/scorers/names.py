@@ -49,7 +49,7 @@ class MCPScorerFactory:
 
 
 def names() -> list[str]:
-    """All that are known."""
+    """The names of all scorers that are known."""
     shipped = (name for name, part in known().scorers.items() if part.code)
     return sorted({*shipped, *_registered})
 

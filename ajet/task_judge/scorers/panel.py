@@ -33,7 +33,8 @@ class ScorerPanel:
         self.name = "+".join(member.scorer.name for member in self._members)
 
     async def verdict(self, call: ScorerCall) -> Verdict:
-        """With what each gave in `parts`. Raises JudgeFailure, or what a scorer of weight raised."""
+        """The weighted verdict, with each scorer's in `parts`. Raises JudgeFailure, or what a scorer of weight
+        raised."""
         found = await asyncio.gather(*(_of(member, call) for member in self._members))
         parts: dict[str, float | None] = {}
         for member, verdict in zip(self._members, found, strict=True):

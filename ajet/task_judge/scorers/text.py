@@ -116,7 +116,7 @@ class RegexScorer:
                                   where="ajet.task_judge.scorers") from problem  # fmt: skip
 
     def __call__(self, reply: str, model_answer: str, ground_truth: Any = None) -> tuple[float, bool] | None:
-        """None: there is no pattern. Raises JudgeFailure for a row's that is none."""
+        """The score of a reply; None: there is no pattern. Raises JudgeFailure for a row's that is none."""
         import regex
 
         pattern = self._pattern
