@@ -15,7 +15,7 @@ from ajet.schema.episode import Episode
 
 
 class EpisodeWriter:
-    """Of one file; use it as a context manager."""
+    """Writes episodes to one file; a context manager."""
 
     def __init__(self, files: EpisodeFiles, step: int, split: str) -> None:
         self._files, self._step, self._split = files, step, split

@@ -123,7 +123,7 @@ class EpisodeFiles:
         return [episode for episode, _ in self.recorded(step, split)]
 
     def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:
-        """The same, each with what became of it."""
+        """The recorded episodes of a step, each with its outcome."""
         return list(read_recorded(self.path(step, split)))
 
     def steps(self, split: str = "train") -> list[int]:

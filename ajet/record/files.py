@@ -92,7 +92,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The same, each with its line."""
+    """The rows of a file, each with its line."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -37,7 +37,8 @@ def run_folder(named: str, root: Path, *, holding: str) -> Path:
 
 
 def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
-    """The same where it is there. Raises UserError; `expected`: what holds `holding`, in words."""
+    """The folder of the run that `named` means. Raises UserError where `holding` is not there; `expected`: its
+    words."""
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
@@ -67,6 +68,6 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _changed(folder: Path) -> float:
-    """When the run last said what it does."""
+    """The time at which the run last said what it does."""
     status = folder / "status.json"
     return (status if status.exists() else folder).stat().st_mtime

@@ -55,12 +55,12 @@ class Glimpse:
 
     @property
     def refuses(self) -> bool:
-        """It says that it will not."""
+        """Whether the reply says that it will not."""
         return bool(_REFUSAL.search(self.answer))
 
     @classmethod
     def of(cls, episode: Episode, step: int) -> Glimpse | None:
-        """None for one without a score."""
+        """A glimpse of an episode; None for one without a score."""
         if not episode.scored or episode.reward is None:
             return None
         answer = _answer(episode)
@@ -80,7 +80,7 @@ class Glimpse:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What was seen."""
+    """A sign that the reward is being gamed, and the episodes that show it."""
 
     step: int
     signs: tuple[str, ...]
@@ -89,7 +89,7 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """In a sentence."""
+        """The alarm in a sentence."""
         return f"the reward rises, but {'; '.join(self.signs)}"
 
 
@@ -145,7 +145,7 @@ def _flat(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
 
 
 def _drift(steps: Sequence[Mapping[str, Any]], rewarded: Sequence[Glimpse]) -> list[tuple[str, list[Glimpse]]]:
-    """Of the lengths of replies; a sign only beside held-out numbers that do not rise."""
+    """Alarms of growing or shrinking replies; a sign only beside held-out numbers that do not rise."""
     lengths = [row["train/reply_tokens"] for row in steps if isinstance(row.get("train/reply_tokens"), int | float)]
     if len(lengths) < 2 * WINDOW or not rewarded:
         return []
@@ -192,7 +192,7 @@ def _of_different_tasks(order: Iterable[Glimpse]) -> list[Glimpse]:
 
 
 def _answer(episode: Episode) -> str:
-    """What its last reply says."""
+    """The text of the episode's last reply."""
     for call in reversed(episode.calls):
         if call.reply is not None:
             message = episode.messages[call.reply]

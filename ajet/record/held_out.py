@@ -50,12 +50,12 @@ class Measurement:
         return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The measurement as JSON values."""
         return {"attempts": {task: list(rewards) for task, rewards in self.attempts.items()}, "left_out": self.left_out}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
-        """What `as_json` gave; None for None."""
+        """The measurement that `as_json` gave; None for None."""
         if value is None:
             return None
         return cls({task: tuple(rewards) for task, rewards in value["attempts"].items()}, value["left_out"])

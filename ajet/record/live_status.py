@@ -68,7 +68,7 @@ class LiveStatus:
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """The status as JSON values."""
         return asdict(self)
 
 
@@ -165,7 +165,7 @@ def _label(text: str) -> str:
 
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """Of the last training steps."""
+    """The rows of the last training steps."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -210,7 +210,7 @@ def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
 
 
 def _staleness(path: Path) -> dict[int, int]:
-    """As `train/staleness` counts it: from the weights that the step was trained from."""
+    """Sampled tokens by staleness, counted as `train/staleness` does: from the weights the step was trained from."""
     counts: Counter[int] = Counter()
     if not path.exists() or NAME.fullmatch(path.name) is None:
         return {}

@@ -29,19 +29,19 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a folder."""
+    """The process that holds a folder."""
 
     process: ProcessIdentity
     kernel: bool
     """Whether the kernel keeps the lock for it."""
 
     def written(self) -> str:
-        """As `lock.json` has it."""
+        """The holder as `lock.json` has it."""
         return json.dumps({**asdict(self.process), "kernel": self.kernel}) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """What a `lock.json` of this or an earlier version says; None without a readable one."""
+        """The holder in a `lock.json` of this or an earlier version; None without a readable one."""
         try:
             content = read_json(path)
             return cls(ProcessIdentity.recorded(content), bool(content.get("kernel", False)))

@@ -21,7 +21,7 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {messag
 
 
 def log_name(run: Path, role: str, rank: int | str = 0) -> str:
-    """Of the log of a run's process: `role` says what it does, `rank` which of its kind it is."""
+    """The name of a process' log: `role` says what it does, `rank` which of its kind it is."""
     parts = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-") for part in (role, str(rank)))
     return "_".join([run.name, *parts]) + ".log"
 

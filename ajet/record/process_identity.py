@@ -90,7 +90,7 @@ class ProcessIdentity:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str | None:
-    """The same for every process of one kernel from boot to shutdown."""
+    """An id that every process of one kernel shares from boot to shutdown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Of positions of the training order, over all epochs."""
+    """The positions of the training order that were skipped, doubled, failed or forked, over all epochs."""
 
     consumed: int
     under_way: int

@@ -28,7 +28,7 @@ EARLIER_DEFAULTS: dict[str, Any] = {"ajet.trainer_common.algorithm.is_cap": None
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What makes two starts the same run."""
+    """The settings that make two starts the same run."""
 
     run_id: str
     """With the step it names a policy version."""

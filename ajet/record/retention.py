@@ -26,7 +26,7 @@ LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.da
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """None: all stay."""
+    """The bounds of what is kept of each kind; None: all stays."""
 
     episodes: int | None
     """Training steps whose episodes stay."""
@@ -36,7 +36,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Going:
-    """What is to go, by kind."""
+    """The files that are to go, by kind."""
 
     paths: dict[str, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     steps: list[int] = field(default_factory=list)

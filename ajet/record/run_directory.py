@@ -202,7 +202,7 @@ class RunDirectory:
             self._lock.release()
 
     def _link_the_rest(self) -> None:
-        """What was recorded after the last row, as a server does at its end."""
+        """Link what was recorded after the last row, as a server does at its end."""
         if self.chain is not None:
             try:
                 self.chain.commit_noted(self.status.get("step"))
@@ -250,7 +250,7 @@ def _remove(folder: Path) -> None:
 
 
 def redactor_of(experiment: Experiment) -> Redactor:
-    """What knows the secrets of its configuration and of this process's environment."""
+    """A redactor that knows the secrets of the configuration and of this process's environment."""
     tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
     return Redactor(literals=literal_secrets(tree))
 

@@ -41,7 +41,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one model (or of its attempts at tasks with one tag)."""
+    """The scores of one model's attempts, or of those at tasks with one tag."""
 
     attempts: Sequence[Attempt]
     lowest: float = 0.0
@@ -88,16 +88,16 @@ class Scores:
 
     @cached_property
     def solved(self) -> dict[str, float]:
-        """By task: the share of its attempts that succeeded."""
+        """The share of attempts that succeeded, by task."""
         return {task: fmean(a.success for a in attempts) for task, attempts in self.by_task.items()}
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """By task: the mean reward of its attempts, a failed one at what a failure is worth."""
+        """The mean reward of the attempts, by task; a failed one counts what a failure is worth."""
         return {task: fmean(self.worth(a) for a in attempts) for task, attempts in self.by_task.items()}
 
     def worth(self, attempt: Attempt) -> float:
-        """Its reward, or what a failure is worth."""
+        """The attempt's reward, or what a failure is worth."""
         return self.lowest if attempt.reward is None else attempt.reward
 
     def passes(self, k: int) -> Rate | None:
@@ -131,7 +131,7 @@ class Scores:
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def tagged(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
-        """The same for the tasks of each tag, by name; a task with several counts for each of them."""
+        """The scores at the tasks of each tag, by name; a task with several counts for each of them."""
         parts: dict[str, list[Attempt]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
@@ -148,7 +148,7 @@ class Scores:
         return {name: Scores(parts[name], self.lowest) for name in sorted(parts)}
 
     def each_scorer(self) -> dict[str, tuple[float | None, int, int]]:
-        """Of each scorer that was asked: the mean of what it gave, over how many, of how many."""
+        """For each scorer that was asked: the mean of what it gave, over how many, of how many."""
         given: dict[str, list[float | None]] = {}
         for attempt in self.attempts:
             for name, score in attempt.parts.items():

@@ -131,7 +131,7 @@ def _unmistakable(value: str) -> bool:
 
 
 def _forms(secret: str) -> set[str]:
-    """As it is, and as it reads in JSON, and in JSON that is a text of JSON."""
+    """The secret as it is, as it reads in JSON, and in JSON that is a text of JSON."""
     forms = {secret}
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]

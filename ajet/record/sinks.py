@@ -24,7 +24,7 @@ _kept: list[Sink] = []
 
 
 class Sink:
-    """One of ours, from now until `close`."""
+    """A log sink of ajet's, from now until `close`."""
 
     def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
         # diagnose would write the values of local variables, keys among them, into tracebacks
@@ -58,7 +58,7 @@ def take_first() -> bool:
 
 
 def give_first_back() -> None:
-    """As loguru adds it."""
+    """Add loguru's first sink again, as loguru adds it."""
     global _first
     _first = logger.add(sys.stderr)
 

@@ -14,7 +14,7 @@ from ajet.schema.process_reward import ProcessReward
 
 
 def encode_verdict(verdict: Verdict) -> dict[str, Any]:
-    """As JSON has it."""
+    """The verdict as JSON values."""
     row: dict[str, Any] = {"reward": verdict.reward, "success": verdict.success, "reason": verdict.reason}
     if verdict.scorer or verdict.parts:
         row |= {"scorer": verdict.scorer, "parts": dict(verdict.parts)}
@@ -28,6 +28,6 @@ def encode_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def decode_verdict(row: Mapping[str, Any]) -> Verdict:
-    """As an episode has it. Raises TypeError, ValueError and kin for what is none."""
+    """The verdict out of JSON values. Raises TypeError, ValueError and kin for what is none."""
     process = tuple(ProcessReward.model_validate(part) for part in row.get("process", ()))
     return Verdict(**{**row, "process": process})

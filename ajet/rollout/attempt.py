@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """What an isolation is given to run. `open` and `close` may be called from any thread."""
+    """One attempt at a task, as an isolation runs it. `open` and `close` may be called from any thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Attempt:
         return self.session
 
     async def aopen(self, trainable: Collection[str] | None) -> Session:
-        """The same."""
+        """Open the attempt's session, for code on an event loop."""
         return self.open(trainable)
 
     def close(self) -> Capture | None:
@@ -88,7 +88,7 @@ class Attempt:
 
 
 class Performable(Protocol):
-    """What `perform` needs of an attempt."""
+    """The part of an attempt that `perform` needs."""
 
     workflow_class: type[Any]
     task: WorkflowTask
@@ -102,12 +102,12 @@ class Performable(Protocol):
 
     @property
     def replay(self) -> Replayed | None:
-        """What answers in place of tools."""
+        """The recorded uses that answer in place of tools."""
         ...
 
     @property
     def pin(self) -> Pin:
-        """What pins them for the run."""
+        """The function that pins an answer of a tool for the run."""
         ...
 
     def open(self, trainable: Collection[str] | None) -> Endpoints:
@@ -115,7 +115,7 @@ class Performable(Protocol):
         ...
 
     async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
-        """The same, for code on an event loop: others there go on meanwhile."""
+        """Open the endpoints, for code on an event loop: others there go on meanwhile."""
         ...
 
 
@@ -135,7 +135,7 @@ async def perform(attempt: Performable) -> WorkflowOutput:
 
 
 def perform_plain(attempt: Performable) -> WorkflowOutput:
-    """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
+    """Perform the attempt by a plain `execute`; one that returns a coroutine is run to its end."""
     with no_exit(), closing(attempt.resources):
         workflow, trainable = _made(attempt)
         tuner = _tuner(attempt, attempt.open(trainable), trainable)

@@ -35,5 +35,5 @@ class AttemptResult:
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Of an attempt that somebody else made."""
+        """The result of an attempt that somebody else made."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)

@@ -40,7 +40,7 @@ HANGS_S = 1.5
 
 
 class Attempts:
-    """Of one rollout; `one` and what it calls run on `loop`."""
+    """Plays the attempts of one rollout; `one` and what it calls run on `loop`."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def metadata(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words_of(problem: BaseException) -> str:
-    """What an exception says; one whose own `__str__` raises says that it does."""
+    """The message of an exception; one whose own `__str__` raises says that it does."""
     try:
         return str(problem)
     except Exception as error:  # noqa: BLE001 - user code, too

@@ -34,7 +34,7 @@ def lost(failure: Failure | None) -> bool:
 
 
 class Breaker:
-    """Of all attempts of one rollout."""
+    """Pauses new attempts of one rollout while what is outside of the model fails."""
 
     def __init__(self, settings: BreakerSettings, *, on: bool = True) -> None:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
@@ -59,7 +59,7 @@ class Breaker:
 
     @property
     def why(self) -> str:
-        """What it was opened for."""
+        """The failure for which it was opened."""
         return self._why
 
     def begins(self) -> Turn:
@@ -198,11 +198,11 @@ class Turn:
         return lost(failure) and await self._breaker._took(self, stopped)
 
     def back(self) -> None:
-        """It waited for others, having left, and goes on."""
+        """Go on after waiting for others, which the turn had left for."""
         self._breaker._under_way.add(self)
 
     def leave(self) -> None:
-        """It is concluded, in whatever way, or waits for others. Idempotent."""
+        """End the turn, however the attempt ended, or while it waits for others. Idempotent."""
         if self._probes:
             self.ended(None, aborted=True)
         self._breaker._leaves(self)

@@ -49,7 +49,7 @@ class Episodes:
         sampling: Sampling,
         on_end: Callable[[Episode], None] | None = None,
     ) -> None:
-        """One episode, from its wait for a slot to its place in the group."""
+        """Play one episode, from its wait for a slot to its place in the group."""
         turn = self._breaker.begins()
         try:
             episode = await self._played(play, group, slots, identity, sampling, turn)

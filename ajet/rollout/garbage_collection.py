@@ -20,7 +20,7 @@ _before = gc.get_threshold()
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Within the block (and others that overlap it) collect rarely."""
+    """Within the block (and others that overlap it) Python collects reference cycles rarely."""
     global _users, _before
     with _lock:
         if not _users:

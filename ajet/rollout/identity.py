@@ -34,7 +34,7 @@ class Identity:
 
     @property
     def group(self) -> str:
-        """The same for all attempts of a group, and for those that are played again."""
+        """The group's id, the same for all its attempts and for those that are played again."""
         return uuid.uuid5(NAMESPACE, self._of_group()).hex
 
     def _of_group(self) -> str:
@@ -42,7 +42,7 @@ class Identity:
 
 
 def workflow_task(identity: Identity) -> WorkflowTask:
-    """What `execute` and the judge receive."""
+    """The task as `execute` and the judge receive it."""
     task = identity.task
     return WorkflowTask(
         task=task,

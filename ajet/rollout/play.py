@@ -37,7 +37,7 @@ class GivenBack:
 
 @dataclass(slots=True)
 class Tally:
-    """What a play came to; `Rollout.tally` of the last one."""
+    """The counts of one play; `Rollout.tally` has those of the last."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     """Episodes by status."""
@@ -95,7 +95,7 @@ class Play:
                 group.stop(reason)
 
     def finish(self) -> None:
-        """All groups have closed: fill up, sort what is left, end the events."""
+        """Fill up and end the events, after all groups have closed; sort what is left."""
         left = [group for group in self._closed.values() if group.index not in self._given]
         left.sort(key=lambda group: (not group.group().scored, group.index))
         for group in left:

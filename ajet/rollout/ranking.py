@@ -34,7 +34,7 @@ Ask = Callable[[Mapping[int, Arrived]], Awaitable[Mapping[int, Verdict]]]
 
 
 class Ranking:
-    """Of one group; lives on the rollout's loop."""
+    """Ranks the attempts of one group; lives on the rollout's loop."""
 
     def __init__(self, repeats: int, ask: Ask, on_arrival: Callable[[], None]) -> None:
         """`on_arrival` is told when another one waits."""

@@ -131,7 +131,7 @@ class _Arrival:
         loop.call_soon(self.done)
 
     def done(self) -> None:
-        """One loop's requests have arrived."""
+        """Note that one loop's requests have arrived."""
         with self._lock:
             self._left -= 1
             if self._left:

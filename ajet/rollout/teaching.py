@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Teacher(Protocol):
-    """Who has log-probabilities of given tokens. Its ids are the policy's."""
+    """A model that gives log-probabilities of given tokens. Its ids are the policy's."""
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """[T] per line at temperature 1, read where its mask is. Raises TeacherFailure."""
         ...
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Close the teacher: nothing more is asked."""
         ...
 
 

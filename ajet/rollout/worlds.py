@@ -35,7 +35,7 @@ GOODBYE_S = 3.0
 
 
 class Worlds:
-    """Of one rollout. `release` may be called from any thread, `enter` on the rollout's loop."""
+    """The worlds of one rollout. `release` may be called from any thread, `enter` on the rollout's loop."""
 
     def __init__(self, chosen: Chosen | None, timeout: float | None) -> None:
         """`timeout`: of an episode, in seconds."""
@@ -45,7 +45,7 @@ class Worlds:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Worlds:
-        """Those that an experiment names. Raises UserError."""
+        """The worlds that an experiment names. Raises UserError."""
         return cls(chosen(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:

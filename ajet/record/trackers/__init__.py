@@ -29,7 +29,7 @@ __all__ = ["TrackedRun", "Tracker", "Trackers", "open_trackers"]
 
 
 class Trackers:
-    """Those of a run; see the module's invariant."""
+    """The trackers of a run; see the module's invariant."""
 
     def __init__(self, opened: Iterable[Tracker] = ()) -> None:
         self.opened = list(opened)

@@ -100,5 +100,5 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _name(text: str) -> str:
-    """With signs that they take only."""
+    """The text with signs only that MLflow takes."""
     return _NO_NAME.sub("_", text)[:250]

@@ -76,6 +76,6 @@ class SwanlabTracker(Tracker):
 
 
 def _quiet() -> None:
-    """What they print goes to their own log in their folder only. They have no setting for it."""
+    """Send what SwanLab prints to its own log in its folder only; it has no setting for it."""
     with suppress(ImportError, AttributeError):
         import_module("swanlab.sdk.internal.pkg.console").c.quiet = True

@@ -58,7 +58,7 @@ SpellFor = Callable[[Path], Spell | None]
 
 
 class Views:
-    """What the page asks for, as plain values. One a server; thread-safe."""
+    """Answers the page's requests as plain values. One a server; thread-safe."""
 
     def __init__(self, library: Library, spell_for: SpellFor) -> None:
         self.library = library
@@ -94,7 +94,7 @@ class Views:
         return {**row, "failed": failed, "log": log_end(folder)}
 
     def live(self, name: str) -> dict[str, Any]:
-        """What `ajet status` says of a run."""
+        """The status of a run, as `ajet status` says it."""
         folder = self.library.path(name)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = checkpoints_of(folder)

@@ -143,7 +143,7 @@ def tokens(
 
 
 def borders(episode: Episode, timeline: Timeline) -> list[dict[str, Any]]:
-    """Where each call along the line's branch begins its own prompt, and its reply."""
+    """The places where each call along the line's branch begins its own prompt, and its reply."""
     found: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
     until = len(timeline.ids)
@@ -158,7 +158,7 @@ def borders(episode: Episode, timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def proof(folder: Path) -> dict[str, Any] | None:
-    """What `ajet prove` last said of the run; None when it has not been asked."""
+    """The result of the run's last `ajet prove`; None where it was not asked."""
     try:
         return read_json(folder / "proof.json")
     except (OSError, ValueError):

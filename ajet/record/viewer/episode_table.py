@@ -25,7 +25,7 @@ QUERY = 160
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode's line lies."""
+    """The place of an episode's line."""
 
     path: Path
     offset: int
@@ -44,7 +44,7 @@ class _File:
 
 
 class EpisodeTable:
-    """One run's episodes. Thread-safe."""
+    """The episodes of one run. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "episodes"

@@ -25,7 +25,7 @@ def without_images(text: str) -> str:
 
 
 def image_characters(value: Any) -> int:
-    """How long the images in some plain value are together, as URLs."""
+    """The length of all images in some plain value together, as URLs."""
     if isinstance(value, str):
         return len(value) if value.startswith("data:") else 0
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

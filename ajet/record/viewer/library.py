@@ -28,7 +28,7 @@ WITHIN = ("debug", "eval")
 
 
 class Missing(AjetError):
-    """What was asked for is not there, or not there any more."""
+    """The thing asked for is not there, or not there any more."""
 
 
 class Library:
@@ -130,7 +130,7 @@ def state(status: dict[str, Any]) -> str:
 
 
 def _text(alarm: Any) -> str | None:
-    """What an alarm says."""
+    """The words of an alarm."""
     return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
 
 

@@ -28,7 +28,7 @@ Value = str | int | float | bool | None
 
 
 class Settings:
-    """Those of each run that was asked for."""
+    """The settings of each run that was asked for."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}

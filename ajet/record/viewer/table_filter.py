@@ -25,7 +25,7 @@ class BadFilter(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TableFilter:
-    """None and empty: no condition."""
+    """The conditions on a table's rows and their order; None and empty: no condition."""
 
     step: tuple[int, int] | None = None
     split: str = ""
@@ -41,7 +41,7 @@ class TableFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> TableFilter:
-        """From a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises BadFilter."""
+        """The filter of a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises BadFilter."""
         unknown = set(query) - {
             *("step", "split", "task", "status", "agent", "reward", "text", "sort", "offset", "limit", "key")
         }

@@ -45,7 +45,7 @@ class Isolation(Protocol):
         ...
 
     def stands(self, attempt: Attempt) -> str:
-        """Where the person's code stands now, file:line; "" where that is not known."""
+        """The line at which the person's code stands now, file:line; "" where that is not known."""
         ...
 
     def stop(self, attempt: Attempt) -> None:

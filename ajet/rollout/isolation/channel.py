@@ -19,7 +19,7 @@ _PIECE = 1 << 16
 
 
 class Message(NamedTuple):
-    """One of them."""
+    """A message between the two sides."""
 
     about: int
     """The number of its attempt."""

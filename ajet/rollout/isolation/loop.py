@@ -28,7 +28,7 @@ class LoopIsolation:
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
-        """It takes any code, and is made for code that awaits."""
+        """Open it for any code; it is made for code that awaits."""
         return cls()
 
     def __init__(self) -> None:

@@ -83,12 +83,12 @@ class LoopsHandle:
 
     @property
     def playing(self) -> int:
-        """How many attempts it plays that nobody has stopped."""
+        """The number of attempts that it plays and nobody has stopped."""
         return len(self._playing)
 
     @property
     def abandoned(self) -> int:
-        """How many were stopped and have not ended."""
+        """The number of attempts that were stopped and have not ended."""
         return len(self._stopped)
 
     def begin(self, attempt: Attempt, future: Future[WorkflowOutput]) -> bool:
@@ -234,14 +234,14 @@ class LoopsHandle:
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        """One that takes no more attempts and plays none is ended."""
+        """End the process once it takes no more attempts and plays none."""
         with self._lock:
             process = None if self.takes or self._playing else self._process
         if process is not None and process.alive:
             process.kill()
 
     def _over(self, why: str) -> None:
-        """It is gone, and with it what it played."""
+        """Fail all that the process played: it is gone."""
         with self._lock:
             self.takes = False
             lost = tuple(self._playing.values())

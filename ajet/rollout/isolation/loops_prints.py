@@ -36,7 +36,7 @@ class Tail:
         return held >= bounds.PRINTED or ("\n" in text and self._taken < CHATTY)
 
     def take(self) -> tuple[str, int]:
-        """It, and how many characters before it are lost."""
+        """The text kept, and the number of characters before it that are lost."""
         text = self._drained()
         cut, self._cut, self._held = self._cut, 0, 0
         self._taken += len(text) + cut
@@ -61,7 +61,7 @@ class Speaker(Protocol):
     """The process in which it does; one that was forked from it prints where that one did."""
 
     def prints(self, text: str) -> None:
-        """What it printed."""
+        """Pass on what an attempt printed."""
         ...
 
 
@@ -91,31 +91,31 @@ class Prints(io.TextIOBase):
         self._real.flush()
 
     def fileno(self) -> int:
-        """That of the real one."""
+        """The descriptor of the real stream."""
         return self._real.fileno()
 
     def isatty(self) -> bool:
-        """It is a pipe."""
+        """False: it is a pipe."""
         return False
 
     def writable(self) -> bool:
-        """It is."""
+        """True, always."""
         return True
 
     def close(self) -> None:
-        """It is everybody's: it stays open."""
+        """Does nothing: the stream is everybody's, and stays open."""
 
     def reconfigure(self, **_: Any) -> None:
         """See TextIOWrapper: what is told is text, in no encoding."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the real one."""
+        """The encoding of the real stream."""
         return self._real.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """That of the real one."""
+        """The error handling of the real stream."""
         return self._real.errors
 
 
@@ -136,5 +136,5 @@ class _Bytes(io.BufferedIOBase):
         self._prints.flush()
 
     def writable(self) -> bool:
-        """It is."""
+        """True, always."""
         return True

@@ -40,7 +40,7 @@ OF_NOBODY = 0
 
 
 class Talk:
-    """What one of them says beside its questions."""
+    """A message of an attempt that is no question."""
 
     def __init__(self, number: int, kind: str) -> None:
         self.number, self.kind, self.tail = number, kind, Tail()
@@ -61,7 +61,7 @@ class SharedLine(Line):
         """Those of whose words some are not told yet, each once."""
 
     def begin(self, attempt: int) -> None:
-        """From now on it may ask."""
+        """Let the attempt ask from now on."""
         with self._books:
             self._asked[attempt] = deque()
 
@@ -82,7 +82,7 @@ class SharedLine(Line):
         return answer
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
-        """One question, one answer, for which this thread waits. Raises EpisodeFailed."""
+        """Ask one question and wait, in this thread, for its answer. Raises EpisodeFailed."""
         return answered(kind, self.post(attempt, kind, value).result())
 
     def hand(self, answer: Message) -> None:
@@ -122,7 +122,7 @@ class SharedLine(Line):
                 self._channel.send(talk.number, talk.kind, encoded(said))
 
     def ended(self, attempt: int, body: bytes) -> None:
-        """Its last word, once: nobody asks in its name after it."""
+        """Send the attempt's last word, once: nobody asks in its name after it."""
         with self._lock:
             self._send_talk()
             with self._books:
@@ -136,7 +136,7 @@ class SharedLine(Line):
 
 
 class SharedAttempt(FarAttempt):
-    """One of many on this side."""
+    """One of the many attempts on this side."""
 
     def __init__(self, line: SharedLine, number: int, workflow_class: type[Any], task: Any, config: Any, began: float):
         super().__init__(workflow_class, task, config, FarEndpoints(line, number), began)
@@ -153,7 +153,7 @@ class SharedAttempt(FarAttempt):
         return self._endpoints
 
     async def aopen(self, trainable: Collection[str] | None) -> FarEndpoints:
-        """The same while others go on, with the endpoint that most agents ask for next."""
+        """Open the endpoints while others go on, with the one that most agents ask for next."""
         self.stage = "open"
         opened = self._line.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._line.post(self.number, "endpoint", (AGENT, AGENT, None))
@@ -168,12 +168,12 @@ class SharedAttempt(FarAttempt):
             self.flush()
 
     def flush(self) -> None:
-        """What is left of it."""
+        """Send what is left of its prints."""
         self._line.say(self._talk)
 
 
 class Threads(ThreadIsolation):
-    """Of attempts whose `execute` is a plain function."""
+    """The threads of attempts whose `execute` is a plain function."""
 
     def _run(self, attempt: Any, *more: Any) -> None:
         speaks.set(attempt)
@@ -239,7 +239,7 @@ class SharedPlayer:
         future.add_done_callback(lambda done: self._done(attempt, done))
 
     def _done(self, attempt: SharedAttempt, future: Future[WorkflowOutput]) -> None:
-        """Its future is: it has an outcome, or it was stopped and its task may go on."""
+        """The attempt's future is done: it has an outcome, or it was stopped and its task may go on."""
         if future.cancelled():
             if attempt.left:
                 self._end(attempt.number, attempt, failed("stopped", "it was stopped", boundary="ajet").failure)
@@ -250,7 +250,7 @@ class SharedPlayer:
         self._end(attempt.number, attempt, future.result() if problem is None else classify(problem, attempt.stage))
 
     def left(self, attempt: SharedAttempt) -> None:
-        """Its task is over."""
+        """The attempt's task is over."""
         attempt.left = True
         found = self._attempts.get(attempt.number)
         if found is not None and found[1].cancelled():

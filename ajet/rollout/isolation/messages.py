@@ -33,7 +33,7 @@ _WRONG = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Overf
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the workflow class comes from, for another process."""
+    """The place of the workflow class, for another process."""
 
     reference: str
     base: Path
@@ -44,7 +44,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended, and what it left otherwise than it found it, in words."""
+    """The end of an attempt, and what it left otherwise than it found it, in words."""
 
     outcome: WorkflowOutput | Failure
     left: list[str]
@@ -123,7 +123,7 @@ def encode_question(kind: str, asked: Any) -> bytes:
 
 
 def decode_question(kind: str, body: Any) -> Any:
-    """What is asked or said. Raises ValueError."""
+    """The question or the message of that kind. Raises ValueError."""
     try:
         return _question(kind, body)
     except _WRONG as problem:
@@ -183,7 +183,7 @@ def encode_failure(failure: Failure, left: list[str]) -> bytes:
 
 
 def decode_ended(body: Any) -> Ended:
-    """How the attempt ended. Raises ValueError."""
+    """The end of the attempt. Raises ValueError."""
     try:
         left = _short(_texts(body["left"]))
         if "failure" in body:

@@ -19,7 +19,7 @@ _TRIES, _PAUSE_S = 10, 0.1
 
 
 def give_way(process: int) -> None:
-    """Of a process that was just started: what it starts from now on has the same priority."""
+    """Lower the priority of a process that was just started, and of all that it starts from now on."""
     with suppress(ProcessLookupError):  # it has ended: its output says why
         os.setpriority(os.PRIO_PROCESS, process, min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19))
 

@@ -112,7 +112,7 @@ class ProcessIsolation:
                 self._retire(worker)
 
     def _retire(self, worker: WorkerHandle) -> None:
-        """Its next attempt would find what this one left."""
+        """Use the worker no more: its next attempt would find what this one left."""
         worker.kill()
         news = [change for change in worker.changes if change not in self._said]
         self._said.update(news)
@@ -158,7 +158,7 @@ def start_process(home: Home, ends: Ends, worker: str = WORKER) -> Started:
 
 
 def home_of(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
-    """How another process finds the class. Raises ConfigError where none can."""
+    """The place at which another process finds the class. Raises ConfigError where none can."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow

@@ -94,7 +94,7 @@ class SandboxIsolation(ProcessIsolation):
 
 
 class Box:
-    """How a sandbox for a worker is made."""
+    """Makes sandboxes for workers."""
 
     def __init__(self, home: Home, door: str, base_url: str, limits: Limits) -> None:
         self._home, self._door, self._base_url, self._limits = home, door, base_url, limits
@@ -177,7 +177,7 @@ class Box:
         return self._held(process, told_pid(told, process.pid), goes)
 
     def _held(self, process: subprocess.Popen[bytes], first: int, goes: int) -> Started:
-        """Its memory and processes are held from before its first program on."""
+        """Hold the process' memory and children to their bounds from before its first program on."""
         group = control_group(self._limits)
         if group is not None:
             try:
@@ -269,7 +269,7 @@ class Door:
 
 
 def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
-    """In this thread; what is under way on the loop then is cancelled. The loop stays open."""
+    """Run the coroutine in this thread, and cancel what is under way on the loop then. The loop stays open."""
     asyncio.set_event_loop(loop)
     loop.run_until_complete(until_closed)
     tasks = asyncio.all_tasks(loop)

@@ -22,7 +22,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Surroundings:
-    """As they were at one moment."""
+    """A process' surroundings, as they were at one moment."""
 
     folder: str | None
     environment: dict[str, str]
@@ -32,13 +32,13 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Of this process."""
+        """The surroundings of this process now."""
         return cls(
             _folder(), dict(os.environ), frozenset(threading.enumerate()), frozenset(_children()), _standard_output()
         )
 
     def left(self) -> list[str]:
-        """What is not as it was, in words; empty when all is. Waits for what is about to end."""
+        """The changes since, in words; empty where there are none. Waits for what is about to end."""
         until = time.monotonic() + SETTLE
         while (changes := self._changes()) and not self._lasting and time.monotonic() < until:
             time.sleep(0.01)

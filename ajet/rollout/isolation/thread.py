@@ -70,7 +70,7 @@ class ThreadIsolation:
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ThreadIsolation:
-        """It takes any code."""
+        """Open it for any code."""
         return cls()
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class UserLoop:
         self._loop.call_later(0.1, self._loop.stop)
 
     def _watch(self) -> None:
-        """One task seen at every look, with no beat of the loop between, is blocking."""
+        """Watch for a task that blocks: one seen at every look, with no beat of the loop between."""
         sent = heard = 0
         named: asyncio.Task[Any] | None = None
 

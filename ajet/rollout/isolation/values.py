@@ -31,7 +31,7 @@ def encoded(value: Any, *, exact: bool = False) -> bytes:
 
 
 def decoded(text: bytes) -> Any:
-    """What those bytes say. Raises ValueError for any others."""
+    """The value that those bytes encode. Raises ValueError for any others."""
     try:
         return _value(json.loads(text.decode("utf-8", "surrogatepass"), parse_constant=_no_number))
     except (TypeError, OverflowError, RecursionError) as problem:

@@ -63,7 +63,7 @@ class Line:
         return self._channel.receive()
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
-        """One question, one answer. Raises EpisodeFailed."""
+        """Ask one question and wait for its answer. Raises EpisodeFailed."""
         if os.getpid() != self.owner:
             raise failed("forked", "a forked process asked for a model: make its client before the fork")
         body = encode_question(kind, value)
@@ -93,12 +93,12 @@ class Line:
 
 
 def over() -> EpisodeFailed:
-    """Of an attempt in whose name somebody asks although it has ended."""
+    """The error for a question in the name of an attempt that has ended."""
     return failed("stopped", "its episode is over", boundary="ajet")
 
 
 def answered(kind: str, answer: Message) -> Any:
-    """What the answer to a question of that kind says. Raises EpisodeFailed."""
+    """The value of the answer to a question of that kind. Raises EpisodeFailed."""
     if answer.kind == "ok":
         return decode_answer(kind, answer.body)
     if answer.kind == "failed":
@@ -124,7 +124,7 @@ class FarEndpoints:
         return self._known[asked]
 
     def know(self, agent: str, endpoint: Endpoint) -> None:
-        """That of an agent, which was asked for already."""
+        """Keep an agent's endpoint, which was asked for already."""
         self._known[agent, agent, None] = endpoint
 
     def context_full(self) -> bool:
@@ -146,7 +146,7 @@ class FarEndpoints:
         return pinned
 
     def ask(self, kind: str, value: Any) -> Any:
-        """One question, one answer. Raises EpisodeFailed."""
+        """Ask one question and wait for its answer. Raises EpisodeFailed."""
         return self._line.ask(self._attempt, kind, value)
 
 
@@ -162,7 +162,7 @@ class FarReplay:
         return found
 
     def tools(self) -> list[dict[str, Any]] | None:
-        """The same."""
+        """The recorded tools of the replayed episode."""
         found: list[dict[str, Any]] | None = self._asked("replayed_tools", None)
         return found
 
@@ -176,7 +176,7 @@ class FarReplay:
 
 
 class FarAttempt:
-    """What `perform` needs of an Attempt, on this side."""
+    """The part of an attempt that `perform` needs, on this side."""
 
     def __init__(
         self, workflow_class: type[Any], task: WorkflowTask, config: Any, endpoints: FarEndpoints, began: float
@@ -205,7 +205,7 @@ class FarAttempt:
         return self._endpoints
 
     async def aopen(self, trainable: Collection[str] | None) -> FarEndpoints:
-        """The same."""
+        """Open the endpoints, for code on an event loop."""
         return self.open(trainable)
 
 

@@ -223,7 +223,7 @@ class WorkerHandle:
             return code
 
     def _have_it_close(self, grace: float) -> None:
-        """It closes what its attempt opened, and says when that is done."""
+        """Have the worker close what its attempt opened; it says when that is done."""
         until = time.monotonic() + grace
         with suppress(OSError):
             self._life.settimeout(grace)

@@ -40,14 +40,14 @@ class Hears(Protocol):
 
 
 class Plays(Protocol):
-    """What plays here."""
+    """The player of attempts in this worker."""
 
     def hear(self, message: Message) -> None:
-        """What the other side says."""
+        """Hear a message of the other side."""
         ...
 
     def stands(self, number: int) -> str:
-        """Where the person's code stands in the attempt of that number."""
+        """The line at which the person's code stands in the attempt of that number."""
         ...
 
     def close_beside(self) -> Sequence[threading.Thread]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Of one desk."""
+    """Decides which episodes one desk admits."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Beginnings:
-    """Those of one desk; each on its loop."""
+    """Begins the episodes of one desk, each on its loop."""
 
     def __init__(self, gateway: Gateway, settings: AjetConfig, *, run_id: str, split: Split, trained_on: bool) -> None:
         """`trained_on`: there are groups, and a trainer that takes them."""
@@ -61,7 +61,7 @@ class Beginnings:
 
 
 def told(served: Served, version: int) -> dict[str, Any]:
-    """What the client gets that began it."""
+    """The answer to the client that began the episode."""
     endpoint = served.endpoint
     return {
         **shown(served, version),

@@ -35,7 +35,7 @@ PATIENCE = 600.0
 
 
 class Deadlines:
-    """Of one desk."""
+    """Keeps the time limits of one desk."""
 
     def __init__(
         self,

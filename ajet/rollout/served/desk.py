@@ -111,7 +111,7 @@ class Desk:
         return await self._here(self._delete(name))
 
     async def state(self, name: str) -> dict[str, Any]:
-        """What is known of it. Raises Refused for an unknown one."""
+        """The state of an episode. Raises Refused for an unknown one."""
         return await self._here(self._state(name))
 
     async def overview(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Desk:
 
     @property
     def playing(self) -> int:
-        """How many episodes are open. From any thread."""
+        """The number of open episodes. From any thread."""
         return len(self._open)
 
     @property
@@ -312,7 +312,7 @@ class Desk:
             served.made = replace(made, split="debug", order=served.lease.order, group=made.uuid)
 
     def _give_up(self, served: Served, reason: str, by: str) -> None:
-        """Its end could not be recorded, and nobody waits for that any longer: it never was."""
+        """Give up an episode whose end could not be recorded, once nobody waits for that: it never was."""
         assert served.made is not None and served.ending is not None
         if served.identity.uuid not in self._open or not served.ending.done():
             return
@@ -369,7 +369,7 @@ class Desk:
                     self._give_up(served, reason, by)
 
     async def _close_early(self, group: OpenGroup, under_way: list[Served]) -> None:
-        """Its deadline has passed: it ends with the episodes it has."""
+        """Close a group whose deadline has passed, with the episodes it has."""
         group.close()
         await self._stop(under_way, "group_deadline", "server")
         if group.episodes:
@@ -395,5 +395,5 @@ class Desk:
 
 
 def closing() -> Refused:
-    """What clients get as the desk closes."""
+    """The refusal that clients get as the desk closes."""
     return Refused("The server is closing.", status=503, code="closing")

@@ -14,7 +14,7 @@ REMEMBERED = 10_000
 
 
 class Ended:
-    """By their names. On the desk's loop."""
+    """The ended episodes, by their names. On the desk's loop."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -34,7 +34,7 @@ class Ended:
             self._told.popitem(last=False)
 
     def changed(self, told: dict[str, Any]) -> None:
-        """It has its reward only now."""
+        """Note the reward of an episode that has it only now."""
         self.counts["completed"] -= 1
         self.counts[told["status"]] += 1
         if told["episode"] in self._told:

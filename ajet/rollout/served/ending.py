@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Keeper(Protocol):
-    """Where ends go before they are acknowledged."""
+    """The place where ends go before they are acknowledged."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
         """Keep one. On return it is on the disk; after an error it may be put again. Raises one of CANNOT_NOW.
@@ -36,7 +36,7 @@ class Keeper(Protocol):
 
 
 class Endings:
-    """Those of one desk; awaited on its loop."""
+    """Ends the episodes of one desk; awaited on its loop."""
 
     def __init__(
         self,

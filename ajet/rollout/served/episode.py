@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a client asks for."""
+    """A client's request to begin an episode."""
 
     task: Task | None = None
     """None: the next one of the task reader, of its held-out ones where that is asked for."""
@@ -45,12 +45,12 @@ class ServedIdentity(Identity):
 
     @property
     def uuid(self) -> str:
-        """Its name."""
+        """The episode's name."""
         return self.name
 
     @property
     def group(self) -> str:
-        """That of its group; its own where it is in none."""
+        """The name of its group; its own where it is in none."""
         return self.group_name or self.name
 
 
@@ -89,7 +89,7 @@ class Served:
 
 
 def shown(served: Served, version: int) -> dict[str, Any]:
-    """What a client sees of one that is under way, the policy being at `version`."""
+    """A client's view of an episode that is under way, the policy being at `version`."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded is not None else "judging" if served.ending else "open",
@@ -100,13 +100,13 @@ def shown(served: Served, version: int) -> dict[str, Any]:
 
 
 def given_up(episode: Episode, reason: str) -> dict[str, Any]:
-    """What a client sees of one whose end could not be recorded before it was given up."""
+    """A client's view of an episode whose end could not be recorded before it was given up."""
     told = {"status": "aborted", "reward": None, "success": None, "boundary": None}
     return {**outcome_of(episode), **told, "reason": f"{reason}: its end could not be recorded"}
 
 
 def outcome_of(episode: Episode) -> dict[str, Any]:
-    """What a client sees of one that has ended."""
+    """A client's view of an episode that has ended."""
     verdict, failure = episode.verdict, episode.failure
     reason = failure.message if failure else episode.ending or (verdict.reason if verdict else "")
     return {

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 async def asked(question: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
-    """What the store answers, whose server may be away. Raises Refused while it cannot."""
+    """The store's answer, whose server may be away. Raises Refused while it cannot."""
     try:
         return await asyncio.to_thread(question, *given, **more)
     except CANNOT_NOW as error:
@@ -41,7 +41,7 @@ async def asked(question: Callable[P, T], *given: P.args, **more: P.kwargs) -> T
 
 
 class OpenGroups:
-    """Of one desk."""
+    """The open groups of one desk."""
 
     def __init__(self, store: Store, tasks: TaskOrder | None, places: int) -> None:
         """`tasks` None: clients bring all tasks themselves. `places`: attempts at a task."""
@@ -61,7 +61,7 @@ class OpenGroups:
         return group in self._open and group not in self._leaving
 
     def take_up(self, lease: Lease) -> OpenGroup:
-        """One that the store has of an earlier server."""
+        """Take up a group that the store has of an earlier server."""
         group = OpenGroup(lease.kept[0].episode.task, lease, self._places)
         for one in lease.kept:
             group.restore(one.episode)
@@ -84,7 +84,7 @@ class OpenGroups:
             return found
 
     def _refuse_all_busy(self, task: Task | None) -> None:
-        """Of the reader's tasks no more than an epoch's are begun ahead for nobody. Raises Refused."""
+        """Refuse to begin more of the reader's tasks ahead, for nobody, than an epoch has. Raises Refused."""
         ahead = sum(group.untouched and group.suits(None) for group in self._open)
         if task is None and self._tasks is not None and ahead >= len(self._tasks):
             raise Refused(
@@ -122,7 +122,7 @@ class OpenGroups:
             await asyncio.sleep(SETTLING)
 
     def older_than(self, seconds: float) -> list[OpenGroup]:
-        """Those that have waited that long."""
+        """The groups that have waited that long."""
         now = time.monotonic()
         return [group for group in self._open if now - group.began > seconds]
 
@@ -136,7 +136,7 @@ class OpenGroups:
             self._open.remove(group)
 
     async def remove(self, group: OpenGroup, *, whole: bool) -> None:
-        """It waits no longer. `whole`: after a restart, too. Stays here where this is cancelled."""
+        """Let the group wait no longer. `whole`: after a restart, too. It stays where this is cancelled."""
         if whole:
             self._leaving.add(group)
             try:

@@ -14,7 +14,7 @@ from ajet.schema.task import Task
 
 
 class HeldOutTasks:
-    """Of one desk."""
+    """The held-out tasks that one desk gives to clients."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks

@@ -66,7 +66,7 @@ class Begun(BaseModel):
 
 
 class Opened(Begun):
-    """With what its agent needs."""
+    """An opened episode, with what its agent needs."""
 
     task: dict[str, Any]
     base_url: str = Field(description="For clients of OpenAI's protocols; without /v1 for Anthropic's.")
@@ -116,7 +116,7 @@ class Problem(BaseModel):
 
 
 class Request(NamedTuple):
-    """One of the routes."""
+    """One of the routes of `ajet serve`."""
 
     method: str
     path: str

@@ -33,7 +33,7 @@ def waits(episode: Episode) -> bool:
 
 
 class GroupRanking:
-    """Of one desk; on its loop."""
+    """Ranks the groups of one desk; on its loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GroupRanking:
         asked.add_done_callback(self._over)
 
     async def stop(self) -> None:
-        """What is under way ends without a ranking; `ended` has been told of all."""
+        """End what is under way without a ranking; `ended` has been told of all."""
         asked = list(self._asked)
         for each in asked:
             each.cancel()
