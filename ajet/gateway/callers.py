@@ -38,7 +38,7 @@ def grant_of(keys: Keys[Session], scope: Mapping[str, Any], headers: Headers) ->
 
 
 def caller_of(grant: Grant[Session], headers: Headers, body: Mapping[str, Any]) -> Caller:
-    """Who asks. Raises Refused."""
+    """The caller behind a request: agent and sampling by key, headers or model name. Raises Refused."""
     agent, target = _from_model(body.get("model"), grant.session.model_name)
     if agent is None:
         agent = _header(headers, b"x-ajet-agent")

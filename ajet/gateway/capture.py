@@ -28,7 +28,7 @@ _NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
 @dataclass(slots=True)
 class Capture:
-    """What a session hands over when its episode ends."""
+    """The calls of an episode, as its session hands them over at its end."""
 
     calls: list[Call] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Sampled:
         version: int,
         newest: int | None = None,
     ) -> None:
-        """One chunk of the engine's."""
+        """Add one chunk of the engine's."""
         high = version if newest is None else newest
         if (version != self._low or high != self._high or not self.versions) and ids:
             self._low, self._high = version, high
@@ -294,7 +294,7 @@ def _message_key(message: Mapping[str, Any]) -> Hashable:
 
 
 def common_start(a: Ids, b: Ids) -> int:
-    """How many ids both begin with."""
+    """The number of ids that both begin with."""
     size = min(len(a), len(b))
     apart = np.flatnonzero(a[:size] != b[:size])
     return int(apart[0]) if len(apart) else size

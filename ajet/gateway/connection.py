@@ -24,16 +24,16 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class Acceptor(Protocol):
-    """Who let it in, and is told of it."""
+    """The listener that let a connection in, and is told of it."""
 
     shared: Shared
 
     def forget_stranger(self, connection: Connection) -> None:
-        """Its client has shown a key."""
+        """Count the connection no longer as a stranger's: its client has shown a key."""
         ...
 
     def left(self, connection: Connection) -> None:
-        """It is closed."""
+        """Forget the connection: it is closed."""
         ...
 
 
@@ -61,7 +61,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_made(HeldHead(transport, self.loop))
 
     def welcome(self) -> None:
-        """Its client has shown a valid key."""
+        """Note that the client has shown a valid key."""
         if not self._known:
             self._known, self.guessed = True, False
             self.acceptor.forget_stranger(self)

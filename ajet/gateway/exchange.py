@@ -45,7 +45,7 @@ _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 
 
 class Endpoint:
-    """One dialect's route."""
+    """The route of one dialect."""
 
     def __init__(self, keys: Keys[Session], dialect: Dialect) -> None:
         self._keys, self._dialect = keys, dialect
@@ -181,7 +181,7 @@ class _Exchange:
             self._rest.set_result(None)
 
     def _settled(self) -> bool:
-        """All replies are there, or there is an error instead."""
+        """Whether all replies are there, or an error instead."""
         done = [task for task in self._tasks if task.done()]
         return bool(done) and (len(done) == len(self._tasks) or self._asking.failed)
 

@@ -44,7 +44,7 @@ class Heard:
 
 
 def hints_of(request: TurnRequest) -> dict[str, Any]:
-    """Those of a request, with their values; what asks nothing of the reply is among them."""
+    """The hints of a request, with their values; what asks nothing of the reply is among them."""
     return {**{name: value for name, value in request.passed.items() if name in HINTS}, **request.asides}
 
 

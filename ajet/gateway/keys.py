@@ -29,7 +29,7 @@ UNTIED = (
 
 @dataclass(frozen=True, slots=True)
 class Grant(Generic[S]):
-    """What a key stands for: an agent of a session."""
+    """The agent and the session that a key stands for."""
 
     session: S
     agent: str
@@ -61,7 +61,7 @@ class Keys(Generic[S]):
             self._grants[secret] = grant
 
     def find(self, secret: str) -> Grant[S] | None:
-        """What a key stands for; None for an unknown or dead one."""
+        """The grant of a key; None for an unknown or dead one."""
         return self._grants.get(secret)
 
     def look_up(self, secret: str | None, *, client: str = "") -> Grant[S]:

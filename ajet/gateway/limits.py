@@ -28,7 +28,7 @@ _ADDRESSES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one server."""
+    """The limits of one server."""
 
     head_bytes: int = 64 << 10
     """Of a request's line and headers; also of what comes between the parts of a body."""
@@ -57,15 +57,15 @@ class Peer(Protocol):
     """It has shown a wrong key, and no valid one."""
 
     def welcome(self) -> None:
-        """It has shown a valid key."""
+        """Note that the client has shown a valid key."""
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The client's address."""
 
 
 class Shared:
-    """What the connections of one server count together."""
+    """The counts that the connections of one server share."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

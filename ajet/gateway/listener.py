@@ -155,7 +155,7 @@ class Acceptor:
         """See asyncio's servers."""
 
     def forget_stranger(self, connection: Connection) -> None:
-        """It has shown a key, or left."""
+        """Count the connection no longer as a stranger's: it has shown a key, or left."""
         if self._strangers.pop(connection, self) is None:
             same = self._of_address[connection.address]
             del same[connection]
@@ -163,7 +163,7 @@ class Acceptor:
                 del self._of_address[connection.address]
 
     def left(self, connection: Connection) -> None:
-        """It is closed."""
+        """Forget the connection: it is closed."""
         self.forget_stranger(connection)
         self._open.pop(connection, None)
 
@@ -252,7 +252,7 @@ class Acceptor:
 
 
 def _raise_descriptors() -> None:
-    """As many as this process may open."""
+    """Raise the limit of open files as far as this process may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses its own "unlimited"; then what there was holds

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 
 class Mailbox:
-    """Of one loop. It belongs to no thread."""
+    """Passes calls to one loop. It belongs to no thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)  # a loop that nobody else holds is not kept by what _OF_LOOPS holds

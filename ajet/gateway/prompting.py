@@ -121,7 +121,7 @@ def sampling_of(
 
 
 def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None, adapter: str | None = None) -> Terms:
-    """What a call is drawn under."""
+    """The terms under which a call is drawn."""
     truncates = sampling.temperature > 0
     return Terms(
         constrained=sampling.json_schema is not None,

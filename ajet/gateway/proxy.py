@@ -99,7 +99,7 @@ def read_answer(answer: Mapping[str, Any]) -> Answer:
 
 
 async def relay(chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece) -> Answer:
-    """The same of a streamed answer, passing its pieces on."""
+    """The answer of a streamed reply, whose pieces are passed on."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: dict[int, dict[str, Any]] = {}
     finish: FinishReason = "stop"

@@ -66,7 +66,7 @@ class Reply:
 
     @property
     def turn(self) -> Turn | None:
-        """What it came to; None while it is made, and where it failed."""
+        """The finished turn; None while it is made, and where it failed."""
         task = self.task
         made = task is not None and task.done() and not task.cancelled() and task.exception() is None
         return task.result() if task is not None and made else None
@@ -112,7 +112,7 @@ class Reader:
         self.reply.listeners.remove(self._listen)
 
     def read(self) -> list[Piece]:
-        """What is new."""
+        """The pieces that are new."""
         reply, draft = self.reply, self.reply.shown
         reply.read()
         pieces: list[Piece] = []

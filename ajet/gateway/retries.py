@@ -28,14 +28,14 @@ _KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What a request says of being a retry."""
+    """A request's own word on being a retry."""
 
     count: int = 0
     idempotency: bytes | None = None
 
     @classmethod
     def of(cls, headers: Mapping[bytes, bytes]) -> Signal:
-        """Of a request's headers."""
+        """The signal in a request's headers."""
         count = headers.get(b"x-stainless-retry-count", b"0")
         return cls(int(count) if count.isdigit() and len(count) < 9 else 0, headers.get(b"idempotency-key") or None)
 
@@ -44,7 +44,7 @@ class Signal:
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """What tells requests apart."""
+    """The digest by which requests are told apart."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -70,7 +70,7 @@ class Asking:
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[Turn]]:
-        """What makes the replies, once somebody has joined."""
+        """The tasks that make the replies, once somebody has joined."""
         return [reply.task for reply in self.replies if reply.task is not None]
 
     @property
@@ -127,7 +127,7 @@ def _retrieve(ended: asyncio.Future[Any]) -> None:
 
 
 class Askings:
-    """What one session's clients asked for and have not got to its end."""
+    """The requests of one session that have not got their replies to the end."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, list[Asking]] = {}
@@ -149,7 +149,7 @@ class Askings:
         self._open.setdefault(digest, []).append(asking)
 
     def done(self, digest: bytes, asking: Asking) -> None:
-        """Its reply was delivered, or was an error."""
+        """Forget the request: its reply was delivered, or was an error."""
         found = self._open.get(digest, [])
         if asking in found:
             found.remove(asking)

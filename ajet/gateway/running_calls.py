@@ -30,7 +30,7 @@ _MEMORY = 64
 
 
 class Load:
-    """How many calls a gateway has under way, and how many it takes."""
+    """The number of calls that a gateway has under way, and the number that it takes."""
 
     def __init__(self, most: int) -> None:
         self.now, self._most = 0, most

@@ -91,7 +91,7 @@ class Gateway:
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
-        """Who answers."""
+        """The engine that answers."""
         return self._serving.engine
 
     @property
@@ -101,7 +101,7 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """What clients are given; ends in /v1."""
+        """The URL that clients are given; ends in /v1."""
         return self._base_url
 
     @property

@@ -53,7 +53,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a running gateway is reached."""
+    """The addresses by which a running gateway is reached."""
 
     base_url: str
     """What clients are given; ends in /v1."""

@@ -92,7 +92,7 @@ class Session:
 
     @property
     def calls(self) -> int:
-        """That were asked so far."""
+        """The number of calls asked so far."""
         return len(self._ledger.recorder.capture.calls)
 
     @property
@@ -160,7 +160,7 @@ class Session:
             return endpoint
 
     async def turn(self, request: TurnRequest) -> Turn:
-        """One reply. Raises Refused. Cancelling it frees the engine."""
+        """Sample one reply, whole. Raises Refused. Cancelling it frees the engine."""
         return await self.make(Reply(request))
 
     async def make(self, reply: Reply) -> Turn:
@@ -198,7 +198,7 @@ class Session:
                     raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
-        """One reply as pieces, ended by the Turn; closing the iterator aborts the call."""
+        """Sample one reply as pieces, ended by the Turn; closing the iterator aborts the call."""
         news = asyncio.Event()
         reply = Reply(request, streamed=True)
         reader = Reader(reply, news.set)

@@ -231,7 +231,7 @@ class TokenTurns:
 
 
 def _asked(draft: Draft) -> TokenRequest:
-    """What the engine is asked for: the reply, or the rest of it with draws of its own."""
+    """The request to the engine: for the reply, or for the rest of it with draws of its own."""
     ids, sampling, draw = draft.sampled.ids, draft.sampling, draft.draw
     adapter = draft.entry.call.terms.adapter
     if not draft.begun:

@@ -33,7 +33,7 @@ class Refused(AjetError):
         self.retry_after = retry_after
 
     def within(self, part: str) -> Refused:
-        """The same, of a part of the request."""
+        """This refusal, as one of a part of the request."""
         return Refused(
             f"{part}: {self.message}",
             status=self.status,

@@ -15,7 +15,7 @@ from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: what the key, the headers or the model's suffix say."""
+    """The caller of a request, by the key, the headers or the model's suffix."""
 
     agent: str
     target: str = ""
@@ -54,7 +54,7 @@ class Writer(Protocol):
 
 
 class Dialect(Protocol):
-    """One client language."""
+    """The reading and writing of one client protocol."""
 
     path: str
 

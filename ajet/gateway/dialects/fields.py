@@ -91,7 +91,7 @@ def top_p(body: Mapping[str, Any]) -> float | None:
 
 
 def top_k(body: Mapping[str, Any]) -> int | None:
-    """How many of the likeliest tokens to draw from; -1: all."""
+    """The number of likeliest tokens to draw from; -1: all."""
     value = integer(body, "top_k", -1, 1 << 31)
     return -1 if value == 0 else value
 

@@ -37,7 +37,7 @@ _MOST_STOPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What replies need to know of their request."""
+    """The properties of a request that its reply depends on."""
 
     model: str
     thinking: Shown
@@ -172,7 +172,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _effort(body: Mapping[str, Any]) -> dict[str, Any]:
-    """How hard to think, as a turn has it; {} where nothing is said."""
+    """The effort of thinking that the request asks for, as a turn has it; {} where it says nothing."""
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
     return {} if effort is None else {"reasoning_effort": fields.text(effort, "output_config.effort")}

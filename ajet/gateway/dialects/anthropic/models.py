@@ -6,7 +6,7 @@ from typing import Any
 
 
 def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, Any]:
-    """One model; the limits in tokens."""
+    """A model's entry; the limits in tokens."""
     return {
         "type": "model",
         "id": name,

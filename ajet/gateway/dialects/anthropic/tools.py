@@ -57,7 +57,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """What the request says of the use of its tools."""
+    """The use of its tools that the request allows."""
     choice = body.get("tool_choice")
     if choice is None:
         return "auto", None, True

@@ -22,7 +22,7 @@ CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One response: the one it followed on, its own input items, and the response as told."""
+    """A kept response: the one it followed on, its own input items, and the response as told."""
 
     previous: Kept | None
     input: Sequence[Item]
@@ -73,7 +73,7 @@ class KeptResponses:
         return self._responses.get(name)
 
     def get(self, name: str) -> Kept:
-        """The same. Raises Refused: 404."""
+        """The kept response of that name. Raises Refused: 404."""
         kept = self._responses.get(name)
         if kept is None:
             raise Refused(f"Response with id '{name}' not found.", status=404, code="not_found", param="response_id")
@@ -110,7 +110,7 @@ class KeptResponses:
 
 
 def kept_responses(kept: dict[str, Any]) -> KeptResponses:
-    """Those of a session, by its memory for dialects."""
+    """The kept responses of a session, in its memory for dialects."""
     return kept.setdefault("responses", KeptResponses())
 
 

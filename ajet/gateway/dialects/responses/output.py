@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How much a client wants to be told."""
+    """The parts of a response that a client wants to be told."""
 
     decode: Decode | None = None
     """A token's text; with it, logprobs are told."""

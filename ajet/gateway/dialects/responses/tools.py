@@ -54,7 +54,7 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
 
 
 def one_name(namespace: str, name: str) -> str:
-    """What the model calls a function of a namespace."""
+    """The model's name for a function of a namespace."""
     return f"{namespace}__{name}"
 
 
@@ -81,7 +81,7 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """What the reply may call. Raises Refused."""
+    """The tools that the reply may call. Raises Refused."""
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
