@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Update:
-    """What one `update` did."""
+    """The result of one `update`: its metrics and gaps."""
 
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class LossAgain:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What a rehearsed update took."""
+    """The time and memory that a rehearsed update took."""
 
     tokens: int
     seconds: float
@@ -64,7 +64,7 @@ class Backbone(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """Those of its model, each for agents of its own; empty where there are not several."""
+        """The model's adapters, each for agents of its own; empty where there are not several."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class Scorer(Protocol):
 
 
 class RecordedScorer(Scorer, Protocol):
-    """The same at the weights of one policy version, without a trainer."""
+    """A scorer at the weights of one policy version, without a trainer."""
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
         """With the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""

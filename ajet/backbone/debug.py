@@ -53,7 +53,7 @@ class DebugBackbone:
 
     @property
     def version(self) -> int:
-        """Of the weights that it samples with."""
+        """The version of the weights that it samples with."""
         return 0
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:

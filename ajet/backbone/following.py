@@ -30,7 +30,7 @@ class FollowingBackbone(DebugBackbone):
 
     @property
     def version(self) -> int:
-        """Of the weights that it samples with."""
+        """The version of the weights that it samples with."""
         return self._followed.version
 
     def take(

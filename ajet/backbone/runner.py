@@ -68,7 +68,7 @@ class Trained:
 
 
 class Sink(Protocol):
-    """Where steps and validations end, whoever trains: accounting, proof, record, screen."""
+    """Takes ended steps and validations, whoever trains: accounting, proof, record, screen."""
 
     @property
     def on_step(self) -> OnStep:
@@ -96,7 +96,7 @@ class Sink(Protocol):
     def conclude_validation(
         self, groups: Sequence[Group], *, step: int, seconds: float
     ) -> tuple[dict[str, float], Measurement]:
-        """What the held-out tasks gave after `step`, once it is recorded."""
+        """Record the held-out tasks' episodes after `step`; answers what they came to."""
         ...
 
 
@@ -113,7 +113,7 @@ class Interrupts(Protocol):
         ...
 
     def left(self, seconds: float) -> float | None:
-        """Of so many seconds after the first SIGTERM those that are left; None: there was none."""
+        """The seconds left of so many after the first SIGTERM; None: there was none."""
         ...
 
     def heard(self) -> None:
@@ -153,7 +153,7 @@ class Runner:
         """Before a training has a folder. Raises UserError for settings and flags that do not go together."""
 
     def shown(self, experiment: Experiment) -> str:
-        """What the backbone is given, as further YAML documents of `ajet config show`."""
+        """The backbone's own configuration, as further YAML documents of `ajet config show`."""
         return ""
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:

@@ -120,7 +120,7 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
 
 
 def measurement_of(groups: Sequence[Group]) -> Measurement:
-    """What a validation measured, for the comparison with another one."""
+    """The measurement of a validation, for the comparison with another one."""
     attempts: dict[str, tuple[float | None, ...]] = {}
     for group in groups:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]

@@ -32,7 +32,7 @@ def told_of(run: Path) -> list[str]:
 
 
 def waiting(run: Path) -> Iterator[Change]:
-    """In the store in the run's own folder."""
+    """The changed episodes that wait in the store in the run's own folder."""
     try:
         for path, line, altered in changed_ends(run / "pending"):
             yield Change(f"pending/{path.name}", str(altered), line)

@@ -34,7 +34,7 @@ _STEP = re.compile(rb'\{"step": (\d+), ')
 
 @dataclass(slots=True)
 class Whole:
-    """What was committed, and whether it is there."""
+    """The commitments of a run, and whether all that was committed is there."""
 
     run: Path
     state: ChainState | None
@@ -53,7 +53,7 @@ class Whole:
 
 @dataclass(slots=True)
 class Trail:
-    """What hangs together with a step, an episode or a task."""
+    """The records that hang together with a step, an episode or a task."""
 
     run: Path
     step: int | None
@@ -143,7 +143,7 @@ def trail_of_task(folder: Path, task_id: str) -> Trail:
 
 
 def episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """One for each recorded episode, step by step, with what it fed."""
+    """One row for each recorded episode, step by step, with what it fed."""
     with ChainIndex(folder) as index:
         saved = _Saved(index, checkpoints_of(folder))
         for place in _scanned(folder):

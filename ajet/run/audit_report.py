@@ -27,7 +27,7 @@ WIDE = 100
 
 
 def as_json(found: Whole | Trail) -> str:
-    """All of it."""
+    """The findings as JSON."""
     told: dict[str, Any]
     if isinstance(found, Trail):
         told = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
@@ -46,7 +46,7 @@ def as_json(found: Whole | Trail) -> str:
 
 
 def show(found: Whole | Trail, console: Console) -> None:
-    """One screen."""
+    """Show the findings on one screen."""
     lines = _trail(found) if isinstance(found, Trail) else _whole(found)
     for line in lines:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))

@@ -100,7 +100,7 @@ def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), pref
 
 
 class RunningCompanion:
-    """One companion."""
+    """A companion process that was started."""
 
     def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
         self.name, self._companion, self._base, self._log = name, companion, base, log
@@ -284,7 +284,7 @@ class RunningCompanion:
         return self._ended.get("code") == 0
 
     def how(self) -> str:
-        """How one that is over ended, as a sentence goes on: " with code 3"; and its last line."""
+        """The end of one that is over, as a sentence goes on: " with code 3"; and its last line."""
         last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
         return f"{self._how()}{f' ({last[:200]})' if last else ''}"
 
@@ -300,7 +300,7 @@ class RunningCompanion:
         return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
     def _last_lines(self) -> list[str]:
-        """Of its log, which may be long by now."""
+        """The last lines of its log, which may be long by now."""
         with self._log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - READ))
             return log.read().decode(errors="replace").splitlines()

@@ -113,7 +113,7 @@ class Cell:
         self._handed = (*wall.descriptors, says)
 
     def begun(self) -> None:
-        """It has been started, or not: the descriptors are the other side's now."""
+        """Close the descriptors that are the other side's now, whether it was started or not."""
         for each in self._handed:
             os.close(each)
         self._inside.close()

@@ -69,7 +69,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
 
 
 class DebugSession:
-    """What one debug run has seen so far."""
+    """The episodes of a debug run so far."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
         self._experiment, self._run, self._interrupts = experiment, run, interrupts
@@ -85,7 +85,7 @@ class DebugSession:
         self._began = time.monotonic()
 
     def now(self) -> Sequence[str]:
-        """What is going on, for the live line."""
+        """The words of the live line on what is going on."""
         passed = f"{time.monotonic() - self._began:.0f} s"
         if not self._expected:
             rollout = self._experiment.ajet.rollout
@@ -185,7 +185,7 @@ class DebugSession:
             console.print(told, markup=False, highlight=False, soft_wrap=True)
 
     def _groups(self) -> list[Group]:
-        """Those that closed, and the parts of the others that ended."""
+        """The groups that closed, and the ended parts of the others."""
         found: dict[int, Group] = {}
         for episode in self.episodes:
             found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)

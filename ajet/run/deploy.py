@@ -53,7 +53,7 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is wanted. `checkpoint`: latest, best or step-N."""
+    """The options of a deployment. `checkpoint`: latest, best or step-N."""
 
     run: str
     root: Path
@@ -187,7 +187,7 @@ def _weights(wanted: Deployment, folder: Path, checkpoint: Checkpoint, experimen
 
 
 def named(folder: Path, checkpoint: str) -> Checkpoint:
-    """That of the run in `folder`. Raises UserError."""
+    """The named checkpoint of the run in `folder`. Raises UserError."""
     known = checkpoints_of(folder)
     if checkpoint == "best":
         return known.best() or checkpoint_of(known, None)

@@ -26,7 +26,7 @@ _EXTRA_OF_ENGINE = {"vllm": "vllm"}
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """What was found, by section."""
+    """The findings of a checkup, by section."""
 
     sections: Mapping[str, list[Finding]]
     seconds: float
@@ -43,7 +43,7 @@ class Checkup:
 
 
 def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
-    """All checks; those of a model where `model` or the experiment names one."""
+    """Make all checks; those of a model where `model` or the experiment names one."""
     from ajet.run.checkup.machine import machine
     from ajet.run.checkup.network import network
     from ajet.run.checkup.packages import packages
@@ -76,7 +76,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
 
 
 def examine_speed(model: str | None, experiment: Experiment | None, *, processes: int) -> Checkup:
-    """What this machine keeps up, and nothing else. Raises UserError."""
+    """Measure this machine's pace, and nothing else. Raises UserError."""
     from ajet.run.checkup.bench import bench
 
     started = time.perf_counter()

@@ -60,7 +60,7 @@ KIND_ADVICE = {"APIConnectionError": _ITS_OWN, "AuthenticationError": _ITS_OWN}
 
 
 def show_episode(episode: Episode) -> None:
-    """One panel: turns, tool calls, reward and why, forks, tokens that training would use."""
+    """Show a panel: turns, tool calls, reward and why, forks, tokens that training would use."""
     lines = Text()
     for number, tools in enumerate(_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
@@ -85,7 +85,7 @@ _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
 def hint_of(failure: Failure) -> str:
-    """What to do about it; of the person's own code, the line where it ended."""
+    """A hint on what to do about a failure; for the person's own code, the line where it ended."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary != "agent":
@@ -138,7 +138,7 @@ def _tools(episode: Episode) -> list[str]:
 
 
 def _use(use: ToolUse) -> str:
-    """One line: what was used, how long it took, how it failed."""
+    """A line on a use of a tool: what was used, how long it took, how it failed."""
     asked = printable(strict_json(use.arguments))
     asked = asked if len(asked) <= IN_LINE else f"{asked[:IN_LINE]}…"
     named = printable(f"{use.server}: {use.name}" if use.server else use.name)
@@ -168,7 +168,7 @@ def _last_frames(failure: Failure) -> list[str]:
 
 
 def _outcome(episode: Episode) -> tuple[str, str]:
-    """In two words, and the judge's reason."""
+    """The outcome in two words, and the judge's reason."""
     if episode.status != "completed":
         return episode.status, ""
     if episode.verdict is None or episode.verdict.reward is None:

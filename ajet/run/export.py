@@ -76,7 +76,7 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
-    """That of `step`, or the last. Raises UserError where there is none, or it is not whole."""
+    """The checkpoint of `step`, or the last. Raises UserError where there is none, or it is not whole."""
     known = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)

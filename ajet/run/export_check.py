@@ -36,7 +36,7 @@ MEAN_TOLERANCE = {"float32": 0.001, "bfloat16": 0.03}
 
 @dataclass(slots=True)
 class Checked:
-    """What the check found."""
+    """The result of the check."""
 
     source: str
     """Which record the model was held to, in words."""

@@ -63,7 +63,7 @@ class Footprint:
 
     @property
     def both(self) -> int:
-        """Of trainer and sampler at once."""
+        """The bytes of trainer and sampler at once."""
         return self.peak + self.sampler
 
     @property
@@ -132,7 +132,7 @@ def checkpoints_at_once(settings: AjetConfig, *, validates: bool, steps: int | N
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where a run would be written."""
+    """The disk that a run would be written to."""
 
     folder: Path
     """The nearest one that is there."""
@@ -166,7 +166,7 @@ def gib(count: float) -> str:
 
 
 def memory_words(found: Footprint) -> str:
-    """What the peak is made of."""
+    """The words for the parts of the peak."""
 
     def parts() -> Iterator[str]:
         yield f"weights {gib(found.weights)}"

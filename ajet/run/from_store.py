@@ -83,7 +83,7 @@ class FromStore:
         return self._store
 
     def begun(self, training: Training) -> None:
-        """What the run goes on from is what samplers play with."""
+        """Announce the weights that the run goes on from, with which samplers play."""
         self._began = training.parts.backbone.version
         with training.parts.backbone.scorer() as scorer:
             rounded = scorer.dtype != "float32"
@@ -106,7 +106,7 @@ class FromStore:
         return self._hopes
 
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:
-        """What samplers that end with this process play may end first, in the time that is left."""
+        """Let what samplers beside this process play end first, in the time that is left."""
         grace = training.parts.experiment.ajet.trainer_common.grace
         if not self.ends or self._told is None or not interrupts.left(grace):
             return
@@ -191,7 +191,7 @@ class FromStore:
         )
 
     def _weights(self, step: int) -> Path | None:
-        """None: those of model.path."""
+        """The folder of the step's weights; None: those of model.path."""
         own = self._run.checkpoints.folder / f"step-{step}"
         if own.exists():
             return own.absolute()

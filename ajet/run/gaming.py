@@ -23,7 +23,7 @@ EVERY = 5
 
 
 class GamingWatch:
-    """Of one run."""
+    """Watches one run for signs that its reward is gamed."""
 
     def __init__(self, run: RunDirectory, *, upto: int) -> None:
         """`upto`: the step that the run continues from; 0: it begins."""
@@ -50,7 +50,7 @@ class GamingWatch:
 
 
 def as_status(found: Alarm) -> dict[str, Any]:
-    """As it stands in `status.json`."""
+    """The alarm as it stands in `status.json`."""
     suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
     return {"step": found.step, "text": found.text, "episodes": suspects}
 

@@ -24,7 +24,7 @@ STORE = "store"
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What goes, or went."""
+    """The files that go, or went."""
 
     run: Path
     found: Going
@@ -38,7 +38,7 @@ class Collected:
     """Why the store could not be looked at."""
 
     def as_json(self) -> dict[str, object]:
-        """All of it."""
+        """The collection as JSON values."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
         return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.unasked}

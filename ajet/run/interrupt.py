@@ -82,7 +82,7 @@ class Interrupts:
             raise self._taken()
 
     def left(self, seconds: float) -> float | None:
-        """Of so many seconds after the first SIGTERM those that are left; None: there was none."""
+        """The seconds left of so many after the first SIGTERM; None: there was none."""
         return None if self._asked is None else max(0.0, self._asked + seconds - time.monotonic())
 
     def heard(self) -> None:
@@ -95,7 +95,7 @@ class Interrupts:
         return pending or KeyboardInterrupt
 
     def _over(self) -> bool:
-        """Nothing waits any longer; whether it did."""
+        """End the wait; whether there was one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set()

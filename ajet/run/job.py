@@ -266,14 +266,14 @@ class AgentJetJob:
         return Tuned.of(_launched(self._with(**told), LaunchOptions(fresh=fresh, resume=resume)))
 
     def experiment(self) -> Experiment:
-        """What `tune()` runs, composed. Raises ConfigError."""
+        """The composed experiment that `tune()` runs. Raises ConfigError."""
         from ajet.config import Experiment
 
         tree = {"ajet": self._tree, **self._own}
         return Experiment.from_dict(tree, base=self._base, in_python=True, under=self._under)
 
     def _with(self, **values: Any) -> Experiment:
-        """The same with other values for one run. Raises ConfigError."""
+        """The experiment with other values for one run. Raises ConfigError."""
         tree, self._tree = self._tree, deepcopy(self._tree)
         try:
             return self._set(values).experiment()

@@ -24,7 +24,7 @@ _FILES = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class Place(NamedTuple):
-    """Where a reader's section has what."""
+    """The place in a reader's section of files and splits."""
 
     path: str
     splits: tuple[str, str] | None = None

@@ -38,7 +38,7 @@ LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, F
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One, with the right verdict."""
+    """An example with the right verdict."""
 
     question: str
     answer: str
@@ -53,7 +53,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a judge made of examples."""
+    """A judge's verdicts on examples."""
 
     judge: str
     examples: Sequence[Example]
@@ -67,7 +67,7 @@ class Checked:
 
     @property
     def wrong(self) -> list[tuple[Example, Verdict]]:
-        """Those that it got wrong, and its verdicts."""
+        """The examples that the judge got wrong, and its verdicts."""
         return [(example, verdict) for example, verdict in zip(self.examples, self.verdicts, strict=True)
                 if (said := _says(verdict)) is not None and said != example.label]  # fmt: skip
 

@@ -27,7 +27,7 @@ PLAYED = "as played"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one judge did, and what that took."""
+    """One judge's verdicts, and what they took."""
 
     judge: str
     decided: int
@@ -70,7 +70,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class JudgeComparison:
-    """Of all judges."""
+    """The comparison of all judges."""
 
     judges: tuple[Taken, ...]
     pairs: tuple[Pair, ...]
@@ -126,12 +126,12 @@ def _says(attempt: Attempt) -> bool:
 
 
 def as_json(found: JudgeComparison) -> dict[str, Any]:
-    """All of it as JSON values."""
+    """The comparison as JSON values."""
     return asdict(found)
 
 
 def show(found: JudgeComparison, console: Console) -> None:
-    """What each took; the pairs; where they differ most."""
+    """Show what each took; the pairs; where they differ most."""
     table = _table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
         table.add_row(

@@ -136,7 +136,7 @@ def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> No
 
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
-    """As `closed_by_outcome`, and what was set in vain is said. `serving`: in `ajet serve`."""
+    """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
     from ajet.config.idle import idle_lines
 
     given = experiment.ajet.sft.objective is not None
@@ -150,7 +150,7 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
 
 
 def warn_of_unconfined(experiment: Experiment) -> None:
-    """That code of the model's would run as this user, before it does."""
+    """Warn that code of the model's would run as this user, before it does."""
     if experiment.ajet.environment.sandbox == "none":
         logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
 
@@ -178,7 +178,7 @@ def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
 
 
 def problem_of(error: Exception) -> str:
-    """What the record says of it."""
+    """The record's words for the error."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 

@@ -24,7 +24,7 @@ MODEL = "model"
 
 
 def last_pace(experiment: Experiment) -> Pace | None:
-    """Of the newest debug run with the same model."""
+    """The pace of the newest debug run with the same model."""
     folder = experiment.root / experiment.name / "debug"
     runs = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
     for run in runs:

@@ -40,7 +40,7 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
 
 
 def card(folder: Path, checkpoint: Checkpoint) -> str:
-    """As Markdown. Raises UserError."""
+    """The model card, as Markdown. Raises UserError."""
     if not (folder / "resolved.yaml").exists():
         return (
             f"# {folder.name}, step {checkpoint.step}\n\nThe record has no resolved.yaml: what made it is not known.\n"

@@ -39,6 +39,6 @@ _BACKBONES = ("backbone", "ajet.backbone")
 
 
 def _short(path: Path) -> str:
-    """As one would type it from here."""
+    """The path as one would type it from here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -22,7 +22,7 @@ SHOWN_TASKS = 12
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast episodes were played here."""
+    """The pace at which episodes were played here."""
 
     episodes: int
     """That ended."""
@@ -51,7 +51,7 @@ class Pace:
 
     @classmethod
     def of_metrics(cls, row: Mapping[str, float]) -> Pace | None:
-        """As a debug run recorded it; None where it did not, or no episode ended."""
+        """The pace that a debug run recorded; None where it did not, or no episode ended."""
         if not row.get("debug/episodes") or "debug/seconds" not in row:
             return None
         numbers = (row["debug/seconds"], row["debug/all_tokens"], row["debug/at_once"], row["debug/longest"])
@@ -70,7 +70,7 @@ def step_seconds(pace: Pace, settings: AjetConfig) -> tuple[float, float]:
 
 
 def step_line(pace: Pace, settings: AjetConfig) -> str:
-    """The same for a person."""
+    """A line for a person on how long a step would take."""
     best, worst = step_seconds(pace, settings)
     seconds = span(worst) if worst < 1.5 * best else f"{span(best)} to {span(worst)}"
     episodes = settings.data.train_batch_size * settings.rollout.num_repeat
@@ -112,7 +112,7 @@ def _of_group(group: Group, teaches: bool) -> str:
 
 
 def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
-    """What to change where none of the groups can teach."""
+    """Advice on what to change where none of the groups can teach."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
     if not scored:

@@ -49,7 +49,7 @@ class Frames:
 
 
 def frames_of(traceback: str) -> Frames:
-    """Of all exceptions of a chain."""
+    """The frames of all exceptions of a chain."""
     own: dict[tuple[str, int], OwnFrame] = {}
     others = Counter[str]()
     for frame in _frames(traceback.splitlines()):
@@ -71,7 +71,7 @@ def _frames(lines: list[str]) -> Iterator[OwnFrame]:
 
 
 def _package(file: str) -> str:
-    """Whose a file is; "" for the person's own."""
+    """The package that a file belongs to; "" for the person's own."""
     if file.startswith(_OURS):
         return "ajet"
     if (installed := _INSTALLED.search(file)) is not None:

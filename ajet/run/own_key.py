@@ -29,7 +29,7 @@ def own_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str
 
 
 def bits(key: str) -> float:
-    """How many bits it has at most, drawn from the smallest usual alphabet that holds it."""
+    """The bits that the key has at most, drawn from the smallest usual alphabet that holds it."""
     alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
     letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
     return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0

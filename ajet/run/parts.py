@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Parts:
-    """What a verb works with."""
+    """The parts that a verb works with: experiment, model, reader, workflow, judge, rollout."""
 
     experiment: Experiment
     reader: OpenedReader

@@ -43,7 +43,7 @@ SHOWN_EVERY = 2.0
 
 
 class Announcer:
-    """Of one trainer; not thread-safe, but for what the thread of `alive` does."""
+    """Announces one trainer's policies; not thread-safe, but for what the thread of `alive` does."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Announcer:
 
     @property
     def dead(self) -> int:
-        """How many positions were given up, as of the last `newly_dead`."""
+        """The number of positions that were given up, as of the last `newly_dead`."""
         return self._given_up.count
 
     def announce(
@@ -107,7 +107,7 @@ class Announcer:
         self._store.announce(told)
 
     def _show_depths(self, depths: Depths | None = None) -> None:
-        """None: as they are now."""
+        """Show the store's depths; None: as they are now."""
         with self._showing:
             if time.monotonic() - self._shown < SHOWN_EVERY:
                 return
@@ -119,7 +119,7 @@ class Announcer:
             self._show(glance(found, samplers, free=free))
 
     def _samplers(self) -> list[Member]:
-        """Those that are at work."""
+        """The samplers that are at work."""
         return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
 
     def changed(self) -> None:
@@ -152,7 +152,7 @@ class Announcer:
         return signs_of_life(say, min(TOLD_EVERY, SHOWN_EVERY))
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
-        """The same while `step` waits for groups, with a line that says so."""
+        """Wait a moment for groups of `step`, with a line that says so."""
         self.live(step - 1)
         if time.monotonic() - self._waited <= TOLD_EVERY:
             return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Of a step's groups: positions that were trained on before, or may be once more."""
+    """The positions of a step that were trained on before, or may be once more."""
 
     before: Collection[int] = ()
     """A step has trained on these."""
@@ -43,7 +43,7 @@ class Reuse:
 
 @dataclass(slots=True)
 class Ready:
-    """What there is for a step."""
+    """The groups that are there for a step."""
 
     groups: list[Group] = field(default_factory=list)
     """To be trained on, in this order."""
@@ -54,7 +54,7 @@ class Ready:
 
 
 class ClosedGroups:
-    """Of one store."""
+    """The closed groups of one store."""
 
     def __init__(self, store: SharedStore, trainer: TrainerCommon) -> None:
         self._store, self._trainer = store, trainer
@@ -62,7 +62,7 @@ class ClosedGroups:
         """Each with the steps that have trained on it."""
 
     def read(self, tasks: TaskOrder) -> None:
-        """What has closed meanwhile."""
+        """Read the groups that have closed meanwhile."""
         for lease in self._store.closed(but=self._held.keys()):
             self._held[lease.order] = _group(lease, tasks), lease.used
 

@@ -48,7 +48,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Of one side."""
+    """The terms under which one side samples or trains."""
 
     lineage: str
     tokenizer: str

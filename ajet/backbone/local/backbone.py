@@ -85,7 +85,7 @@ class LocalBackbone:
         return self.trainer.policy.adapters
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
-        """Of the present weights, or of the reference model."""
+        """A scorer at the present weights, or at those of the reference model."""
         return self.trainer.scorer(reference=reference)
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:

@@ -112,7 +112,7 @@ def version_of(folder: Path) -> int:
 
 
 def dtype_of(folder: Path) -> str:
-    """In which number format its weights are. Raises UserError likewise."""
+    """The number format of the checkpoint's weights. Raises UserError likewise."""
     return str(_state_json(folder)["layout"][0]).removeprefix("torch.")
 
 

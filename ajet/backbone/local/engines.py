@@ -29,7 +29,7 @@ class PausableEngine(TokenEngine, Protocol):
     """A TokenEngine that makes room for an update."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Within the block no forward pass runs; calls wait."""
+        """A block within which no forward pass runs; calls wait."""
         ...
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
@@ -41,7 +41,7 @@ class PausableEngine(TokenEngine, Protocol):
 def open_engine(
     config: AjetConfig, source: ModelSource, policy: Policy, agreed: Agreed | None = None
 ) -> PausableEngine:
-    """As `rollout.engine` says. `agreed`: as in TransformersEngine. Raises UserError."""
+    """The engine that `rollout.engine` names. `agreed`: as in TransformersEngine. Raises UserError."""
     if config.rollout.engine == "vllm":
         return _vllm(config, source, policy)
     from ajet.engine.transformers import TransformersEngine

@@ -44,7 +44,7 @@ def add_sliced(total: Tensor, part: Tensor, *, first: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a parameter lies in the buffer."""
+    """The place of a parameter in the buffer."""
 
     name: str
     shape: tuple[int, ...]

@@ -132,7 +132,7 @@ class StepLoss:
         return spread(told.drift), spread(told.gaps)
 
     def _choice(self) -> npt.NDArray[np.bool_]:
-        """What the loss chooses, of all samples. Raises ValueError without `old`."""
+        """The tokens that the loss chooses, of all samples. Raises ValueError without `old`."""
         if self._old is None:
             raise ValueError("a loss that chooses among tokens needs the policy's logprobs before the update")
         chosen = np.concatenate([sample.timeline.mask for sample in self.samples])

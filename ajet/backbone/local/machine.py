@@ -95,7 +95,7 @@ def leave_start_out() -> bool:
 
 
 def _busy_cores() -> float:
-    """How many of the allowed cores other processes kept busy just now."""
+    """The number of allowed cores that other processes kept busy just now."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
     def busy() -> float:

@@ -33,7 +33,7 @@ class FlatAdamW:
 
     @property
     def steps(self) -> int:
-        """Of all parts."""
+        """The number of optimizer steps of all parts."""
         return sum(self.counts.values())
 
     def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
@@ -76,7 +76,7 @@ class FlatAdamW:
 
 
 def gradient_norm(gradients: Tensor) -> float:
-    """Of a flat buffer; nan where it is not finite."""
+    """The norm of a flat buffer; nan where it is not finite."""
     squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(NORM_SLICE)]
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 

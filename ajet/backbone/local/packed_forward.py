@@ -43,7 +43,7 @@ Beside = Callable[[Tensor, slice], Tensor | None]
 
 
 def _as_it_is(adapter: str | None) -> None:
-    """Of a model that computes all rows alike, whichever adapter sampled them."""
+    """Does nothing: for a model that computes all rows alike, whichever adapter sampled them."""
 
 
 class PackedForward:
@@ -61,7 +61,7 @@ class PackedForward:
 
     @property
     def device(self) -> torch.device:
-        """Where its tokens must be."""
+        """The device on which its tokens must be."""
         device: torch.device = self.model.device
         return device
 
@@ -271,7 +271,7 @@ def _packed(
 
 
 def _in_rows(plain: list[Tensor]) -> Tensor:
-    """What the rows of `_packed` are held against."""
+    """The tensors side by side, against which the rows of `_packed` are held."""
     left, right, *others = plain
     tree = [left, right[PREFIX:]]
     return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])

@@ -82,7 +82,7 @@ class Policy:
         self._chosen = adapter
 
     def part_of(self, adapter: str | None) -> tuple[int, int]:
-        """Where in the buffer its weights lie, [start, stop); None: all."""
+        """The part of the buffer with the adapter's weights, [start, stop); None: all."""
         if adapter is None:
             return 0, self.weights.size
         places = self.weights.places

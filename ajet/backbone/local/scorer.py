@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ForwardScorer:
-    """Of a model that is there. `weights`: some of it."""
+    """Computes log-probabilities with a model that is there. `weights`: some of its weights."""
 
     def __init__(self, forward: PackedForward, weights: Tensor) -> None:
         self._forward = forward

@@ -263,7 +263,7 @@ class Trainer:
         return norm, own
 
     def _adapter_metrics(self, samples: Sequence[Sample], norms: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Of several adapters: the tokens that each was trained on, and the norm of its gradient."""
+        """For several adapters: the tokens that each was trained on, and the norm of its gradient."""
         metrics: dict[str, float] = {}
         for name in self.policy.adapters.names:
             own = [each.timeline.sampled for each in samples if each.timeline.adapter == name]
@@ -300,7 +300,7 @@ class Trainer:
                 self.critic.weights.drop_gradients()
 
     def _state(self) -> list[torch.Tensor]:
-        """What an optimizer step changes."""
+        """The tensors that an optimizer step changes."""
         weights, optimizer = self.policy.weights, self.optimizer
         low = [] if weights.low is None else [weights.low]
         return [weights.values, optimizer.first, optimizer.second, *low]

@@ -40,7 +40,7 @@ WRITTEN_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What a layer asks of its scores."""
+    """A layer's own terms of attention."""
 
     scaling: float | None
     softcap: float | None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead:
-    """Of a policy whose hidden states are `size` wide. float32, whatever the policy is."""
+    """The value head of a policy whose hidden states are `size` wide. float32, whatever the policy is."""
 
     def __init__(self, size: int, device: torch.device, trainer: TrainerCommon) -> None:
         self.settings = trainer.algorithm.critic
@@ -83,7 +83,7 @@ class ValueHead:
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it, by name; its optimizer's steps come on top."""
+        """The tensors that a checkpoint keeps of it, by name; its optimizer's steps come on top."""
         own = {"values": self.weights.values, "first": self.optimizer.first, "second": self.optimizer.second}
         return {f"critic_{name}": tensor for name, tensor in own.items()}
 
@@ -140,7 +140,7 @@ class StepValueLoss:
         return norm
 
     def row(self, targets: Targets, device: torch.device) -> RowValueLoss:
-        """Of one row's targets."""
+        """The loss of one row's targets."""
         at = self._starts[targets.sample] + targets.offset
         return RowValueLoss(self, *(torch.from_numpy(column[at]).to(device) for column in self._columns))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is known once a run has its folder and has counted its tasks."""
+    """The facts that are known once a run has its folder and has counted its tasks."""
 
     folder: Path
     """Where Trinity keeps what is its own."""
@@ -74,7 +74,7 @@ def mode_of(experiment: Experiment) -> str:
 
 
 def demand_of(config: Mapping[str, Any]) -> Demand:
-    """What of a cluster a run takes. `config`: Trinity's."""
+    """The part of a cluster that a run takes. `config`: Trinity's."""
     nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
     if config["mode"] == TRAIN:
         return Demand((nodes, each), (0, 0))
@@ -105,7 +105,7 @@ def refuse(experiment: Experiment, device: str) -> None:
 
 
 def engines_of(experiment: Experiment) -> int:
-    """By either of its two keys. Raises ConfigError where they differ."""
+    """The number of engines, by either of its two keys. Raises ConfigError where they differ."""
     newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
     if newer != 1 and older not in (1, newer):
         raise ConfigError(

@@ -40,7 +40,7 @@ def require_trinity() -> Path | None:
 
 
 def installed(folder: Path | None) -> str | None:
-    """Its version in that folder, or where this interpreter looks; None without it."""
+    """Trinity's version in that folder, or where this interpreter looks; None without it."""
     found = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None

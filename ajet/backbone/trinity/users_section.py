@@ -96,7 +96,7 @@ APART = {
 
 
 def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
-    """What cannot hold in it. `wanted`: the mode that the run has."""
+    """The errors of the user's section. `wanted`: the mode that the run has."""
     users = experiment.backbone_overrides.get("trinity", {})
     layers = experiment.layers
     if not isinstance(users, Mapping):

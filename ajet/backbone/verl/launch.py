@@ -21,7 +21,7 @@ class VerlRunner(Runner):
     """Ray's processes around verl's trainer."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """As verl's own keys have it."""
+        """The settings, as verl's own keys have them."""
         from ajet.backbone.verl import verl_settings
         from ajet.backbone.verl.config.credit import credit_settings
 

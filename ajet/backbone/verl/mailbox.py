@@ -34,7 +34,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the trainer is doing now."""
+    """The trainer's present phase."""
 
     name: str
     step: int = 0
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a ticket is for. The answer to `TicketAsked`."""
+    """The task and step that a ticket is for. The answer to `TicketAsked`."""
 
     order: int
     """The position in the training order."""
@@ -78,7 +78,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """What credit did to an episode of a step."""
+    """The credit of an episode in a step."""
 
     uuid: str
     outcome: Outcome
@@ -106,7 +106,7 @@ class Stepped:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What of a trainer's own metrics is one number: Python's, numpy's and arrays of one."""
+    """The trainer's own metrics that are one number: Python's, numpy's and arrays of one."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -140,7 +140,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class ToolsFound:
-    """What the run's first attempt was offered, as a request's `tools`."""
+    """The tools that the run's first attempt was offered, as a request's `tools`."""
 
     tools: list[Any]
 
@@ -166,7 +166,7 @@ class _Mailbox:
             self._letters.put_nowait(letter)
 
     async def grant(self, ticket: int) -> Grant:
-        """What it is for, once that is known."""
+        """The grant of a ticket, once it is known."""
         self._letters.put_nowait(TicketAsked(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
@@ -232,11 +232,11 @@ class Sender:
         ray.get(self._box.put.remote(list(letters)))
 
     async def posted(self, *letters: Letter) -> None:
-        """The same, awaited."""
+        """Post letters, and wait until they are taken."""
         await self._box.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> Grant:
-        """What a ticket is for."""
+        """The grant of a ticket."""
         granted: Grant = await self._box.grant.remote(ticket)
         return granted
 

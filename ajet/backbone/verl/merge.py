@@ -68,7 +68,7 @@ def merge(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int 
 
 
 class _Shards:
-    """What all ranks saved, under the names of rank 0."""
+    """The tensors that all ranks saved, under the names of rank 0."""
 
     def __init__(self, actor: Path) -> None:
         try:
@@ -90,12 +90,12 @@ class _Shards:
         return state
 
     def size(self, name: str) -> int:
-        """In bytes, as a whole."""
+        """The bytes of the whole tensor."""
         tensor = self._ranks[0][name]
         return tensor.numel() * tensor.element_size()
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """In which it was saved."""
+        """The number format in which the tensor was saved."""
         return self._ranks[0][name].dtype
 
     def whole(self, name: str) -> torch.Tensor:
@@ -136,7 +136,7 @@ class _Shards:
 def _plan(
     shards: _Shards, config: Mapping[str, Any], scale: float | None, dtype: torch.dtype | None
 ) -> Iterator[_Planned]:
-    """What to write, under the names that transformers knows."""
+    """The tensors to write, under the names that transformers knows."""
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
         raise UserError(
@@ -199,7 +199,7 @@ def _lora_scale(actor: Path) -> float | None:
 
 
 def _write(plan: list[_Planned], into: Path, file_bytes: int) -> None:
-    """One file, or several with an index."""
+    """Write one file, or several with an index."""
     from safetensors.torch import save_file
 
     files: list[list[_Planned]] = [[]]

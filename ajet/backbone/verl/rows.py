@@ -73,7 +73,7 @@ def _of_timelines(
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What a batch of rows holds."""
+    """The episodes and samples that a batch of rows holds."""
 
     groups: list[Group]
     """In training order; episodes in the order of their repeats."""
@@ -159,7 +159,7 @@ def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
 
 
 def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
-    """One that trains nothing."""
+    """A row that trains nothing."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],

@@ -76,7 +76,7 @@ def _device(gpu_bytes: int | None) -> str:
 
 
 def _folder_at_hand(experiment: Experiment) -> Path | None:
-    """Where the model's config.json lies, if that is on this machine already."""
+    """The folder of the model's config.json, if it is on this machine already."""
     path = experiment.settled()["model"]["path"]
     if path is None:
         return None

@@ -34,7 +34,7 @@ NOBODYS = -1
 
 
 class StoreTickets(Tickets):
-    """Of one launch."""
+    """The tickets of one launch whose groups samplers play: a ticket is a closed group of the store."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StoreTickets(Tickets):
         self._say(stale=0)
 
     def due(self) -> list[Grant]:
-        """What has closed, for those who asked for it."""
+        """The grants of groups that have closed, for those who asked."""
         self._closed_groups.read(self._order)
         ready = self._closed_groups.ready(self._trained, self._trained + 1)
         there = [
@@ -107,7 +107,7 @@ class StoreTickets(Tickets):
         return self.lacking <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """It is handed over, for the step that asked for it. False: it was before, or is given up."""
+        """Hand a group over for the step that asked for it. False: it was before, or is given up."""
         if group.order in self._steps or group.order not in self._groups:
             return False
         self._steps[group.order] = step
@@ -125,7 +125,7 @@ class StoreTickets(Tickets):
             self._steps.pop(order, None)
 
     def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
-        """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
+        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
         self._closed_groups.read(self._order)
         ready = self._closed_groups.ready(step - 1, step)
         over = [
@@ -199,17 +199,17 @@ class StoreTickets(Tickets):
         self._says.changed()
 
     def _weights(self) -> Path | None:
-        """None: those of model.path."""
+        """The folder of the step's weights; None: those of model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._first()
 
     def _first(self) -> Path | None:
-        """The same of those that this launch began with."""
+        """The folder of the weights that this launch began with; None: those of model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _handed(self) -> list[Group]:
-        """Those that wait for the step that asked for them."""
+        """The groups that wait for the step that asked for them."""
         return [self._groups[order] for order in self._steps]
 
     def _granted_as(self, group: Group) -> Grant:

@@ -92,7 +92,7 @@ def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Se
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What leaves with a step."""
+    """The groups that leave with a step."""
 
     over: list[Group]
     """Those that it trained, and those without a score."""
@@ -106,7 +106,7 @@ class Taken:
 
 
 class Tickets:
-    """Of one launch."""
+    """The tickets of one launch."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
         """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
@@ -132,7 +132,7 @@ class Tickets:
         self._asked = max(self._asked, ticket)
 
     def due(self) -> list[Grant]:
-        """What the next tickets are for, so that there are always some that nobody has asked for."""
+        """The grants of the next tickets, so that there are always some that nobody has asked for."""
         return [self._grant() for _ in range(len(self._leases), self._asked + 1 + self._ahead)]
 
     @property
@@ -156,7 +156,7 @@ class Tickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Its group takes every process down that plays it: it is not to be had again."""
+        """Give up a ticket whose group takes every process down that plays it."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
@@ -164,7 +164,7 @@ class Tickets:
         self._killed += 1
 
     def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
-        """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
+        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
         groups = self._closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
@@ -198,7 +198,7 @@ class Tickets:
         return [each.order for each in dead_of(self._store)]
 
     def commit(self) -> dict[str, Any]:
-        """What the next checkpoint is to hold."""
+        """The state that the next checkpoint is to hold."""
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
@@ -226,7 +226,7 @@ class Tickets:
         return [_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _too_old(self, group: Group, step: int) -> bool:
-        """As verl counts: a group that step N asks for is one step old in step N."""
+        """Whether a group is too old, as verl counts: one that step N asks for is one step old in step N."""
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 

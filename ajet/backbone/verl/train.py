@@ -104,7 +104,7 @@ def train_on_verl(
 
 
 def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
-    """What verl's rows are for, from the checkpoint on that the run resumes. `config`: verl's."""
+    """The tickets of verl's rows, from the checkpoint on that the run resumes. `config`: verl's."""
     settings = experiment.ajet
     oldest = oldest_version(config, run.resumed.step if run.resumed else 0)
     store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
@@ -114,7 +114,7 @@ def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, A
 def store_tickets_of(
     experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """The same where samplers play; `steps`: of the whole run. Raises UserError."""
+    """The tickets where samplers play; `steps`: of the whole run. Raises UserError."""
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:

@@ -110,7 +110,7 @@ def _knows_tokens(version: str) -> bool:
 
 
 def _ray_version() -> str:
-    """Of this environment, which KubeRay should expect in the image; "" without one."""
+    """The version of Ray here, which KubeRay should expect in the image; "" without one."""
     try:
         return metadata.version("ray")
     except metadata.PackageNotFoundError:

@@ -129,6 +129,6 @@ def _accelerators(job: ClusterJob) -> str:
 
 
 def _resources(job: ClusterJob) -> str:
-    """What each node tells Ray that it has."""
+    """The resources that each node tells Ray of."""
     told = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
     return told if job.cpus is None else f"{told} --num-cpus={job.cpus}"

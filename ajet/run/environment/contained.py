@@ -114,7 +114,7 @@ def _command(description: Description) -> list[str]:
 
 
 def _variables(description: Description) -> list[str]:
-    """Those that it names and that are set here."""
+    """The variables that the description names and that are set here."""
     named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 

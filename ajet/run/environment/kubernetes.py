@@ -89,7 +89,7 @@ def _most(part: Part, description: Description) -> int:
 
 
 def faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
-    """What is wrong with them beyond their schema; `secrets`: those that are there already."""
+    """The faults of manifests beyond their schema; `secrets`: those that are there already."""
     found: list[str] = []
     labels = {_name(each): _template(each)["metadata"]["labels"] for each in _of(manifests, "Deployment")}
     configs = {_name(each) for each in _of(manifests, "ConfigMap")}
@@ -195,7 +195,7 @@ def _files(file: Path) -> dict[str, str]:
 
 
 def _variables(description: Description) -> list[str]:
-    """Those that switch a server on, and those that the file cannot do without."""
+    """The variables that switch a server on, and those that the file cannot do without."""
     named = [name for name, needed in description.named.items() if needed]
     named += [name for part in description.parts for name in part.requires]
     return [name for name in dict.fromkeys(named) if name != TOKEN]

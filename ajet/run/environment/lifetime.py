@@ -171,7 +171,7 @@ def down(name: str) -> None:
 
 
 def listed() -> Group:
-    """Those that run, and below them what of each is off."""
+    """A table of the environments that run, and below it what of each is off."""
     import httpx
 
     table = Table("name", "address", "servers", "episodes", box=None)

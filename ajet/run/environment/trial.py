@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One server."""
+    """The processes, memory and time that one server took."""
 
     part: Part
     start: Cost | None
@@ -103,7 +103,7 @@ def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
 
 
 def plan(named: str, episodes: int) -> Table:
-    """What so many episodes at once take. Raises UserError."""
+    """A table of what so many episodes at once take. Raises UserError."""
     description = _description(named)
     workdirs = Workdirs()
     try:
@@ -236,7 +236,7 @@ def _planned(description: Description, measured: list[Measured], episodes: int) 
 
 
 def _above(each: Measured) -> str:
-    """Where it takes more than its resources before it was called."""
+    """A word where the server took more than its resources before it was called."""
     most = each.part.resources.memory
     return f", more than its {most}" if each.start is not None and 0 < most < each.start.memory else ""
 

@@ -80,7 +80,7 @@ def _opened(experiment: Experiment, reference: str) -> Judge:
 def scores_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[Attempt], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
-    """What the attempts come to under each; `tasks` by order."""
+    """The attempts' scores under each judge; `tasks` by order."""
     found = {}
     for reference, judge in judges.items():
         again = asyncio.run(judged_again(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
@@ -160,7 +160,7 @@ def failed(attempt: Attempt, problem: BoundaryError) -> Again:
 
 
 def decided(attempt: Attempt, verdict: Verdict, seconds: float) -> Again:
-    """With this verdict, which took so long."""
+    """The attempt with this verdict, which took so long."""
     after = replace(
         attempt,
         reward=verdict.reward,

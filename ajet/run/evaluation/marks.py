@@ -42,7 +42,7 @@ def marked(tasks: Sequence[Task], by: Evaluated, *, drop: bool = False) -> Itera
 
 
 def mark_of(attempts: Sequence[Attempt]) -> Mark:
-    """By the attempts that count. One that failed is as one that solved nothing."""
+    """The mark of a task, by the attempts that count. One that failed is as one that solved nothing."""
     known = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
     if len(known) < 2:
         return "unknown"

@@ -36,7 +36,7 @@ _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One that is evaluated."""
+    """A model that is evaluated."""
 
     label: str
     """As the person called it."""

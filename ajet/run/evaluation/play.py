@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What the command line says about an evaluation beyond experiment and models."""
+    """The command line's options of an evaluation beyond experiment and models."""
 
     tasks: Path | None = None
     """A JSON Lines file in place of the validation tasks."""
@@ -57,7 +57,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What one model came to."""
+    """The attempts and scores of one model."""
 
     model: Model
     folder: Path
@@ -69,7 +69,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an evaluation came to."""
+    """The result of an evaluation."""
 
     evaluated: tuple[Evaluated, ...]
     """As they were named; the first is what the others are compared with."""
@@ -176,7 +176,7 @@ def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
 
 
 def sampling_words(experiment: Experiment) -> str:
-    """How replies are drawn."""
+    """The words for how replies are drawn."""
     val = experiment.ajet.rollout.val_kwargs
     if not val.do_sample or val.temperature == 0:
         return "greedy"
@@ -264,7 +264,7 @@ def _play(evaluation: Evaluation, run: RunDirectory) -> None:
 
 
 def _groups(evaluation: Evaluation, run: RunDirectory) -> list[Group]:
-    """All that is recorded of what was asked for."""
+    """The recorded groups of what was asked for."""
     found: dict[int, Group] = {}
     for episode in run.episodes.read(evaluation.model.step, record.SPLIT):
         if episode.order < evaluation.count and episode.repeat < evaluation.repeats:

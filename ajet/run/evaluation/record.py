@@ -39,7 +39,7 @@ BEARS_NOT = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is to be played."""
+    """The tasks, attempts and model of one evaluation."""
 
     model: Model
     experiment: Experiment
@@ -53,7 +53,7 @@ class Evaluation:
     """Where the tasks are from."""
 
     def identity(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The identity of the evaluation, as JSON values."""
         val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.training_relevant()
         bearing = {key: value for key, value in settings.items() if not key.startswith(BEARS_NOT)}
         drawn = [val.temperature, val.top_p, val.top_k] if val.do_sample else "greedy"
@@ -86,7 +86,7 @@ def earlier(evaluation: Evaluation) -> Path | None:
 
 
 def begin(evaluation: Evaluation, again: Path | None) -> RunDirectory:
-    """Its record, open. Raises UserError."""
+    """Open the evaluation's record. Raises UserError."""
     experiment = evaluation.experiment
     run = RunDirectory.open(experiment, root=experiment.root, kind="eval", again=again)
     try:
@@ -121,13 +121,13 @@ def missing(evaluation: Evaluation, folder: Path) -> int | None:
 
 
 def recorded(evaluation: Evaluation, folder: Path, *, told: bool = False) -> list[Attempt]:
-    """What is recorded of what was asked for. `told`: see `read_attempts`."""
+    """The recorded attempts of what was asked for. `told`: see `read_attempts`."""
     found = read_attempts(file_of(folder, evaluation.model.step), told=told)
     return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
 def over(attempts: Sequence[Attempt]) -> set[tuple[int, int]]:
-    """Those that are not played again."""
+    """The attempts that are not played again, by order and number."""
     return {(each.order, each.repeat) for each in attempts if not each.left_out}
 
 
@@ -138,7 +138,7 @@ def _counts(row: dict[str, Any]) -> bool:
 
 
 def _code(experiment: Experiment) -> list[tuple[str, str]]:
-    """What workflow and judge are made of: their files, and other Python files beside those."""
+    """The code of workflow and judge: their files, and other Python files beside those."""
     from ajet.config.references import code_file
     from ajet.config.schema.choices import is_reference
 

@@ -78,13 +78,13 @@ def show(result: Result, keys: Sequence[str] = TAG_KEYS) -> None:
 
 
 def _scorers(scores: Scores) -> dict[str, Scores]:
-    """By the choice of scorers, where there were several."""
+    """The scores by the choice of scorers, where there were several."""
     found = scores.by_scorer()
     return found if len(found) > 1 else {}
 
 
 def _show_parts(result: Result) -> None:
-    """What each scorer gave, where there are several."""
+    """Show what each scorer gave, where there are several."""
     given = [(each.model.label, each.scores.each_scorer()) for each in result.evaluated]
     if max((len(scorers) for _, scorers in given), default=0) < 2:
         return
@@ -99,7 +99,7 @@ def _show_parts(result: Result) -> None:
 
 
 def as_json(result: Result, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
-    """All of it as JSON values."""
+    """The result as JSON values."""
     return {
         "tasks": result.tasks,
         "repeats": result.repeats,
@@ -115,13 +115,13 @@ def as_json(result: Result, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
 
 
 def columns(result: Result) -> list[str]:
-    """Of `rows`: two more for each further judge."""
+    """The columns of `rows`: two more for each further judge."""
     judges = [_short(judge) for judge in result.evaluated[0].judged]
     return [*COLUMNS, *(f"{what} by {name}" for what in ("reward", "success") for name in judges)]
 
 
 def rows(result: Result, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
-    """One an attempt, with the same columns for each."""
+    """One row an attempt, with the same columns for each."""
     for each in result.evaluated:
         for at, attempt in enumerate(each.scores.attempts):
             others = {_short(judge): scores.attempts[at] for judge, scores in each.judged.items()}
@@ -249,7 +249,7 @@ def _cells(scores: Scores, columns: Sequence[str]) -> list[str]:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """What the numbers do not say themselves."""
+    """Remarks on what the numbers do not say themselves."""
     if result.known is not None and (said := result.known.words()):
         yield f"Known from training: {printable(said)}"
     for each in result.evaluated:

@@ -15,7 +15,7 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """What vLLM calls."""
+    """vLLM calls this when it loads its plugins."""
     keep_weights_plain()
     if "trinity.common.models.vllm_model" in sys.modules:
         _in_the_actor()

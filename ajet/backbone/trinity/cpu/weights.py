@@ -18,11 +18,11 @@ class SynchronizersWeights(WeightTransferEngine):
     update_info_cls = CheckpointWeightTransferUpdateInfo
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Where the synchronizer is."""
+        """Keep the synchronizer's address."""
         self._info = init_info
 
     def start_weight_update(self) -> None:
-        """Nothing is prepared."""
+        """Does nothing: nothing is prepared."""
 
     def update_weights(self, update_info: Any) -> None:
         """vLLM's own also waits for an accelerator."""
@@ -43,7 +43,7 @@ class SynchronizersWeights(WeightTransferEngine):
         self.model.load_weights(ray.get(each) for each in found)
 
     def finish_weight_update(self) -> None:
-        """All are loaded."""
+        """Does nothing: all weights are loaded by now."""
 
     def shutdown(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""

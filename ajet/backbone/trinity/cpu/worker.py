@@ -12,10 +12,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class CpuWorker(CPUWorker):
-    """In the place of `TrinityGPUWorker`."""
+    """Takes the place of `TrinityGPUWorker`."""
 
     def apply_patches(self) -> None:
-        """None."""
+        """Does nothing: a CPU needs no patches."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Make known how new weights come before vLLM looks for it."""

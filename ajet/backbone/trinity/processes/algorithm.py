@@ -22,12 +22,12 @@ class WithoutReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """All is said in our layer."""
+        """Trinity's defaults; ajet's layer says all."""
         return {}
 
 
 class WithReference(AlgorithmType):
-    """The same with one."""
+    """The algorithm with a reference model."""
 
     use_critic = False
     use_reference = True

@@ -67,7 +67,7 @@ class GroupsOfStore(SampleStrategy):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """None."""
+        """No arguments."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

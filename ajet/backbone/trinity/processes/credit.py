@@ -62,7 +62,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """None."""
+        """No arguments."""
         return {}
 
     def _credited(self, exps: list[Experience], step: int) -> tuple[list[Experience], Assigned]:
@@ -92,7 +92,7 @@ def _weighed(row: Experience, weight: float, advantages: torch.Tensor) -> Experi
 
 
 def _fields(rows: list[Experience]) -> dict[str, list[Any]]:
-    """As `rows.FIELDS` has them."""
+    """The rows' fields, as `rows.FIELDS` names them."""
     fields: dict[str, list[Any]] = {
         "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
         "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],

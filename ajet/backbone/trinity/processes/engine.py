@@ -33,7 +33,7 @@ class RolloutEngine:
         self._closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """One reply, in one chunk. Raises EngineFailure."""
+        """Sample one reply, in one chunk. Raises EngineFailure."""
         limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         sampling = request.sampling
         if self._closed:
@@ -129,5 +129,5 @@ class _Versions:
 
 
 def _told(positions: Any) -> list[float]:
-    """What is said of each of these tokens, at its place."""
+    """The log-probability of each of these tokens, at its place."""
     return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

@@ -22,7 +22,7 @@ VARIABLE = "AJET_TRINITY"
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Of the run that this process belongs to."""
+    """The run that this process belongs to."""
 
     experiment: Experiment
     run_id: str

@@ -32,7 +32,7 @@ class _Weighted(PolicyLossFn):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """None."""
+        """No arguments."""
         return {}
 
     def _sum(
@@ -72,7 +72,7 @@ class WeightedTokens(_Weighted):
 
 
 class WeightedTokensWithReference(_Weighted):
-    """The same with one."""
+    """The weighted loss with a reference model."""
 
     def __call__(  # type: ignore[override]
         self,

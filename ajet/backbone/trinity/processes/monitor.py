@@ -52,4 +52,4 @@ class Letters(Monitor):
         self._sender.post_and_wait(Stepped(step, found | said))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""

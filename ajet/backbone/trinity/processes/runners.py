@@ -21,7 +21,7 @@ ROLE = "explorer's runner"
 
 
 class LastingRunner(RunnerWrapper):
-    """In the place of `RunnerWrapper`."""
+    """Takes the place of `RunnerWrapper`."""
 
     async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
         """Trinity's answer of a task, from a process that lives."""

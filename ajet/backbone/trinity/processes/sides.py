@@ -80,7 +80,7 @@ class TellingTrainer(Trainer):
         return self._heard.said
 
     async def train_step(self, exps: list[Any]) -> dict[str, Any]:
-        """One step. Where nothing has a weight no optimizer step is taken, as on every backbone."""
+        """Train one step. Where nothing has a weight no optimizer step is taken, as on every backbone."""
         step = self.train_step_num + 1
         engine: Any = self.engine
         self._told.post(Phase("update", step))
@@ -95,7 +95,7 @@ class TellingTrainer(Trainer):
         return metrics
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        """One that is whole when it returns; each step's once."""
+        """Save a checkpoint that is whole when this returns; each step's once."""
         step, folder = self.train_step_num, Path(self.config.checkpoint_job_dir)
         if step <= self._saved or self._heard.said:
             return {}

@@ -79,7 +79,7 @@ def _train_alone(trainer: Any) -> None:
 
 
 def _checked(config: dict[str, Any]) -> Any:
-    """As Trinity reads and completes it."""
+    """The configuration as Trinity reads and completes it."""
     from omegaconf import OmegaConf
     from trinity.common.config import load_config
 

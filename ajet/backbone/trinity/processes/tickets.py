@@ -24,7 +24,7 @@ class Tickets(BufferReader):
         self._end = (here().total - here().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """Those of one step. Raises StopAsyncIteration after the last."""
+        """The tickets of one step. Raises StopAsyncIteration after the last."""
         if self._next >= self._end:
             raise StopAsyncIteration
         first = self._next
@@ -35,7 +35,7 @@ class Tickets(BufferReader):
         return self._end
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing is gone on from: tickets begin anew in each launch."""
+        """Nothing: tickets begin anew in each launch."""
         return {"current_index": 0}
 
     def load_state_dict(self, state_dict: Any) -> None:

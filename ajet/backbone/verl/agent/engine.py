@@ -37,7 +37,7 @@ class ServerEngine:
         self._closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """One reply, in one chunk. Raises EngineFailure."""
+        """Sample one reply, in one chunk. Raises EngineFailure."""
         limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if self._closed:
             raise EngineFailure("the engine is closed", retryable=False)

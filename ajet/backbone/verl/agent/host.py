@@ -79,7 +79,7 @@ class _UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What the gateway wants to know of a backbone."""
+    """Stands for the backbone before the gateway."""
 
     engine: TokenEngine
     tokenizer: Any

@@ -21,7 +21,7 @@ class NothingToTrain(Exception):
 
 
 class WorkflowLoop(AgentLoopBase):
-    """One session: one repeat of one task."""
+    """Plays one session: one repeat of one task."""
 
     async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
         self, sampling_params: dict[str, Any], **kwargs: Any

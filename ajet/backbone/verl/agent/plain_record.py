@@ -36,7 +36,7 @@ class PlainRecord:
         logger.warning(FIRST, self._run.path)
 
     def run_id(self) -> str:
-        """Of this run."""
+        """The id of this run."""
         return self._run.run_id
 
     def place(self, uid: str) -> int:
@@ -51,7 +51,7 @@ class PlainRecord:
 
 
 class Keeper:
-    """That actor, from any process of the run."""
+    """The actor that keeps the record, from any process of the run."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> list[Gpu]:
-    """All of this machine."""
+    """All GPUs of this machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

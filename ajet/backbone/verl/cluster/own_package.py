@@ -31,7 +31,7 @@ def hook(folders: Iterable[str]) -> dict[str, Any]:
 
 
 def load_ours() -> None:
-    """In such a process, before it does anything."""
+    """Load the package of this run in such a process, before it does anything."""
     sys.path.insert(0, ROOT)
     import_module("ajet")
     sys.path.remove(ROOT)

@@ -60,7 +60,7 @@ def needs_of(config: Mapping[str, Any]) -> Needs:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a backbone needs of Ray."""
+    """The resources that a backbone needs of Ray."""
 
     demand: Demand
     resource: str

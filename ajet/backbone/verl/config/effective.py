@@ -57,7 +57,7 @@ class Settings:
         return default if found is None else found
 
     def count(self, verl: str, default: int = 1) -> int:
-        """The same for a number of things. Raises ConfigError for anything else."""
+        """The value of a key that counts things. Raises ConfigError for anything else."""
         found = self.value(verl, default)
         if isinstance(found, int) and not isinstance(found, bool):
             return found
@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def gpus(self) -> int:
-        """All GPUs that train."""
+        """The number of all GPUs that train."""
         return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
 
     @property

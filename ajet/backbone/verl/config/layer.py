@@ -91,7 +91,7 @@ def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of any backbone's config. `users`: what the person wrote of it, unresolved."""
+    """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
     tree = deepcopy(tree)
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
@@ -200,7 +200,7 @@ def _shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
 
 @lru_cache(maxsize=4)
 def _verls_defaults(folder: Path, megatron: bool) -> Any:
-    """As Hydra composes them."""
+    """verl's defaults, as Hydra composes them."""
     import hydra
     from omegaconf import OmegaConf
 

@@ -155,7 +155,7 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
 
 
 def _trees(s: Settings) -> Iterator[ConfigError]:
-    """What `ajet.backbone.verl.trainer.trees` does not compute."""
+    """The settings for which `ajet.backbone.verl.trainer.trees` cannot compute."""
     if not s.value(TREES, False):
         if s.value("trainer.device") == "cpu" and not s.megatron and s.count(ULYSSES[0]) > 1:
             yield s.problem(

@@ -25,7 +25,7 @@ HEADER = 4096
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooWeights(CheckpointEngine):
-    """One end of the sending, in a trainer's worker or beside a server's."""
+    """One end of the transfer of weights, in a trainer's worker or beside a server's."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.is_master = is_master
@@ -33,7 +33,7 @@ class GlooWeights(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Where the others find the first trainer rank."""
+        """The address at which the others find the first trainer rank."""
         if not self.is_master:
             return {}
         import ray

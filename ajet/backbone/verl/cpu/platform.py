@@ -37,25 +37,25 @@ class CpuPlatform(PlatformBase):
         return False
 
     def current_device(self) -> str:  # type: ignore[override] # an index elsewhere
-        """What verl hands to `Tensor.to`."""
+        """The device that verl hands to `Tensor.to`."""
         return "cpu"
 
     def device_count(self) -> int:
-        """One to each process."""
+        """One: each process has one device."""
         return 1
 
     def set_device(self, device_index: int) -> None:
         """There is only one."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs ahead."""
+        """Does nothing: nothing runs ahead on a CPU."""
 
     def manual_seed(self, seed: int) -> None:
         """torch's own."""
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """The same."""
+        """Seed torch's generator."""
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
@@ -69,7 +69,7 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Of torch.distributed."""
+        """The backend of torch.distributed."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
@@ -92,7 +92,7 @@ class CpuPlatform(PlatformBase):
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None."""
+        """No variables."""
         return []
 
     def is_ipc_supported(self) -> bool:
@@ -100,7 +100,7 @@ class CpuPlatform(PlatformBase):
         return False
 
     def cudart(self) -> None:
-        """None."""
+        """None: there is no CUDA."""
 
 
 def _complete_torch_cpu() -> None:

@@ -9,5 +9,5 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """What vLLM calls."""
+    """vLLM calls this when it loads its plugins."""
     keep_weights_plain()

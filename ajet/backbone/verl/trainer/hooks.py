@@ -250,7 +250,7 @@ class CreditHooks(PPOTrainer):
         return keys
 
     def _mismatch(self, samples: list[Sample], parts: list[list[int]], trainer: list[Floats]) -> dict[str, float]:
-        """How far the engine's logprobs are from the trainer's, where both mean the same."""
+        """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
         if not samples or self.settings.rollout.truncates:
             return {}
         gaps = [
@@ -263,7 +263,7 @@ class CreditHooks(PPOTrainer):
         }
 
     def _stale(self, samples: list[Sample], trainer: list[Floats], correction: Correction | None) -> dict[str, float]:
-        """What importance weights the tokens of earlier weights than the present ones get."""
+        """The importance weights of tokens that earlier weights sampled, as metrics."""
         tokens = stale = capped = 0
         weight = 0.0
         for sample, own in zip(samples, trainer, strict=True):
@@ -295,7 +295,7 @@ class CreditHooks(PPOTrainer):
 
 
 def _task(key: str) -> str:
-    """Of a row's key what the rows of its task have in common."""
+    """The part of a row's key that the rows of its task share."""
     return key.rsplit("_", 2)[0]
 
 

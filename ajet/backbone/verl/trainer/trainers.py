@@ -28,7 +28,7 @@ POLL_S = 0.25
 
 
 class _Ours(Reporting, CreditHooks):
-    """What the three modes share."""
+    """The part that the trainers of all three modes share."""
 
     mode: ClassVar[str]
     """verl's name of it."""

@@ -309,12 +309,12 @@ def _passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | No
 
 
 def _ranks(values: Any) -> Any:
-    """Of each value its rank among the distinct ones."""
+    """The rank of each value among the distinct ones."""
     return np.unique(values, return_inverse=True)[1]
 
 
 def _samples(data: TensorDict) -> list[Sample]:
-    """What `pack` needs of verl's rows. A target is a token that the row's mask counts."""
+    """The samples, for `pack`, of verl's rows. A target is a token that the row's mask counts."""
     rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
     masks = []
     for ids, counted in zip(rows, data["response_mask"].unbind(), strict=True):
