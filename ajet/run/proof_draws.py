@@ -47,12 +47,12 @@ class HeldDraws:
 
     @property
     def unheld(self) -> Counter[str]:
-        """Those that were not, by reason."""
+        """The number of draws that were not held, by reason."""
         lacking = NO_IDS if self._curriculum is None else NOT_ALL
         return +Counter({lacking: sum(tasks is None for tasks in self._drawn.values())})
 
     def hold(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
-        """What of the groups of a step stands where it was not drawn."""
+        """The groups of a step that stand where the order did not draw them, in words."""
         if not self._draws:
             return
         if self._curriculum is None:

@@ -53,7 +53,7 @@ def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConf
 
 
 class HeldLosses:
-    """Of one run. A step is told by `expect`, and held by `hold` when its weights are there."""
+    """Computes one run's losses again. A step is told by `expect`, and held by `hold` when its weights are there."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] = {}

@@ -27,7 +27,7 @@ SHOWN = 20
 
 
 def as_json(report: Report) -> str:
-    """One JSON object."""
+    """The report as one JSON object."""
     proof = report.proof
     content: dict[str, Any] = {
         "ok": report.ok,

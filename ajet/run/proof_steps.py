@@ -63,13 +63,13 @@ class WrongStep:
     what: str
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """A sentence for a person."""
         of = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
         return f"{of}: {self.what}"
 
 
 class HeldSteps:
-    """Of one run, file by file, in the order of the steps."""
+    """Holds one run's steps, file by file, in their order."""
 
     def __init__(self, experiment: Experiment, run: Path, removed: Collection[str] = ()) -> None:
         """`removed`: files that are known as let go, below the run's folder."""
@@ -321,7 +321,7 @@ def _is_unfinished_evaluation(run: Path) -> bool:
 
 
 def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """Of each training step; `tasks` tells them from a validation's."""
+    """The last row of each training step; `tasks` tells them from a validation's."""
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
 
 
@@ -338,7 +338,7 @@ def _other_settings(run: Path) -> Callable[[int], bool]:
 
 
 def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
-    """What the newest checkpoint holds of the order of tasks; nothing where there is none."""
+    """The order of tasks as the newest checkpoint holds it; nothing where there is none."""
     folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
     try:
         latest = Checkpoints(folder).latest()
@@ -349,7 +349,7 @@ def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
 
 
 def _tasks_an_epoch(frontier: Mapping[str, Any]) -> int | None:
-    """As the checkpoint says; None where none does."""
+    """The tasks of an epoch, as the checkpoint says; None where none does."""
     told = frontier.get("count")
     return told if isinstance(told, int) and told > 0 else None
 

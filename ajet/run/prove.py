@@ -53,7 +53,7 @@ OUTSIDE = (
 
 @dataclass(slots=True)
 class PlayedFile:
-    """One episode file."""
+    """One file of episodes."""
 
     file: Path
     step: int
@@ -79,7 +79,7 @@ class StepSpread:
 
 @dataclass(slots=True)
 class Report:
-    """What `ajet prove` found."""
+    """The findings of `ajet prove`."""
 
     target: Target
     proof: Proof = field(default_factory=Proof)
@@ -366,7 +366,7 @@ def _lacking(row: dict[str, Any]) -> int | None:
 
 
 def weights_in(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
-    """Of a run's checkpoints. Raises UserError where one is damaged."""
+    """The weights in a run's checkpoints. Raises UserError where one is damaged."""
     from ajet.backbone import saved_version
 
     checkpoints.require_whole()

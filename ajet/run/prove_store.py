@@ -55,13 +55,13 @@ class ChangedRecord(WrongStep):
     """An episode that is not what was put."""
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """A sentence for a person."""
         return self.what
 
 
 @dataclass(slots=True)
 class StoreReport:
-    """What `ajet prove --store` found."""
+    """The findings of `ajet prove --store`."""
 
     store: str
     """Its address."""
@@ -115,7 +115,7 @@ def prove_stored(
 
 
 def _experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
-    """Of the settings that the run's trainer left in the store, as data."""
+    """The experiment of the settings that the run's trainer left in the store, as data."""
     from ajet.config import recorded_experiment
 
     if not reading.settings:
@@ -143,7 +143,7 @@ def _require_run(run: str, experiment: Experiment, reading: Reading, address: Ad
 
 
 class _Proving:
-    """Of one store."""
+    """Proves the episodes of one store."""
 
     def __init__(
         self, reading: Reading, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool

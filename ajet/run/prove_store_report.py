@@ -15,7 +15,7 @@ from ajet.run.prove_store import OUTSIDE_A_STORE, StoreReport
 
 
 def as_json(found: StoreReport) -> str:
-    """One JSON object: that of a run's proof, and what is of the store."""
+    """The report as one JSON object: that of a run's proof, and what is of the store."""
     own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
     return json.dumps(
         {**json.loads(proof_report.as_json(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1

@@ -43,7 +43,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Recomputation:
-    """Of one policy version. `tolerance` (nats) is for a single improbable token."""
+    """The log-probabilities of one policy version again. `tolerance` (nats) is for a single improbable token."""
 
     def __init__(self, scorer: RecordedScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
         self._scorer, self._settings = scorer, settings
@@ -153,7 +153,7 @@ class Recomputation:
                 self._first.append(found)
 
     def _noise(self) -> Noise:
-        """How far the forward pass lies from itself."""
+        """The distance of the forward pass from itself."""
         samples, first = self._measured, _masked(self._measured, self._first)
         alone = pack(samples, 1, share_prefixes=False)
         differences = [first - _masked(samples, self._scored(samples, alone))]

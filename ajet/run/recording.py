@@ -25,7 +25,7 @@ BLOCK = 200
 
 
 class Recording:
-    """Of one run."""
+    """The record of one run, as its rollout writes it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run

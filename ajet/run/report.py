@@ -56,7 +56,7 @@ def report(run: str, root: Path, *, out: Path | None = None) -> Path:
 
 
 def _parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """By name in the bundle: what gives the text."""
+    """The names in the bundle, and what gives each its text."""
     yield "versions.json", _versions
     for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
         if (folder / name).exists():

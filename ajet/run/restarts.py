@@ -23,7 +23,7 @@ LONGEST_S = 60.0
 
 
 class Restartable(Protocol):
-    """What can be started again."""
+    """A process that can be started again."""
 
     name: str
     timeout: float
@@ -38,7 +38,7 @@ class Restartable(Protocol):
 
 
 class Restarts:
-    """Those that run, each with how many times in a row it may be started again."""
+    """The processes that run, each with how many times in a row it may be started again."""
 
     def __init__(self, running: Sequence[tuple[Restartable, int]]) -> None:
         self._watched = [Watched(each, most) for each, most in running]
@@ -46,7 +46,7 @@ class Restarts:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within the block they are looked at, from a thread."""
+        """Within the block a thread watches them."""
         thread = threading.Thread(target=self._watch, name="ajet-restarts", daemon=True)
         if self._watched:
             thread.start()
@@ -65,7 +65,7 @@ class Restarts:
 
 
 class Watched:
-    """One of them."""
+    """A process that is watched."""
 
     def __init__(self, companion: Restartable, most: int) -> None:
         self._companion, self._most = companion, most

@@ -34,7 +34,7 @@ REPLY = 16
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One setting."""
+    """A remark on one setting."""
 
     key: str
     what: str

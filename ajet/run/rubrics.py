@@ -57,7 +57,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
 
 
 def agreement_lines(told: dict[str, Any]) -> list[str]:
-    """How well they agree with the labels, before they were revised and chosen, and after."""
+    """Lines on the agreement with the labels, before the rubrics were revised and chosen, and after."""
     lines = []
     for name in ("before", "after"):
         found = told.get(name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InProcessRunner(Runner):
-    """That of a backbone which names no other."""
+    """The runner of a backbone that names no other."""
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink

@@ -66,7 +66,7 @@ class UnderWay:
 
 @dataclass(slots=True)
 class Played:
-    """What a sampler has done."""
+    """The counts of what a sampler has done."""
 
     groups: int = 0
     episodes: int = 0
@@ -79,7 +79,7 @@ class Played:
 
 
 class Sampler:
-    """One process's; not thread-safe."""
+    """Plays groups of a shared store, in this process; not thread-safe."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class Sampler:
         return signs_of_life(renew, self._renew_every, longest=LONGEST_LOAD, silent=silent)
 
     def _begin(self) -> None:
-        """As many groups as there is room for."""
+        """Begin as many groups as there is room for."""
         while self._gets_more and sum(each.left for each in self._under_way.values()) < self._most:
             if time.monotonic() - self._begun < self._pause:
                 return
@@ -327,7 +327,7 @@ class Sampler:
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
     def _take_in(self, timeout: float) -> None:
-        """What has ended, waiting for the first of it."""
+        """Take in what has ended, waiting for the first of it."""
         try:
             lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:

@@ -134,7 +134,7 @@ def _is_over(path: Path) -> bool:
 
 
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
-    """Where the agents of a step waited for nothing but the model."""
+    """Warn where the agents of a step waited for nothing but the model."""
     shares = [
         max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
         for each in episodes

@@ -61,7 +61,7 @@ BACKLOG = 2
 
 @dataclass(slots=True)
 class ServeParts:
-    """What serving works with."""
+    """The parts that serving works with."""
 
     experiment: Experiment
     backbone: Backbone
@@ -291,7 +291,7 @@ def _leave(training: Training, served: ServeParts, batch: Batch, late: list[Epis
 
 
 def _rest(desk: Desk) -> list[Group | Episode]:
-    """What is there already."""
+    """The groups and episodes that are there already."""
     found: list[Group | Episode] = []
     while True:
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Batch:
-    """What came in for a step."""
+    """The episodes that came in for a step."""
 
     step: int
     groups: list[Group] = field(default_factory=list)
@@ -50,19 +50,19 @@ class Batch:
         return len(self.groups) >= size
 
     def patience(self, seconds: float | None) -> float | None:
-        """How long it may wait still; None: for ever."""
+        """The seconds that it may wait still; None: for ever."""
         if seconds is None or self.began is None:
             return None
         return max(0.0, self.began + seconds - time.monotonic())
 
     @property
     def results(self) -> list[Group | Episode]:
-        """All of it."""
+        """All groups and episodes of the batch."""
         return [*self.groups, *self.useless, *self.stale, *self.alone, *self.held_out]
 
     @property
     def unused(self) -> Unused:
-        """Those that no batch takes, by the reason."""
+        """The groups that no batch takes, by the reason."""
         return {"no_score": self.useless, "stale": self.stale}
 
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:

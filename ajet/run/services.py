@@ -25,7 +25,7 @@ ASK_S = 8.0
 
 
 def services_of(experiment: Experiment) -> list[Service]:
-    """All of them, each once."""
+    """All services of the experiment, each once."""
     found: list[Service] = []
     for source in known().services:
         named: Callable[[Experiment], Iterable[Service]] = load_code(source)

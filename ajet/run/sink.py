@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Shown(Protocol):
-    """What a person sees of a training (`TrainingProgress`)."""
+    """The view that a person has of a training (`TrainingProgress`)."""
 
     def on_episode(self, episode: Episode) -> None: ...
 

@@ -42,7 +42,7 @@ def _text(found: LiveStatus) -> Text:
 
 
 def lines(found: LiveStatus) -> Iterator[str]:
-    """What a person sees."""
+    """The lines of the screen."""
     of = f" of {found.steps}" if found.steps else ""
     over = found.state == found.phase
     phase = f" {_time(found.phase_age)} ago" if over else f", {found.phase} for {_time(found.phase_age)}"

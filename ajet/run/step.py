@@ -62,7 +62,7 @@ def conclude(
 
 
 def _retrained(trained: Trained) -> dict[str, float]:
-    """What of the step's numbers an earlier step has counted, too."""
+    """The part of the step's numbers that an earlier step has counted, too."""
     before = {*trained.again}
     counted = episode_metrics(episodes_of(each for each in trained.groups if each.order in before), "train", {})
     metrics: dict[str, float] = {

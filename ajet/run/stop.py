@@ -98,7 +98,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still live after at most `seconds`."""
+    """The processes that still live after at most `seconds`."""
     end = time.monotonic() + seconds
     while (alive := [process for process in processes if _lives(process)]) and time.monotonic() < end:
         time.sleep(0.1)

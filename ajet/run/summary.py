@@ -56,7 +56,7 @@ class Tally:
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
-        """From the rows of `metrics.jsonl`."""
+        """The tally of the rows of `metrics.jsonl`."""
         seen = Counter[int]()
         unused: set[int] = set()
         ahead: set[int] = set()
@@ -87,7 +87,7 @@ class Tally:
         )
 
     def line(self) -> str:
-        """One line for the person."""
+        """A line for the person."""
         given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
             f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "

@@ -106,7 +106,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
 
 
 def _what_there_is(rows: list[dict[str, Any]]) -> str:
-    """Where no episode is wanted: which there are."""
+    """Words on which episodes there are, where none is wanted."""
     if not rows:
         return "No episode is recorded yet."
     splits = Counter(row["split"] for row in rows)
@@ -116,7 +116,7 @@ def _what_there_is(rows: list[dict[str, Any]]) -> str:
 
 
 def age(then: float | None) -> str:
-    """How long ago, in the largest unit that fits."""
+    """The time since then, in the largest unit that fits."""
     if not then:
         return "–"
     passed = max(0.0, time.time() - then)

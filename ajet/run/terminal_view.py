@@ -70,7 +70,7 @@ def watch(folder: Path) -> int:
 
 
 class _Run:
-    """What was read of a run so far."""
+    """The part of a run that was read so far."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._table = folder, EpisodeTable(folder)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolRoom:
-    """Of the first task's prompt."""
+    """The room that tools take in the first task's prompt."""
 
     tools: tuple[str, ...]
     """Their names."""

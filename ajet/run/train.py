@@ -53,7 +53,7 @@ class Source(Protocol):
         ...
 
     def step(self, training: Training, tasks: TaskOrder, interrupts: Interrupts) -> None:
-        """One step, which ends in `learn`."""
+        """Make one step, which ends in `learn`."""
         ...
 
     def shown(self, training: Training) -> AbstractContextManager[None]:
@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     def ended(self, training: Training) -> None:
-        """It was the last one, and is saved."""
+        """End after the last step, which is saved."""
         ...
 
 

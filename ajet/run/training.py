@@ -114,7 +114,7 @@ class Training:
         return self.parts.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
 
     def batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
-        """Of a step's groups, with the outcome of each of their episodes."""
+        """The batch of a step's groups, with the outcome of each of their episodes."""
         if self.assign is not None:
             return self.assign(groups, step)
         settings = self.parts.experiment.ajet
@@ -144,7 +144,7 @@ class Training:
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """The same, at a Ctrl-C."""
+        """Save a checkpoint at a Ctrl-C."""
         if self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
             return

@@ -39,7 +39,7 @@ class Under:
 
 @dataclass(frozen=True, slots=True)
 class StepWhatIf:
-    """One episode file."""
+    """The credit of one episode file under other settings."""
 
     step: int
     split: str
@@ -54,7 +54,7 @@ class StepWhatIf:
 
 
 class WhatIf:
-    """Of one run."""
+    """The credit of one run under other settings."""
 
     def __init__(self, experiment: Experiment) -> None:
         """`experiment`: the run's own, as recorded. Raises the UserError of an algorithm that cannot be made."""

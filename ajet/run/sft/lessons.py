@@ -50,7 +50,7 @@ class Given:
 
     @property
     def tokens(self) -> int:
-        """Of its longest call."""
+        """The tokens of its longest call."""
         return max(call.prefix + call.suffix_ids.size + call.response_ids.size for call in self.calls)
 
 
@@ -63,7 +63,7 @@ class Lesson:
     where: str
 
     def group(self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True) -> Group:
-        """What a step records of it."""
+        """The group that a step records of the lesson."""
         episodes = [
             _episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
             for repeat, each in enumerate(self.given)

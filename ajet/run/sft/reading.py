@@ -26,7 +26,7 @@ NAMED = 3
 
 
 def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:
-    """What is learned. Raises UserError."""
+    """The lessons to learn. Raises UserError."""
     given = experiment.ajet.sft
     if given.from_run is not None and given.train_files is not None:
         raise ConfigError(
@@ -43,7 +43,7 @@ def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:
 
 
 def held_out(experiment: Experiment, words: Renderer) -> list[Lesson]:
-    """What only the loss is measured of; empty where nothing is named."""
+    """The lessons of which only the loss is measured; empty where nothing is named."""
     files = experiment.ajet.sft.val_files
     return _of_files(files, experiment, words, key="ajet.sft.val_files") if files else []
 

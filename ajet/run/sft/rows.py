@@ -52,7 +52,7 @@ class Row:
 
 
 def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[Row]:
-    """All rows of all files. Raises TaskError."""
+    """The rows of all files. Raises TaskError."""
     named = [files] if isinstance(files, str) else list(files)
     found: list[Row] = []
     titles: Counter[str] = Counter()

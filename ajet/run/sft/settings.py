@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def settled(experiment: Experiment) -> Experiment:
-    """What `open_backbone` is given."""
+    """The experiment that `open_backbone` is given."""
     settings = experiment.ajet.model_copy(deep=True)
     trainer, rollout = settings.trainer_common, settings.rollout
     trainer.algorithm = Algorithm(policy_loss="sft")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Parts:
-    """What a step needs (`ajet.run.train.Learning`)."""
+    """The parts that a step needs (`ajet.run.train.Learning`)."""
 
     experiment: Experiment
     backbone: Backbone

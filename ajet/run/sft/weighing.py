@@ -25,14 +25,14 @@ SHOWN = ("loss", "dpo/accuracy", "dpo/margin")
 
 
 class Weighing:
-    """By the objective of `settings`, with the models that `backbone` has."""
+    """Weighs lessons by the objective of `settings`, with the models that `backbone` has."""
 
     def __init__(self, settings: AjetConfig, backbone: Backbone) -> None:
         self._settings, self._backbone = settings, backbone
         self._pairs = settings.sft.objective == "dpo"
 
     def batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
-        """What an update trains on. Its metrics number the lessons."""
+        """The batch that an update trains on. Its metrics number the lessons."""
         if self._pairs:
             batch = pairs_batch(groups, self._settings, self._both, step=step)
         else:
