@@ -33,6 +33,6 @@ def checked(url: str, where: str, what: str, expected: str, schemes: tuple[str, 
 
 
 def tool_kind(url: str) -> ToolKind | None:
-    """How the tool server at an http address speaks; None where it is none's by its path."""
+    """The protocol of the tool server at an http address; None where it is none's by its path."""
     parts = parts_of(url)
     return None if parts is None else _BY_ENDING.get(parts.path.rstrip("/").rpartition("/")[2])

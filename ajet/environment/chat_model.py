@@ -43,7 +43,7 @@ _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 
 
 class Model(BaseModel):
-    """One that may be asked."""
+    """A model that may be asked: server, name, key."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ class Model(BaseModel):
 
     @property
     def place(self) -> str:
-        """Its server, without user and password."""
+        """The model's server, without user and password."""
         parts = urlsplit(self.base_url)
         return parts.netloc.rpartition("@")[2]
 
@@ -98,7 +98,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said."""
+    """A model's answer, and its tokens."""
 
     text: str
     """Without its thoughts."""
@@ -110,7 +110,7 @@ class Answer:
 
 
 async def asked(model: Model, prompt: str, seconds: float) -> str:
-    """What it answers to one message. Raises NoAnswer."""
+    """The model's answer to one message. Raises NoAnswer."""
     answer = await completion(model, {"messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
         raise NoAnswer("it answered nothing", again=True)
@@ -118,7 +118,7 @@ async def asked(model: Model, prompt: str, seconds: float) -> str:
 
 
 async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> Answer:
-    """Its reply to a request of Chat Completions. Raises NoAnswer."""
+    """The model's reply to a request of Chat Completions. Raises NoAnswer."""
     return _answer(await _posted(model, "chat/completions", body, seconds, ANSWER_BYTES))
 
 
@@ -140,7 +140,7 @@ def _finite(row: Sequence[float]) -> bool:
 
 
 async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
-    """What it answers, of `most` bytes at most. Raises NoAnswer."""
+    """The body of the server's answer, of `most` bytes at most. Raises NoAnswer."""
     import aiohttp
 
     key = model.api_key.get_secret_value()
@@ -185,7 +185,7 @@ def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:
 
 
 async def close_all() -> None:
-    """All connections."""
+    """Close all connections."""
     found = list(_sessions.values())
     _sessions.clear()
     for each in found:

@@ -65,7 +65,7 @@ def refused(error: ValidationError, file: Path, known: Iterable[str], *above: st
 
 
 def said(error: ValidationError) -> str:
-    """What a model says first, in its own words."""
+    """The first message of a validation error, in its own words."""
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 

@@ -46,7 +46,7 @@ class Pinned:
 
     @classmethod
     def of(cls, told: Told) -> Pinned:
-        """From what is put into a request's `tools`. Raises ValueError and kin for what is none."""
+        """The pinned tool of an entry in a request's `tools`. Raises ValueError and kin for what is none."""
         return cls({each["function"]["name"]: _spelled(each["function"]) for each in told})
 
     @property
@@ -75,7 +75,7 @@ class Pinned:
 
 
 class Pins:
-    """Those of one run, for one process that plays it. Thread-safe."""
+    """The pinned answers of one run, for one process that plays it. Thread-safe."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PinnedFile:
         self.told = read_pinned(folder) if goes_on else None
 
     def first(self, found: list[Any]) -> list[Any]:
-        """What the run's first attempt found: kept, if this is the first."""
+        """The answer that the run's first attempt found: `found` is kept, if this is the first."""
         if self.told is None:
             write_atomically(self._file, json.dumps({"tools": found}, indent=1, ensure_ascii=False) + "\n")
             self.told = found

@@ -68,7 +68,7 @@ def python_with(requirements: Path, *, say: Callable[[str], None] = lambda text:
 
 
 def digest(text: str) -> str:
-    """Of requirements, for this Python."""
+    """The digest of requirements, for this Python."""
     return hashlib.sha256(f"{sys.version_info[0]}.{sys.version_info[1]}\n{text}".encode()).hexdigest()[:12]
 
 

@@ -28,7 +28,7 @@ class AgentrlReader(JsonlReader):
         self._schema = experiment.ajet.task_judge.answer_schema or SCHEMAS[0]
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """One row as a task. Raises BadRow."""
+        """The task of a row. Raises BadRow."""
         schema, scorer = row.get("answer_schema"), row.get("scorer")
         if schema is not None and schema not in SCHEMAS:
             raise BadRow(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")

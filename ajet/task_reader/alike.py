@@ -50,7 +50,7 @@ def by_letters(texts: Sequence[str]) -> Vectors:
 
 
 def normed(vectors: Vectors) -> Vectors:
-    """Of length 1 each."""
+    """The vectors, each scaled to length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths == 0, 1, lengths)
 
@@ -81,7 +81,7 @@ def first_of_each(*measures: Measure, numbers: Numbers | None = None) -> list[in
 
 
 class _Held:
-    """By one measure, what the next one may not be like."""
+    """The texts, by one measure, that the next one may not be like."""
 
     def __init__(self, measure: Measure, numbers: Numbers | None) -> None:
         self._measure, count = measure, len(measure.vectors)

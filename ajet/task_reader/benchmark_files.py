@@ -71,7 +71,7 @@ def _names(file: Path, split: str) -> bool:
 
 
 def rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
-    """Where each row stands, and the row, or why it is none. Raises TaskError, MissingExtra."""
+    """Each row's place, and the row, or why it is none. Raises TaskError, MissingExtra."""
     if file.suffix == ".parquet":
         yield from _of_parquet(file)
     elif file.suffix == ".jsonl":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BenchmarkReader:
-    """Of one; `made` is what tells them apart."""
+    """Reads one benchmark; `made` is what tells benchmarks apart."""
 
     judge = None
     section: ClassVar[str]
@@ -72,7 +72,7 @@ class BenchmarkReader:
         return tasks
 
     def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """One row of a file. Raises BadRow."""
+        """The task of a row of a file. Raises BadRow."""
         raise NotImplementedError
 
 

@@ -30,7 +30,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What was found. `trained` and `held_out`: how many were looked at."""
+    """The tasks that both splits share. `trained` and `held_out`: how many were looked at."""
 
     same: tuple[str, ...]
     """Ids of held-out tasks."""
@@ -45,7 +45,7 @@ class Overlap:
         return len(self.same) + len(self.mirrored) + len(self.in_part)
 
     def words(self) -> str:
-        """In one sentence; "" where there are none."""
+        """A sentence on the overlap; "" where there is none."""
         kinds = (("as they are", self.same), ("in another order", self.mirrored), ("in part", self.in_part))
         told = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
         if not told:
@@ -79,7 +79,7 @@ def overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> Overlap:
 
 
 def words_of(task: Task) -> tuple[str, ...]:
-    """What its user is shown asking, as words and signs, in lower case."""
+    """The words and signs that a task's user is shown asking, in lower case."""
     said = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
     return tuple(_WORDS.findall(" ".join([*said, task.main_query]).lower()))
 
@@ -90,7 +90,7 @@ def _among(task: Task, worlds: set[str]) -> bool:
 
 
 def _world(task: Task) -> str:
-    """What decides a task besides its words."""
+    """The part of a task beside its words that decides what it is."""
     return repr(sorted((str(key), value) for key, value in task.metadata.items() if not _NAMES.fullmatch(str(key))))
 
 

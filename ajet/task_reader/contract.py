@@ -47,7 +47,7 @@ def find_file(path: str, base: Path, *, key: str) -> Path:
 
 
 def require_place(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
-    """The same for something that may be a folder, too; `what` it is called."""
+    """The path of something that may be a folder, too; `what` it is called. Raises as `require_file`."""
     found = find(path, base)
     if found is None:
         folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Curriculum:
-    """Of the tasks with these ids."""
+    """The curriculum over the tasks with these ids."""
 
     def __init__(self, ids: Sequence[str], settings: Settings, seed: int) -> None:
         self._ids, self._settings, self._seed = sorted(ids), settings, seed
@@ -36,7 +36,7 @@ class Curriculum:
         return self._settings.tasks_an_epoch(len(self._ids))
 
     def epoch(self, number: int) -> list[str]:
-        """Its tasks, in the order in which they are played."""
+        """The epoch's tasks, in the order in which they are played."""
         if number not in self._epochs:
             ranked = sorted(self._ids, key=lambda each: self._rank(number, each))
             self._epochs[number] = ranked[: len(self)]
@@ -48,7 +48,7 @@ class Curriculum:
         self._epochs = {number: ids for number, ids in self._epochs.items() if number in kept}
 
     def learned(self, groups: Iterable[Group]) -> None:
-        """What came of attempts at some tasks."""
+        """Note how the attempts at some tasks ended."""
         for group in groups:
             for episode in group.scored:
                 seen = self._seen.setdefault(group.task.task_id, [0.0, 0.0])
@@ -56,12 +56,12 @@ class Curriculum:
                 seen[1] += 1
 
     def share(self, task_id: str) -> float:
-        """Of the attempts at a task that succeeded; one half where there were none."""
+        """The share of attempts at a task that succeeded; one half where there were none."""
         successes, attempts = self._seen.get(task_id, (0.0, 0.0))
         return (successes + 1) / (attempts + 2)
 
     def state(self) -> dict[str, Any]:
-        """As JSON values for a checkpoint."""
+        """The curriculum as JSON values, for a checkpoint."""
         return {
             "ids": self._ids,
             "seen": self._seen,
@@ -69,7 +69,7 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """What a checkpoint holds."""
+        """Go on from what a checkpoint holds."""
         self._seen = {name: [float(number) for number in seen] for name, seen in state["seen"].items()}
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
 

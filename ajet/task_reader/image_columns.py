@@ -27,7 +27,7 @@ _Convert = Callable[[Any], Any]
 
 
 class ImageColumns:
-    """Those columns of a data set that hold images, alone or within lists and objects."""
+    """The columns of a data set that hold images, alone or within lists and objects."""
 
     def __init__(self, features: Mapping[str, Any]) -> None:
         """`features`: the data set's, by column."""
@@ -60,7 +60,7 @@ def data_url(data: bytes) -> str:
 
 
 def _converter(feature: Any) -> _Convert | None:
-    """From a stored value of this feature to one with URLs; None where it holds no image."""
+    """A function from a stored value of this feature to one with URLs; None where it holds no image."""
     import datasets
 
     if isinstance(feature, datasets.Image):
@@ -85,7 +85,7 @@ def _in_list(convert: _Convert, value: Any) -> Any:
 
 
 def _declared(stored: Any) -> str | None:
-    """What a column of type Image holds: the bytes of a file, or where it lies."""
+    """The kind of content of a column of type Image: the bytes of a file, or where it lies."""
     if stored is None or (stored["bytes"] is None and stored["path"] is None):
         return None
     if stored["bytes"] is not None:

@@ -55,7 +55,7 @@ class JsonlReader:
         return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skip, counter=self)
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """One row as a task. Raises BadRow."""
+        """The task of a row. Raises BadRow."""
         return task_of(row, self._columns)
 
 

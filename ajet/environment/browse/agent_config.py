@@ -50,13 +50,13 @@ class BrowseAgent(BaseModel):
     """Whatever it says: see above."""
 
     def purpose_for(self, tool: str) -> str:
-        """Where the call states none."""
+        """The purpose of a call of this tool that states none."""
         told = self.default_purpose
         return told if isinstance(told, str) and told else dict(told or {}).get(tool, DEFAULT_PURPOSE)
 
 
 def browse_agent_of(config: Any) -> BrowseAgent | None:
-    """That of a run; None where it has none, or `status` is off. Raises ConfigError."""
+    """The browse agent of a run; None where it has none, or `status` is off. Raises ConfigError."""
     named, wanted = config.ajet.environment.agent_config, config.ajet.rollout.mcp_agent.browse
     if not wanted:
         return None

@@ -45,7 +45,7 @@ Write down what serves the purpose ({purpose}), and nothing else."""
 
 
 class Condenser:
-    """Of one attempt. From any event loop."""
+    """Condenses the pages that one attempt reads. From any event loop."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Condenser:
         return {**schema, "properties": {**properties, "purpose": _PURPOSE}}
 
     def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """What is sent to the tool, and the purpose: as it is stated, or by default."""
+        """The arguments that are sent to the tool, and the purpose: as it is stated, or by default."""
         own = tool.schema.get("properties") or {}
         stated = next((arguments[name] for name in _STATED if arguments.get(name)), "")
         purpose = str(stated).strip()[:LONGEST_PURPOSE] or self._agent.purpose_for(tool.name)
@@ -91,7 +91,7 @@ class Condenser:
         return sent, purpose
 
     async def condensed(self, tool: str, purpose: str, whole: str) -> str | None:
-        """What is shown in place of a result; None: it is shown as it is. Raises CallFailed."""
+        """The text that is shown in place of a result; None: it is shown as it is. Raises CallFailed."""
         least = self._agent.min_prompt_length
         if len(whole.encode("utf-8", "replace")) <= least or await self._count(whole) <= least:
             return None
@@ -112,7 +112,7 @@ class Condenser:
         )
 
     async def _answer(self, tool: str, purpose: str, page: str) -> str | None:
-        """Of the first model that gives one."""
+        """The answer of the first model that gives one."""
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)
         about = {"tool": tool, "purpose": purpose, "digest": digest_of(page), "characters": len(page)}
@@ -132,7 +132,7 @@ class Condenser:
         return None
 
     async def _asked(self, model: Model, prompt: str) -> str:
-        """As often as it may be. Raises NoAnswer."""
+        """The model's answer, asked as often as it may be. Raises NoAnswer."""
         agent = self._agent
         for number in range(agent.max_retries):
             try:

@@ -49,7 +49,7 @@ DEFAULT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of its servers."""
+    """One of the environment's servers."""
 
     name: str
     server: Server | None = None
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """All of it."""
+    """A whole environment: its servers, and the variables they need."""
 
     name: str
     parts: tuple[Part, ...]
@@ -91,7 +91,7 @@ class Description:
 
 
 class _Terms(BaseModel):
-    """What is said of a server beside how it is reached."""
+    """The terms of a server beside how it is reached."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -122,7 +122,7 @@ class _File(BaseModel):
 
 
 def shipped_names() -> list[str]:
-    """Of the environments that come with ajet."""
+    """The names of the environments that come with ajet."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
@@ -133,7 +133,7 @@ def file_of(named: str) -> Path:
 
 
 def described(file: Path) -> Description:
-    """Its env file's variables are set in this process. Raises ConfigError, UserError."""
+    """The description in a file, whose env file's variables are set here. Raises ConfigError, UserError."""
     read = _read(file)
     _set_variables(file, read.env_file)
     parts = [part for name, entry in read.mcpServers.items() if (part := _part(name, entry, file)) is not None]

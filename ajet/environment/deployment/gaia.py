@@ -51,7 +51,7 @@ class Gaia(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """One of its servers, and where."""
+    """One of GAIA's servers, and its place."""
 
     server: Server
     section: Gaia
@@ -70,14 +70,14 @@ class Tools:
         return self.section.confined and self.server.sandboxed
 
     def listed(self) -> tuple[Mapping[str, Any], ...]:
-        """Its tools as MCP lists them."""
+        """The server's tools as MCP lists them."""
         return tuple(
             {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
             for tool in self.server.tools()
         )
 
     def at(self, workdir: Path, uid: int | None) -> McpServer:
-        """How it is started for an episode whose user is `uid`."""
+        """The server as it is started for an episode whose user is `uid`."""
         place = Place(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
@@ -122,13 +122,13 @@ class Workdirs:
         return folder, self._users[folder]
 
     def remove(self, episode: str) -> None:
-        """With what is in it."""
+        """Remove an episode's folder with what is in it."""
         if self._root is not None:
             self._users.pop(self._root / episode, None)
             shutil.rmtree(self._root / episode, ignore_errors=True)
 
     def close(self) -> None:
-        """All of them."""
+        """Remove all folders."""
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
@@ -144,5 +144,5 @@ def prepared(tools: Iterable[Tools], say: Callable[[str], None]) -> list[str]:
 
 
 def packages_folder() -> Path:
-    """Where the servers' packages are."""
+    """The folder of the servers' packages."""
     return cache_root() / "tools"

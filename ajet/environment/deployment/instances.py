@@ -54,7 +54,7 @@ class McpInstance:
 
 
 def starter(part: Part, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
-    """What starts one for an episode, and learns its tools."""
+    """A function that starts a server for an episode, and learns its tools."""
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:

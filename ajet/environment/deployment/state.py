@@ -24,7 +24,7 @@ ALIASES = {"gaia-mcp-server": "gaia-local"}
 
 @dataclass(frozen=True, slots=True)
 class RunningEnvironment:
-    """One of them."""
+    """An environment that runs on this machine."""
 
     name: str
     host: str
@@ -35,19 +35,19 @@ class RunningEnvironment:
 
     @property
     def address(self) -> str:
-        """Where it is reached from this machine, or from another if it listens there."""
+        """The address at which this machine reaches it, or another if it listens there."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     @property
     def near(self) -> str:
-        """Where it is reached from this machine, whichever of its addresses it listens on."""
+        """The address at which this machine reaches it, whichever of its addresses it listens on."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host)
         return self.address if host is None else f"http://{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Its MCP address."""
+        """The environment's MCP address."""
         return f"{self.address}/mcp"
 
     def answers(self, url: str) -> bool:
@@ -65,7 +65,7 @@ class RunningEnvironment:
         return parts.hostname in own | LOOPBACK
 
     def write(self) -> None:
-        """From the process that it tells of."""
+        """Write the state, from the process that it tells of."""
         folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = os.umask(0o077)
@@ -75,7 +75,7 @@ class RunningEnvironment:
             os.umask(before)
 
     def forget(self) -> None:
-        """It has ended."""
+        """Remove the state of an environment that has ended."""
         state_file(self.name).unlink(missing_ok=True)
 
 
@@ -87,12 +87,12 @@ def state_folder() -> Path:
 
 
 def state_file(name: str) -> Path:
-    """Of an environment; beside it, its log ends in `.log`."""
+    """The state file of an environment; beside it, its log ends in `.log`."""
     return state_folder() / f"{name}.json"
 
 
 def running(name: str) -> RunningEnvironment | None:
-    """It, if it runs."""
+    """The environment of that name, if it runs."""
     if "/" in name:
         return None
     try:
@@ -104,7 +104,7 @@ def running(name: str) -> RunningEnvironment | None:
 
 
 def all_running() -> list[RunningEnvironment]:
-    """In the order of their names."""
+    """All environments that run, in the order of their names."""
     found = (running(path.stem) for path in sorted(state_folder().glob("*.json")))
     return [each for each in found if each is not None]
 

@@ -96,7 +96,7 @@ class Front:
             await self.episodes.reap()
 
     def servers_of(self, request: Request) -> list[str] | None:
-        """Those that the header MCP_SERVERS selects; None: all."""
+        """The servers that the header MCP_SERVERS selects; None: all."""
         names = self._named(request)
         return None if names is None else [name for name in names if name in self.episodes.servers] or names
 
@@ -172,7 +172,7 @@ class Front:
 
 
 def build_front(front: Front) -> Starlette:
-    """Its routes."""
+    """The front's application."""
 
     async def mcp(request: Request) -> Response:
         return await _mcp(front, request, None)
@@ -234,7 +234,7 @@ def build_front(front: Front) -> Starlette:
 
 
 class _Guarded:
-    """Nothing is read of who is not let in."""
+    """Lets nobody in without the key: nothing of their requests is read."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access

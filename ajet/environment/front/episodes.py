@@ -42,7 +42,7 @@ class NoSuchTool(AjetError):
 
 @dataclass(slots=True)
 class Episode:
-    """One of them."""
+    """An episode at the front: its servers' instances."""
 
     name: str
     servers: tuple[str, ...] | None = None
@@ -59,7 +59,7 @@ class Episode:
 
 
 class Episodes:
-    """All of an environment. On one event loop."""
+    """All episodes of an environment. On one event loop."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Episodes:
         return episode
 
     def find(self, name: str) -> Episode | None:
-        """It, and now it is not idle."""
+        """The episode of that name, which is not idle from now on."""
         episode = self._episodes.get(name)
         if episode is not None:
             episode.touched = time.monotonic()
@@ -152,7 +152,7 @@ class Episodes:
         return tuple(names)
 
     def tools(self, episode: Episode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """As this episode sees them: bare names, those of two servers told apart by their server's."""
+        """The tools as this episode sees them: bare names, and where two servers share one, the server's before it."""
         return [{**tool, "name": name} for name, (_, tool) in self._named(episode, servers).items()]
 
     async def call(

@@ -27,7 +27,7 @@ class Instance(Protocol):
 
     @property
     def tools(self) -> Sequence[Json]:
-        """As MCP lists them, with the names that the server gave them."""
+        """The tools as MCP lists them, with the names that the server gave them."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Pool:
             await _quietly(first.close())
 
     async def take(self, episode: str = "") -> Instance:
-        """One for an episode. Raises BoundaryError where none can be had."""
+        """Take an instance for an episode. Raises BoundaryError where none can be had."""
         if self.per == "shared":
             return await self._shared()
         found = await self._turn()
@@ -175,7 +175,7 @@ class Pool:
         return None
 
     def _room(self) -> int:
-        """How many more may be started."""
+        """The number of instances that may still be started."""
         return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background)
 
     async def close(self) -> None:
@@ -226,7 +226,7 @@ class Pool:
         return EnvironmentFailure(f"{self.name}: the environment is being ended")
 
     def _beside(self, closing: Awaitable[None]) -> None:
-        """One that is being closed keeps its place until it is."""
+        """Close an instance in the background; it keeps its place until it is closed."""
         task = asyncio.ensure_future(closing)
         self._background.add(task)
         task.add_done_callback(self._closed_beside)

@@ -35,7 +35,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message that was understood."""
+    """A message that was understood."""
 
     method: str
     params: Mapping[str, Any]
@@ -94,7 +94,7 @@ def _plain(value: str) -> str | None:
 
 
 def handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What `initialize` is answered."""
+    """The answer to `initialize`."""
     asked = params.get("protocolVersion")
     return {
         "protocolVersion": asked if asked in HANDSHAKE else HANDSHAKE[0],

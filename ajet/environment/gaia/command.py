@@ -21,7 +21,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 @dataclass(frozen=True)
 class Place:
-    """Where and with what servers run."""
+    """The folders and the environment in which servers run."""
 
     workdir: Path
     """The working folder, as the server sees it."""
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Start:
-    """What to execute for one server."""
+    """The command of one server."""
 
     server: Server
     command: tuple[str, ...]

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool, as a model is told of it."""
+    """A tool, as a model is told of it."""
 
     name: str
     description: str
@@ -24,7 +24,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Server:
-    """One server."""
+    """One of GAIA's servers."""
 
     name: str
     about: str
@@ -63,7 +63,7 @@ class Server:
     """What it keeps between calls; "": nothing."""
 
     def tools(self) -> tuple[Tool, ...]:
-        """Its tools; of somebody else's server by name alone."""
+        """The server's tools; of somebody else's server by name alone."""
         if not self.program:
             return tuple(Tool(name, "", {"type": "object"}) for name in self.tool_names)
         return _tools(self.program)

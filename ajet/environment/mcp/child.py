@@ -30,7 +30,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """As `subprocess` has it; None while it runs."""
+        """The exit code, as `subprocess` has it; None while it runs."""
         return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> None:
@@ -38,7 +38,7 @@ class Child:
         await self._ended.wait()
 
     def let_go(self) -> None:
-        """Of its pipes, whoever still holds the other ends."""
+        """Close this side of its pipes, whoever still holds the other ends."""
         for each in self._pipes:
             each.close()
 

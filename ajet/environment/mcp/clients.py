@@ -13,7 +13,7 @@ ClientName = Literal["thin", "sdk"]
 
 
 def client_of(name: ClientName) -> Client:
-    """One. The SDK's is imported when it is chosen."""
+    """The client of that name. The SDK's is imported when it is chosen."""
     if name == "sdk":
         from ajet.environment.mcp.sdk import SdkClient
 

@@ -68,7 +68,7 @@ class Workdir:
         return self._made
 
     def remove(self) -> None:
-        """With what is in it. Idempotent."""
+        """Remove the folder with what is in it. Idempotent."""
         if self._made is not None:
             shutil.rmtree(self._made[0].parent, ignore_errors=True)
             self._made = None

@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool as its server describes it."""
+    """A tool as its server describes it."""
 
     name: str
     description: str
@@ -43,7 +43,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a tool answered: MCP's content blocks, as they came."""
+    """A tool's answer: MCP's content blocks, as they came."""
 
     content: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     failed: bool = False
@@ -61,7 +61,7 @@ class CallFailed(EnvironmentFailure):
 
 
 class Session(Protocol):
-    """One attempt's."""
+    """One attempt's session with a server."""
 
     @property
     def ended(self) -> bool:

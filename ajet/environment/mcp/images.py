@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError, SandboxFailure
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """How it is started, and what removes it."""
+    """The command that starts a container, and the one that removes it."""
 
     command: tuple[str, ...]
     program: str

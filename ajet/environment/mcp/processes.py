@@ -34,7 +34,7 @@ _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD
 
 
 class ServerProcess:
-    """One running server. On the tools' loop."""
+    """A running server. On the tools' loop."""
 
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
@@ -67,7 +67,7 @@ class ServerProcess:
         return cls(server.name, process, mark, container)
 
     async def write(self, frame: bytes) -> None:
-        """One line. Raises CallFailed."""
+        """Write one line to the server. Raises CallFailed."""
         try:
             self.stdin.write(frame + b"\n")
             await self.stdin.drain()

@@ -19,7 +19,7 @@ CountTokens = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One result."""
+    """A tool's result as a model is shown it."""
 
     text: str
     whole: str
@@ -29,7 +29,7 @@ class Shown:
 
     @property
     def content(self) -> str | list[dict[str, Any]]:
-        """As the content of a message: text alone, or parts where there are images."""
+        """The result as a message's content: text alone, or parts where there are images."""
         if not self.images:
             return self.text
         parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []

@@ -50,7 +50,7 @@ class _Job(NamedTuple):
 
 
 class SdkSession:
-    """One attempt's: a task, and a queue to it."""
+    """One attempt's session: a task, and a queue to it."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         loop = asyncio.get_running_loop()
@@ -250,7 +250,7 @@ class SdkSession:
                 stream.close()
 
     def note(self, problem: CallFailed) -> None:
-        """What the SDK's transport does not tell its caller."""
+        """Keep a failure that the SDK's transport does not tell its caller."""
         self._break(problem)
 
     @property
@@ -317,7 +317,7 @@ def _watched(http: Any) -> Any:
 
 
 def _of_status(session: SdkSession, request: Any, status: int) -> CallFailed | None:
-    """What a status alone says, which the SDK's lines make different things of."""
+    """The failure that a status alone means, of which the SDK's lines make different things."""
     if status in (401, 403):
         said = f"{request.url} refuses this token (HTTP {status})"
         problem = CallFailed(said, "environment", delivered=False, lost=True)

@@ -47,7 +47,7 @@ class SdkLine:
         return session
 
     def streamable_http(self, url: str, client: Any) -> AbstractAsyncContextManager[Any]:
-        """Its transport, whose first two values are the streams. The longest reply is ours to hold."""
+        """The SDK's transport, whose first two values are the streams. The longest reply is ajet's to bound."""
         more = {"max_sse_event_size": None} if self._second else {}
         found: AbstractAsyncContextManager[Any] = import_module("mcp.client.streamable_http").streamable_http_client(
             url, http_client=client, **more
@@ -77,7 +77,7 @@ class SdkLine:
         return seconds if self._second else timedelta(seconds=seconds)
 
     def meaning(self, error: Any) -> Meaning:
-        """What an error of its own is; "": the server's words."""
+        """The meaning of one of the SDK's own errors; "": the server's words."""
         code, message = error.error.code, error.error.message
         if self._second and (code, message) == _TERMINATED:
             return "terminated"
@@ -86,5 +86,5 @@ class SdkLine:
 
 @lru_cache(maxsize=1)
 def sdk_line() -> SdkLine:
-    """It. Raises MissingExtra."""
+    """The SDK that is installed, by its line of versions. Raises MissingExtra."""
     return SdkLine()

@@ -37,7 +37,7 @@ _FORMS = (
 
 
 class Resources(BaseModel):
-    """What one process of a server may use. 0: not said."""
+    """The resources that one process of a server may use. 0: not said."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ class Resources(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server."""
+    """A server of `mcpServers`, checked."""
 
     name: str
     kind: Kind
@@ -112,7 +112,7 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
 
 
 class _Entry(BaseModel):
-    """One line of `mcpServers`."""
+    """An entry of `mcpServers`, as it is written."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 

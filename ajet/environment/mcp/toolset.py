@@ -40,7 +40,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tool is."""
+    """The place of a tool: its session, and its name there."""
 
     tool: Tool
     server: str = ""

@@ -52,7 +52,7 @@ def attack(name: str) -> Callable[[Attack], Attack]:
 
 
 def run_attacks(box: Warm, targets: Targets, names: list[str] | None = None) -> list[Verdict]:
-    """All of them, one after the other, on one sandbox that was opened with LIMITS."""
+    """Run all attacks, one after the other, on one sandbox that was opened with LIMITS."""
     return [ATTACKS[name](box, targets) for name in names or ATTACKS]
 
 

@@ -140,7 +140,7 @@ def programs_shown() -> tuple[str, ...]:
 
 
 def outermost(folders: Iterable[Path]) -> list[str]:
-    """Of those that are there, none within another or among the machine's programs."""
+    """The folders that are there and lie neither within another nor among the machine's programs."""
     kept: list[str] = []
     for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
         if not any(folder.is_relative_to(other) for other in (*kept, "/usr")):
@@ -160,7 +160,7 @@ def folders_shown(folders: Sequence[str], *also: str) -> list[str]:
 
 
 def identity_files(uid: int | None, descriptors: list[int]) -> list[str]:
-    """Who the user inside is, for programs that ask; opened files join `descriptors`."""
+    """The words that show who the user inside is, for programs that ask; opened files join `descriptors`."""
     argv: list[str] = []
     for path, text in _made_up(uid or _INSIDE).items():
         descriptors.append(filled(text.encode()))
@@ -187,7 +187,7 @@ def told_pid(tells: int, otherwise: int) -> int:
 
 
 def _bound(root: Path, paths: Sequence[str]) -> list[str]:
-    """What shows these folders of a root, where they are."""
+    """The words that show these folders of a root, where they are."""
     argv: list[str] = []
     for path in paths:
         here = f"{root}{path}" if str(root) != "/" else path

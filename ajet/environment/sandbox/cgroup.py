@@ -34,7 +34,7 @@ class ControlGroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def killed(self) -> int:
-        """How many processes the kernel ended here for want of memory."""
+        """The number of processes that the kernel ended here for want of memory."""
         for folder in self._folders:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
@@ -99,7 +99,7 @@ def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
 
 
 def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
-    """What to write, by folder: file, text, and whether it must succeed."""
+    """The values to write, by folder: file, text, and whether it must succeed."""
     memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
     if len(parents) == 1:
         return [

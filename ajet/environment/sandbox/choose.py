@@ -32,7 +32,7 @@ _WANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of trying a mechanism: `why` it does not work here, "" where it does."""
+    """The outcome of trying a mechanism: `why` it does not work here, "" where it does."""
 
     mechanism: str
     why: str
@@ -132,7 +132,7 @@ def chosen_mechanism(wanted: str, image: str | None = None) -> str:
 
 
 def what_helps() -> str:
-    """One sentence for a machine on which nothing works."""
+    """A sentence for a machine on which nothing works."""
     if not sys.platform.startswith("linux"):
         return "run it on Linux, in a container or a virtual machine, for example"
     has = shutil.which("bwrap") is not None or _has_package()
@@ -148,7 +148,7 @@ def _has_package() -> bool:
 
 
 def limits_of(config: Any) -> Limits:
-    """Those of the section `environment`, typed or as workflows see it."""
+    """The limits of the section `environment`, typed or as workflows see it."""
     given = config.sandbox_limits
     return Limits(
         wall=given.wall,
@@ -163,7 +163,7 @@ def limits_of(config: Any) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What an experiment opens its sandboxes with."""
+    """Opens the sandboxes of an experiment."""
 
     mechanism: str
     limits: Limits
@@ -188,7 +188,7 @@ class Maker:
         return cls(chosen_mechanism(wanted, image), limits_of(config), python, root, image)
 
     def open(self, environment: Mapping[str, str] = NOTHING) -> Warm:
-        """One for an episode. Raises SandboxFailure, ConfigError."""
+        """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
         return open_sandbox(
             self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image
         )

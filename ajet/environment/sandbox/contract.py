@@ -20,7 +20,7 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. Sizes in bytes, times in seconds."""
+    """The limits of one call. Sizes in bytes, times in seconds."""
 
     wall: float = 30.0
     cpu: int = 30
@@ -93,7 +93,7 @@ class Sandbox(Protocol):
         ...
 
     def read(self, path: str, longest: int) -> bytes:
-        """Its first bytes, `longest` at most. Raises FileNotFoundError, SandboxFailure, UnsafePath."""
+        """The file's first bytes, `longest` at most. Raises FileNotFoundError, SandboxFailure, UnsafePath."""
         ...
 
     def stop(self) -> None:

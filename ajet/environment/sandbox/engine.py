@@ -125,7 +125,7 @@ def owner() -> str:
 
 
 def asked(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """What its command answers. Raises SandboxFailure where it does not."""
+    """The engine's answer to a command. Raises SandboxFailure where it fails."""
     try:
         return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -133,7 +133,7 @@ def asked(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _labelled(program: str, form: str) -> list[tuple[str, str]]:
-    """Of each container of ours: what the form says of it, and its label."""
+    """For each container of ajet's: what the form says of it, and its label."""
     every = asked(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
     if not every:
         return []

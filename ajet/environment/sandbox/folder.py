@@ -34,7 +34,7 @@ class Files(Protocol):
 
 
 class Held:
-    """By a descriptor, which it closes."""
+    """A folder held by a descriptor, which it closes."""
 
     def __init__(self, number: int, owner: int | None) -> None:
         """`owner`: the user and group that new files are given to, where that is somebody else."""
@@ -60,7 +60,7 @@ class Held:
 
 
 class Asked:
-    """By the resident: where no descriptor comes out."""
+    """A folder that is asked of the resident, where no descriptor comes out."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask

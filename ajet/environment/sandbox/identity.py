@@ -20,7 +20,7 @@ SYS_ADMIN, SET_UID = 21, 7
 
 
 def fresh_uid() -> int | None:
-    """One; None for a process that must stay what it is."""
+    """A user id that nobody has; None for a process that must stay what it is."""
     if os.geteuid() != 0 or not has_capability(SET_UID):
         return None
     mapped = [tuple(map(int, row.split())) for row in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -31,7 +31,7 @@ def fresh_uid() -> int | None:
 
 
 def uid_of_a_container() -> int:
-    """One that is mapped whoever runs the engine: this user, root, or root of a user namespace."""
+    """A user id that is mapped whoever runs the engine: this user, root, or root of a user namespace."""
     first, count = _FEW
     return first + secrets.randbelow(count)
 

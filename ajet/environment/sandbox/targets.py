@@ -21,7 +21,7 @@ VARIABLE = "AJET_SANDBOX_ATTACK"
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the secrets are."""
+    """The places of the secrets."""
 
     folder: str
     """One of mode 777."""

@@ -37,7 +37,7 @@ _SAID = 4000
 
 @dataclass(slots=True)
 class Plan:
-    """How a mechanism starts a resident."""
+    """The way in which a mechanism starts a resident."""
 
     argv: list[str]
     """Up to the interpreter, whose arguments follow."""
@@ -90,7 +90,7 @@ class Warm(ABC):
 
     @abstractmethod
     def _plan(self, line: int) -> Plan:
-        """How to start it; `line` is the descriptor on which it hears."""
+        """The way to start it; `line` is the descriptor on which it hears."""
 
     def _clean(self) -> None:  # noqa: B027 - most mechanisms make nothing
         """Remove what the mechanism made on the host."""
@@ -254,7 +254,7 @@ class Warm(ABC):
         return self._folder
 
     def _ask(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
-        """What the resident answers at once."""
+        """The answer that the resident gives at once."""
         with self._turn:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
@@ -336,7 +336,7 @@ class Warm(ABC):
         return self.lost
 
     def _end(self) -> None:
-        """All processes; the resident ends them by itself, if it can."""
+        """End all processes; the resident ends them by itself, if it can."""
         process = getattr(self, "_process", None)
         if process is None:
             return

@@ -41,7 +41,7 @@ def check(uri: str, *, env_type: str, split: str, actions: Sequence[str], steps:
 
 
 class Check:
-    """One run of it."""
+    """One run of the check."""
 
     def __init__(self, service: EnvService, split: str, actions: Sequence[str], steps: int) -> None:
         self._service, self._split, self._actions, self._steps = service, split, actions, steps

@@ -26,7 +26,7 @@ ACTION = "step"
 
 
 class Step(NamedTuple):
-    """What an action led to."""
+    """The outcome of an action."""
 
     observation: Any
     """What the agent sees: the text of the answer's messages, where they hold text."""
@@ -54,7 +54,7 @@ class GymEnv:
 
     @property
     def service_url(self) -> str:
-        """Where the service is."""
+        """The address of the service."""
         return self.service.url
 
     @property
@@ -73,7 +73,7 @@ class GymEnv:
             return self._state("create", self._data("create", answer))
 
     def reset(self) -> list[Message]:
-        """The same, by gymnasium's name."""
+        """Begin an instance, by gymnasium's name."""
         return self.create()
 
     def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
@@ -115,7 +115,7 @@ class GymEnv:
         return number
 
     def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:
-        """What the environment says of itself: its tools, mostly."""
+        """The environment's word on itself: its tools, mostly."""
         return self._ask("get_info", messages=messages, params=params).get("data")
 
     def release(self) -> bool:

@@ -18,14 +18,14 @@ HELD_OUT = 1_000_000
 
 
 class Opened(NamedTuple):
-    """What an instance begins with."""
+    """The beginning of an instance: its first messages and tools."""
 
     state: list[Message]
     info: dict[str, Any]
 
 
 class Stepped(NamedTuple):
-    """What an action led to."""
+    """The outcome of an action."""
 
     state: list[Message]
     reward: float
@@ -49,7 +49,7 @@ class Instance(Protocol):
         ...
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """What it says of itself, as JSON."""
+        """The instance's word on itself, as JSON."""
         ...
 
     def release(self) -> Any:
@@ -107,7 +107,7 @@ def as_reward(value: Any, what: str) -> float:
 
 
 def text_of(action: Message) -> str:
-    """What the agent said."""
+    """The text of the agent's message."""
     content = action.get("content", "")
     return content if isinstance(content, str) else str(content)
 

@@ -153,7 +153,7 @@ class NemoGymInstance:
         return self._verified
 
     def _response(self) -> dict[str, Any]:
-        """What was done, as the Responses object that an agent of theirs hands over."""
+        """The attempt as the Responses object that a NeMo Gym agent hands over."""
         asked = self._row[ROW]
         return {
             "id": f"resp_{secrets.token_hex(8)}",
@@ -167,7 +167,7 @@ class NemoGymInstance:
         }
 
     def _beside(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """What the server says beside the reward and what it was sent."""
+        """The server's answer without the reward and what it was sent."""
         return {name: value for name, value in answer.items() if name not in self._row and name != "response"}
 
     def _tools(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ _FENCED = re.compile(r"```(?:json)?\s*(.*?)```|<action>\s*(.*?)\s*</action>", re
 
 
 class Broken(Exception):
-    """What the server did is not the protocol, or it is gone."""
+    """The server broke the protocol, or is gone."""
 
 
 class OpenEnvWorld:
@@ -162,7 +162,7 @@ class OpenEnvInstance:
 
 
 def action_of(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a message means as an action; None where it holds none."""
+    """The action that a message means; None where it holds none."""
     calls = action.get("tool_calls")
     if isinstance(calls, (list, tuple)) and calls and isinstance(calls[0], Mapping):
         arguments = (calls[0].get("function") or {}).get("arguments")

@@ -80,7 +80,7 @@ class WorldServer:
 
     @property
     def instances(self) -> int:
-        """How many there are now."""
+        """The number of instances now."""
         return len(self._held)
 
     async def start(self, host: str, port: int) -> int:
@@ -286,7 +286,7 @@ def _refusal(status: int, said: str, where: str = "") -> web.Response:
 
 
 def _place(problem: BaseException) -> str:
-    """Where the world's code raised: file:line."""
+    """The line of the world's code that raised: file:line."""
     frames = traceback.extract_tb(problem.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 

@@ -84,7 +84,7 @@ def _of_package(kind: str, rest: str, tasks: int, data: Path | None) -> World:
 
 
 def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
-    """By what it can do. `like`: the class, or an instance."""
+    """The world of a class, by what it can do. `like`: the class, or an instance."""
 
     def has(*names: str) -> bool:
         return all(callable(getattr(like, each, None)) for each in names)
@@ -110,7 +110,7 @@ def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tas
 
 
 def _tried(make: Callable[[], Any], name: str) -> Any:
-    """One is made, so that a wrong name or setting is said before anything listens."""
+    """Make one instance, so that a wrong name or setting is said before anything listens."""
     try:
         return _dropped(make())
     except Exception as problem:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What it returns or raises."""
+    """Run the function in a thread of its own; returns or raises what it does."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

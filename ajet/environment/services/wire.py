@@ -188,7 +188,7 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
 
 
 def _reason(answer: Any) -> str:
-    """What a refusal says; the last line of a traceback, which is where its cause stands."""
+    """The refusal's words; the last line of a traceback, which is where its cause stands."""
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
             if said := answer.get(name):

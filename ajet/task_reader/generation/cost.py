@@ -22,7 +22,7 @@ class Price:
 
 @dataclass(slots=True)
 class Cost:
-    """Of all requests of one reading."""
+    """The tokens and money of all requests of one reading."""
 
     calls: int = 0
     unreadable: int = 0
@@ -43,7 +43,7 @@ class Cost:
         self.money += (prompt_tokens * price.prompt + reply_tokens * price.reply) / MILLION
 
     def words(self) -> str:
-        """In a few; "" where nothing was asked."""
+        """The cost in a few words; "" where nothing was asked."""
         parts = (
             [f"{counted(self.calls, 'request')}, {self.prompt_tokens:,} + {self.reply_tokens:,} tokens"]
             if self.calls

@@ -62,7 +62,7 @@ class Passage:
 
 
 def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
-    """All of a file. Raises TaskError for one that cannot be read, MissingExtra."""
+    """All passages of a file. Raises TaskError for one that cannot be read, MissingExtra."""
     ends = ENDS.get(split_by)
     if ends is None:
         raise TaskError(
@@ -74,7 +74,7 @@ def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
 
 
 def text_of_file(file: Path) -> str:
-    """Its words. Raises TaskError, MissingExtra."""
+    """The text of a file. Raises TaskError, MissingExtra."""
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))

@@ -17,7 +17,7 @@ NEVER = (401, 403, 404)
 
 
 class Failover:
-    """Of `count` models, by their places. Kept for all of a reader's prompts."""
+    """Chooses among `count` models, by their places. Kept for all of a reader's prompts."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._until, self._clock = [float("-inf")] * count, clock
@@ -31,7 +31,7 @@ class Failover:
         return self._clock() < self._until[place]
 
     def answered(self, place: int) -> None:
-        """It is there."""
+        """Note that the model at this place answered."""
         self._until[place] = float("-inf")
 
     def gave_up(self, place: int, problem: NoAnswer) -> bool:

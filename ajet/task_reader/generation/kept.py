@@ -42,7 +42,7 @@ class Kept:
             yield self
 
     def rows(self) -> dict[str, Any]:
-        """What each name was answered."""
+        """The answer that is kept for each name."""
         if not self.path.exists():
             return {}
         return {row["name"]: row["value"] for row in read_rows(self.path)}

@@ -55,7 +55,7 @@ def slides(data: bytes) -> str:
 
 
 def _beside(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
-    """What its diagrams and charts say."""
+    """The texts of its diagrams and charts."""
     for each in _parts(part, "diagramData"):
         yield from _blocks(parse_xml(each.blob))
     for each in _parts(part, "chart"):
@@ -63,13 +63,13 @@ def _beside(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
 
 
 def _parts(part: Any, kind: str) -> list[Any]:
-    """Those that a part refers to as of that kind."""
+    """The parts of that kind that a part refers to."""
     relations = part.rels.values()
     return [each.target_part for each in relations if not each.is_external and each.reltype.rpartition("/")[2] == kind]
 
 
 def _blocks(element: Any) -> Iterator[str]:
-    """Its paragraphs and its tables' rows that have text."""
+    """The paragraphs and the tables' rows that have text."""
     for child in element:
         name = _name(child)
         if name in LEFT_OUT:
@@ -114,7 +114,7 @@ def _line(paragraph: Any, inside: list[Any]) -> str:
 
 
 def _chart(chart: Any) -> Iterator[str]:
-    """Its titles, and a line for each row of numbers."""
+    """The chart's titles, and a line for each row of numbers."""
     yield from _blocks(chart)
     for series in (each for each in chart.iter() if _name(each) == "ser"):
         named = {_name(child): [value.text or "" for value in child.iter() if _name(value) == "v"] for child in series}

@@ -46,7 +46,7 @@ async def patiently(
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What it answers, done on the tools' loop. A caller that is interrupted cancels it."""
+    """The result of work on the tools' loop. A caller that is interrupted cancels it."""
     asked = asyncio.run_coroutine_threadsafe(work, tools_loop())
     try:
         return asked.result()

@@ -45,7 +45,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt."""
+    """One prompt to a writing model."""
 
     name: str
     prompt: str
@@ -305,7 +305,7 @@ def _question(task: Task) -> str:
 
 
 async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:
-    """In their order. The first failure ends it, after those under way have been kept."""
+    """The results in their order. The first failure ends it, after those under way have been kept."""
     found = await asyncio.gather(*asks, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):

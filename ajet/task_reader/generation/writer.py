@@ -107,7 +107,7 @@ class Writer:
 
     @property
     def names(self) -> str:
-        """Of the models, in their order."""
+        """The names of the models, in their order."""
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
     async def ask(self, prompt: str, count: int) -> list[Written]:

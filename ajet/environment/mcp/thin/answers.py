@@ -19,7 +19,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Answers:
-    """Of one connection; several sessions may share it."""
+    """Waits for the answers of one connection; several sessions may share it."""
 
     def __init__(self, name: str, send: Send) -> None:
         self._name, self._send = name, send
@@ -30,7 +30,7 @@ class Answers:
         """Why nothing is answered any more."""
 
     async def request(self, method: str, params: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Its result. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailed, RpcError."""
         if self.over is not None:
             raise CallFailed(str(self.over), "environment", delivered=False, lost=True)
         number = next(self._numbers)
@@ -54,7 +54,7 @@ class Answers:
         return await answer
 
     def take(self, message: dict[str, Any]) -> None:
-        """One that came."""
+        """Take a message that came."""
         if asks(message):
             self._in_background(self._send(refusal(message)))
             return
@@ -64,13 +64,13 @@ class Answers:
             waiting.set_result(message)
 
     def fail(self, problem: CallFailed, number: int | None = None) -> None:
-        """One request, or all that wait."""
+        """Fail one request, or all that wait."""
         for each, waiting in self._waiting.items():
             if (number is None or each == number) and not waiting.done():
                 waiting.set_exception(problem)
 
     def end(self, problem: CallFailed) -> None:
-        """Nothing comes any more."""
+        """Fail all that wait, and all that come: nothing is answered any more."""
         if self.over is None:
             self.over = problem
             self.fail(problem)

@@ -25,7 +25,7 @@ PAGES = 100
 
 
 class Channel(Protocol):
-    """How one session's requests reach its server."""
+    """The way of one session's requests to its server."""
 
     @property
     def ended(self) -> bool: ...
@@ -66,7 +66,7 @@ class ThinClient:
 
 
 class ThinSession:
-    """One attempt's."""
+    """One attempt's session, without the SDK."""
 
     __slots__ = ("_channel", "_closed", "_limits", "_name", "_schemas", "_seconds")
 

@@ -28,7 +28,7 @@ NOT_TAKEN = (429, 503)
 
 
 class DockSession:
-    """One attempt's."""
+    """One attempt's session with AgentDock."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self._http, self._limits = HttpServer.of(server), limits
@@ -134,7 +134,7 @@ class DockSession:
 
 
 def _tool(server: str, told: Any) -> Tool | None:
-    """From AgentDock's line (`function`), or from one that is written as MCP's."""
+    """The tool of AgentDock's line (`function`), or of one that is written as MCP's."""
     if not isinstance(told, dict):
         return None
     inner = told.get("function")

@@ -19,7 +19,7 @@ _ALONE = {"Connection": "close"}
 
 @dataclass(frozen=True, slots=True)
 class OwnEpisode:
-    """One."""
+    """An episode of a server that gives them addresses of their own."""
 
     name: str
     address: str

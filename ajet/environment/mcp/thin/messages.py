@@ -34,14 +34,14 @@ class RpcError(Exception):
 
 
 def request(number: int, method: str, params: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
-    """One that is answered under `number`."""
+    """A request that is answered under `number`."""
     if stateless:
         params = {**params, "_meta": {**_META, **params.get("_meta", {})}}
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One that is not answered."""
+    """A message that is not answered."""
     return {"jsonrpc": "2.0", "method": method, **({"params": dict(params)} if params else {})}
 
 

@@ -134,7 +134,7 @@ class HttpServer:
 
     @contextmanager
     def _failures(self, seconds: float) -> Iterator[None]:
-        """What goes wrong on the way, as CallFailed."""
+        """Within the block, what goes wrong on the way becomes CallFailed."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError:
@@ -216,7 +216,7 @@ class HttpServer:
     async def _refuse(
         self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str]
     ) -> None:
-        """Where the call went; one that does not take it holds up no call."""
+        """Refuse the server's own request where the call went; a server that does not take it holds up no call."""
         timeout = aiohttp.ClientTimeout(total=REFUSAL_S)
         with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
             async with self.connections.post(
@@ -243,7 +243,7 @@ def too_large(name: str, limit: int) -> CallFailed:
 
 
 async def close_all() -> None:
-    """All servers' connections."""
+    """Close all servers' connections."""
     found = list(_servers.values())
     _servers.clear()
     for each in found:

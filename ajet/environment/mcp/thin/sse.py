@@ -20,7 +20,7 @@ from ajet.schema.tool_use import ToolError
 
 
 class SseChannel:
-    """One session's stream."""
+    """The stream of one session."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
@@ -45,7 +45,7 @@ class SseChannel:
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Its result. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailed, RpcError."""
         return await self._answers.request(method, params, seconds)
 
     async def close(self, seconds: float) -> None:

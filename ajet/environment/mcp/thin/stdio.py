@@ -134,7 +134,7 @@ class StdioChannel:
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Its result. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailed, RpcError."""
         if self._connection.stateless:
             params = request(0, method, params, stateless=True)["params"]
         return await self._connection.answers.request(method, params, seconds)

@@ -14,7 +14,7 @@ CALL_ID = "ajet/callId"
 
 
 def tool_of(told: Any) -> Tool | None:
-    """From a line of `tools/list`; None where it has no name."""
+    """The tool of a line of `tools/list`; None where it has no name."""
     if not isinstance(told, dict) or not isinstance(told.get("name"), str):
         return None
     hints, meta, schema = told.get("annotations") or {}, told.get("_meta") or {}, told.get("inputSchema")
@@ -28,7 +28,7 @@ def tool_of(told: Any) -> Tool | None:
 
 
 def reply_of(result: Mapping[str, Any]) -> Reply:
-    """From the result of `tools/call`."""
+    """The reply in the result of `tools/call`."""
     content = result.get("content")
     blocks = tuple(each for each in content if isinstance(each, dict)) if isinstance(content, list) else ()
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
