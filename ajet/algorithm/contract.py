@@ -44,7 +44,8 @@ class Algorithm:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """It travels as its name, so that a class in a user's file reaches processes that have not loaded the file."""
+        """Pickle the algorithm as its name, so that a class in a user's file reaches processes that have not loaded the
+        file."""
         return self.made_by, (self.name, self.base, self.settings)
 
     def require_fit(self, config: AjetConfig) -> None:
@@ -77,7 +78,7 @@ class Algorithm:
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
-        """The same for who looks at more of an attempt than its reward. `rewards_E`: see `advantages`."""
+        """Advantages by more of an attempt than its reward. `rewards_E`: see `advantages`."""
         return self.advantages(rewards_E, penalties_E_T, groups_E)
 
     def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -50,8 +50,8 @@ def estimated(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
 
 
 def normalised(rows_E_T: Sequence[Row]) -> list[Row]:
-    """The same less their mean, divided by their standard deviation; both are over attempts (DESIGN decision 8): each
-    counts once, however long it is. As they are where there is one token."""
+    """The advantages less their mean, divided by their standard deviation; both are over attempts (DESIGN decision 8):
+    each counts once, however long it is. As they are where there is one token."""
     counted = [row for row in rows_E_T if row.size]
     if sum(row.size for row in counted) < 2:
         return list(rows_E_T)

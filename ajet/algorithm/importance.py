@@ -79,9 +79,9 @@ class Correction:
         return weights_T >= self.cap if self.mode.endswith("truncate") else weights_T == 0
 
     def tightened(self, gap: float | None, alarm: float | None) -> Correction:
-        """The same with a bound closer to 1, the more the mean distance `gap` between the two programs' logprobs of
-        the same weights is above `alarm`, both nats a token: cap' - 1 = (cap - 1) alarm / gap. A property of what was
-        measured alone, so that a resumed run has the same."""
+        """This correction with a bound closer to 1, the more the mean distance `gap` between the two programs' logprobs
+        of the same weights is above `alarm`, both nats a token: cap' - 1 = (cap - 1) alarm / gap. A property of what
+        was measured alone, so that a resumed run has the same."""
         if gap is None or alarm is None or gap <= alarm:
             return self
         part = alarm / gap if gap == gap else 0.0  # a gap that is no number: no ratio above 1 is believed
@@ -89,8 +89,8 @@ class Correction:
 
 
 def stale_metrics(tokens: int, stale: int, weight: float, capped: int) -> dict[str, float]:
-    """Of an update over `tokens` trained tokens, of which earlier weights sampled `stale`, with importance weights that
-    add up to `weight`, of which `capped` were held at the cap. Nothing where none was stale."""
+    """The metrics of an update over `tokens` trained tokens, of which earlier weights sampled `stale`, with importance
+    weights that add up to `weight`, of which `capped` were held at the cap. Nothing where none was stale."""
     if not stale:
         return {}
     return {

@@ -14,8 +14,8 @@ GAP, CAP = "is_tightened_gap", "is_tightened_cap"
 
 
 def tightened_metrics(gap: float, cap: float) -> dict[str, float]:
-    """Of an update whose importance weights are bounded at `cap` because engine and trainer are `gap` nats a token
-    apart."""
+    """The metrics of an update whose importance weights are bounded at `cap` because engine and trainer are `gap` nats
+    a token apart."""
     return {GAP: gap, CAP: cap}
 
 

@@ -37,8 +37,9 @@ class Freshness(NamedTuple):
 
 
 def freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon) -> Freshness:
-    """Of the episodes of one group, for an update of the policy's `version`. A group without a token to train is fresh.
-    Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger holds."""
+    """The freshness of the episodes of one group, for an update of the policy's `version`. A group without a token to
+    train is fresh. Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger
+    holds."""
     age, rate = max(0, staleness(episodes, version)), trainer.algorithm.out_of_date_decay
     usable = trainer.max_staleness is None or age <= trainer.max_staleness
     return Freshness(age, usable, math.exp(-age * rate) if rate is not None else 1.0)

@@ -97,7 +97,7 @@ class TokenLoss:
         return self.correction is not None and self.correction.over_replies
 
     def tightened(self, gap: float | None, alarm: float | None) -> TokenLoss:
-        """With the correction that follows from a mismatch of engine and trainer (`Correction.tightened`)."""
+        """This loss with the correction that follows from a mismatch of engine and trainer (`Correction.tightened`)."""
         found = self.correction.tightened(gap, alarm) if self.correction is not None else None
         return self if found is self.correction else replace(self, correction=found)
 

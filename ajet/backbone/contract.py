@@ -88,8 +88,8 @@ class Backbone(Protocol):
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """One forward and backward pass over made-up samples of these lengths. Nothing is changed by it, bit for bit.
-        Raises UserError where the memory does not suffice."""
+        """Make one forward and backward pass over made-up samples of these lengths. Nothing is changed by it, bit for
+        bit. Raises UserError where the memory does not suffice."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -133,7 +133,7 @@ class RecordedScorer(Scorer, Protocol):
     """A scorer at the weights of one policy version, without a trainer."""
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
-        """With the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
+        """Loads the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
         ...
 
     @staticmethod

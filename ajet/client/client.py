@@ -65,7 +65,7 @@ class Client:
 
     @contextmanager
     def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
-        """The same for a `with` block, at whose end it has ended: an exception fails it, and a block that did not end
+        """An episode for a `with` block, at whose end it has ended: an exception fails it, and a block that did not end
         it gives it up."""
         episode = self.begin(task, **more)
         try:

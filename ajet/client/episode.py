@@ -68,7 +68,7 @@ class Episode:
         return self._end("POST", "/finish", told)
 
     def fail(self, error: str | Exception, boundary: Boundary = "agent") -> dict[str, Any]:
-        """It failed, on that side, for that reason or with what was raised: it is recorded, and nothing of it is
+        """Fail the episode, on that side, for that reason or with what was raised: it is recorded, and nothing of it is
         trained on. Raises as `finish`."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return self._end("POST", "/finish", {"error": said, "boundary": boundary})

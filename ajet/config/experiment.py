@@ -153,8 +153,8 @@ class Experiment:
         ]
 
     def with_defaults(self, values: Mapping[str, Any]) -> Experiment:
-        """The same with other values, as `training_relevant` names them, for keys that nobody set. Raises ValueError
-        where this version does not take one."""
+        """This experiment with other values, as `training_relevant` names them, for keys that nobody set. Raises
+        ValueError where this version does not take one."""
         ajet = self.ajet.model_copy(deep=True)
         for name, value in values.items():
             *sections, last = name.split(".")[1:]
@@ -165,7 +165,7 @@ class Experiment:
         return replace(self, ajet=ajet)
 
     def served(self) -> Experiment:
-        """The same behind `ajet serve`, whose clients go on during updates: `is_cap: auto` is a cap there."""
+        """This experiment behind `ajet serve`, whose clients go on during updates: `is_cap: auto` is a cap there."""
         settings = self.ajet.trainer_common.algorithm
         if settings.is_cap != "auto" or settings.old_policy == "behaviour":
             return self

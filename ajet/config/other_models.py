@@ -48,9 +48,9 @@ class OtherServer(NamedTuple):
 
 
 def other_server(environment: Mapping[str, str] | None = None) -> OtherServer:
-    """Of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at DASHSCOPE_BASE_URL or
-    DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is set, and for a key
-    that is none."""
+    """The server of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at
+    DASHSCOPE_BASE_URL or DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is
+    set, and for a key that is none."""
     given = os.environ if environment is None else environment
 
     def value(name: str) -> str:

@@ -17,7 +17,8 @@ _PIECE = 1 << 20
 
 
 class Arena:
-    """Of an episode that has at most `tokens` tokens; of few tokens, each sequence lies in memory of its own."""
+    """Holds the tokens of an episode that has at most `tokens` tokens; of few tokens, each sequence lies in memory of
+    its own."""
 
     def __init__(self, tokens: int) -> None:
         self._large = tokens >= _PIECE

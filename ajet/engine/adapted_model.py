@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def adapters_of(config: AjetConfig, base: Path | None = None) -> Adapters:
-    """Those beside the model that `model.path` names, where it is a folder at hand. Raises UserError."""
+    """The adapters beside the model that `model.path` names, where it is a folder at hand. Raises UserError."""
     from ajet.engine.model_source import at_hand
 
     folder = at_hand(config.model.path, base=base) if config.model.path is not None else None

@@ -68,8 +68,8 @@ class Adapters(Sequence[Adapter]):
 
     @classmethod
     def saved(cls, folder: Path) -> Adapters:
-        """Those beside the model in `folder`; empty where there are none. Raises UserError for a table that is none,
-        or an adapter that is not there."""
+        """The adapters beside the model in `folder`; empty where there are none. Raises UserError for a table that is
+        none, or an adapter that is not there."""
         place = folder / FOLDER / TABLE
         if not place.is_file():
             return cls([])

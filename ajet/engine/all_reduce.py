@@ -35,7 +35,8 @@ class AllReduce(NamedTuple):
 
 
 def all_reduce_pace(processes: int) -> AllReduce:
-    """Of `processes` on this machine, after a warm-up, the best of some rounds. Raises UserError where they fail."""
+    """The pace of `processes` on this machine, after a warm-up, the best of some rounds. Raises UserError where they
+    fail."""
     with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if sys.platform == "linux":

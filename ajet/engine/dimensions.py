@@ -80,7 +80,8 @@ PUBLISHED = {
 
 
 def dimensions(folder: Path) -> Dimensions | None:
-    """Of a model in Hugging Face layout; None for one that is no dense decoder, or whose config.json does not say."""
+    """The dimensions of a model in Hugging Face layout; None for one that is no dense decoder, or whose config.json
+    does not say."""
     try:
         whole = read_json(folder / "config.json")
         told = whole.get("text_config") or whole

@@ -178,8 +178,8 @@ def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) ->
 
 
 def _require_written(folder: Path, files: Iterable[Path]) -> None:
-    """That the weights of a checkpoint are those that were written; a folder that is none passes. Sizes first: a copy
-    that is still being made is not there yet, one of the right sizes and other bytes is damaged."""
+    """Require that the weights of a checkpoint are those that were written; a folder that is none passes. Sizes first:
+    a copy that is still being made is not there yet, one of the right sizes and other bytes is damaged."""
     if not (folder / STATE).exists() and step_of(folder) < 0:
         return
     found = look_at(folder)

@@ -60,8 +60,8 @@ class Probe:
 
     @classmethod
     def going_on(cls, earlier: Probe | None, ids: tuple[int, ...], tolerance: float, *, version: int) -> Probe:
-        """That of a trainer that goes on from `version`, of which it says nothing yet: what an `earlier` one said of
-        versions before stays, where it asked the same."""
+        """The probe of a trainer that goes on from `version`, of which it says nothing yet: what an `earlier` one said
+        of versions before stays, where it asked the same."""
         kept = earlier.said if earlier is not None and earlier.ids == ids else {}
         return cls(ids, tolerance, {one: said for one, said in kept.items() if one < version})
 

@@ -90,7 +90,7 @@ class RemoteEngine:
             ) from error
 
     def require_said(self, sampling: Sampling) -> None:
-        """That the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
+        """Require that the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
         if (problem := unsaid(self._wire, self.says_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(

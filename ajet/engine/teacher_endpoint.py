@@ -135,7 +135,7 @@ class TeacherEndpoint:
 
 
 def probe_ids(tokenizer: Any) -> list[int]:
-    """Of the tokenizer's ids all that were added to its vocabulary, and some of the rest, evenly."""
+    """The tokenizer's ids that were added to its vocabulary, and some of the rest, evenly."""
     added = sorted(tokenizer.get_added_vocab().values())[:PROBED]
     rest = sorted({*tokenizer.get_vocab().values()} - {*added})
     return [*rest[:: max(1, len(rest) // PROBED)], *added]

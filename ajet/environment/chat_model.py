@@ -75,7 +75,7 @@ def model_at(url: str, name: str, key: str, *, where: str) -> Model:
 
 
 def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
-    """Those that a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
+    """The models a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
     return [
         model_at(
             each.base_url or outside("OPENAI_BASE_URL") or OPENAI,

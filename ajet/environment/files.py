@@ -84,8 +84,8 @@ def named_in(value: Any) -> dict[str, bool]:
 
 
 def expanded(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
-    """With `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default is for a name that
-    is not set, or empty. Raises ConfigError for a name that is not set and has none."""
+    """The text with `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default is for a
+    name that is not set, or empty. Raises ConfigError for a name that is not set and has none."""
     given = os.environ if variables is None else variables
     if isinstance(value, dict):
         return {name: expanded(each, where, given) for name, each in value.items()}

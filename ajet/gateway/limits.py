@@ -139,8 +139,8 @@ def _peer(scope: Mapping[str, Any]) -> Peer | None:
 
 
 def admitting(app: ASGIApp) -> ASGIApp:
-    """The same, and whoever is answered is known from then on; a wrong key (401) is answered the later, the more there
-    were."""
+    """The app, by which whoever is answered is known from then on; a wrong key (401) is answered the later, the more
+    there were."""
 
     async def admits(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:

@@ -221,7 +221,7 @@ class Acceptor:
         return (connection for connection in these if connection.transport is not None and not connection.busy)
 
     def _highest(self) -> int:
-        """From this descriptor on they are kept for the record. The system gives out the lowest that is free."""
+        """The descriptor from which on they are kept for the record. The system gives out the lowest that is free."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return soft - min(self._limits.reserve, soft // 8) if soft != resource.RLIM_INFINITY else 1 << 30
 

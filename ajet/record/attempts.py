@@ -91,8 +91,8 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
 
 
 def read_attempts(path: Path, *, told: bool = False) -> list[Attempt]:
-    """Those of one episode file, by order and repeat; [] where it does not exist. `told`: with what a judge is told
-    beside what the workflow returned. Raises UserError for damage."""
+    """The attempts of one episode file, by order and repeat; [] where it does not exist. `told`: with what a judge is
+    told beside what the workflow returned. Raises UserError for damage."""
     found: dict[str, Attempt] = {}
     for number, row in enumerate(read_rows(path), 1):
         try:

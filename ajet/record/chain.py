@@ -154,7 +154,7 @@ class Chain:
         return self._head.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:
-        """They were appended to their file, and belong to the next link."""
+        """Note lines that were appended to their file, and belong to the next link."""
         with self._lock:
             self._lines.append(lines)
 
@@ -195,7 +195,8 @@ class Chain:
 
 
 def last_link(path: Path) -> Head:
-    """Of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged last link."""
+    """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged
+    last link."""
     if not path.exists():
         return Head()
     with path.open("rb") as file:

@@ -105,7 +105,7 @@ class ChainIndex:
         return self._link(self._starts[link]) if link in self._starts else {}
 
     def settings(self) -> list[tuple[int, str]]:
-        """Of each start, in their order: the step that it went on after, and the digest of its resolved.yaml."""
+        """For each start, in their order: the step that it went on after, and the digest of its resolved.yaml."""
         starts = (self._link(at) for at in self._starts.values())
         return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
 

@@ -21,7 +21,7 @@ def todays(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The same for who needs all of it. Raises UserError for a schema newer than this ajet knows, too."""
+    """The row for who needs all of it. Raises UserError for a schema newer than this ajet knows, too."""
     if row["schema"] > SCHEMA:
         raise UserError(
             f"This episode was recorded with schema {row['schema']}; this ajet reads up to {SCHEMA}.",

@@ -57,7 +57,8 @@ def _packages() -> dict[str, str]:
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
-    """By the head of its metadata alone: to parse them all, descriptions included, takes longer than a debug run."""
+    """Name and version by the head of its metadata alone: to parse them all, descriptions included, takes longer than a
+    debug run."""
     head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
     name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
     return (name[1], version[1]) if name and version else None

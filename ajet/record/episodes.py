@@ -188,7 +188,7 @@ def sealed_of(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> tuple[str
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
-    """Of each episode of one line file: its task, which repeat it is, and its tool uses. Its arrays are not read.
+    """For each episode of one line file: its task, which repeat it is, and its tool uses. Its arrays are not read.
     Raises UserError for damage."""
     for number, row in enumerate(read_rows(path), 1):
         with _whole(f"{path}:{number}"):

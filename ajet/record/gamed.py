@@ -123,7 +123,7 @@ def alarm(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[Glimpse]) -> Ala
 
 
 def _rise(rewards: Sequence[float]) -> float | None:
-    """From the first to the last steps; None where that is little, or no more than steps differ anyway."""
+    """The rise from the first to the last steps; None where that is little, or no more than steps differ anyway."""
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
     noise = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / WINDOW)

@@ -97,7 +97,7 @@ def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
 
 
 def short(numbers: Mapping[str, Any]) -> str | None:
-    """The same for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
+    """The numbers for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
     if numbers.get("validation/tasks") is None:
         return None
     if numbers.get("validation/scored") == 0:

@@ -73,8 +73,8 @@ class LiveStatus:
 
 
 def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
-    """Of the run in `folder`. `checkpoints`: where they are, for who looks again and again. Raises UserError for a
-    damaged status."""
+    """The status of the run in `folder`. `checkpoints`: where they are, for who looks again and again. Raises UserError
+    for a damaged status."""
     told, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
     saved = (checkpoints or checkpoints_of(folder)).latest()
@@ -108,7 +108,7 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
 
 
 def prometheus(found: LiveStatus) -> str:
-    """In the text format that Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
+    """The status in the text format Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
     values: dict[str, tuple[str, dict[str, float]]] = {
         "ajet_running": ("whether the run is live", {"": float(found.state == "running")}),
         "ajet_step": ("present training step", {"": found.step}),
@@ -197,7 +197,8 @@ def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
 
 
 def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
-    """In turns one side waits whenever the other is at work; samplers elsewhere go on, as far as they may."""
+    """The side that waits: in turns one waits whenever the other is at work; samplers elsewhere go on, as far as they
+    may."""
     played, trained = found.shares.get("rollout"), found.shares.get("update")
     if played is None or trained is None:
         return ""

@@ -22,7 +22,7 @@ def dumps(value: Any) -> str:
 
 
 def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) -> str:
-    """The same, without blanks. In ASCII where a text is no Unicode (half of a surrogate pair), so that it can be
+    """Strict JSON without blanks. In ASCII where a text is no Unicode (half of a surrogate pair), so that it can be
     written."""
     try:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)

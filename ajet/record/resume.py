@@ -79,7 +79,7 @@ class RunIdentity:
         return rows
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
-        """Of what differs, the values that the run began with of keys that nobody set, then or now: this version of
+        """The values, of what differs, that the run began with of keys that nobody set, then or now: this version of
         ajet has another default, and the run keeps its own. `given`: the keys that are set now."""
         untouched = [key for key, then, _ in differences if key not in given and not self._set(key, then)]
         return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}

@@ -310,8 +310,9 @@ class RunPlace:
 
 
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
-    """As JSON holds it. Settings of ajet are not searched for values of variables (a LICENSE_KEY may read like a
-    model's name): what is secret among them lies under its own name, or shows itself by its shape."""
+    """The value without secrets, as JSON holds it. Settings of ajet are not searched for values of variables (a
+    LICENSE_KEY may read like a model's name): what is secret among them lies under its own name, or shows itself by its
+    shape."""
     plain = json.loads(dumps(training))
     return {
         key: redact.tree(value) if not key.startswith("ajet.") else SHAPES_ONLY.tree(value)

@@ -139,7 +139,7 @@ class Scores:
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
     def by_scorer(self) -> dict[str, Scores]:
-        """The same for the attempts of each choice of scorers, by name, as stages and rows choose them; those that
+        """The scores of the attempts of each choice of scorers, by name, as stages and rows choose them; those that
         failed before one was asked are in none."""
         parts: dict[str, list[Attempt]] = {}
         for attempt in self.attempts:

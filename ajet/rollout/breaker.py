@@ -173,7 +173,7 @@ class Breaker:
 
 
 class Turn:
-    """One episode's. Whoever has it and leaves without a word of its probe gives the probe back."""
+    """One episode's turn at the breaker. Whoever has it and leaves without a word of its probe gives the probe back."""
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker, self._probes = breaker, False

@@ -29,7 +29,8 @@ class Identity:
 
     @property
     def uuid(self) -> str:
-        """The same for the same attempt of the same run, so that playing a step again writes no second episode."""
+        """An id that is the same for the same attempt of the same run, so that playing a step again writes no second
+        episode."""
         return uuid.uuid5(NAMESPACE, f"{self._of_group()}/{self.repeat}").hex
 
     @property

@@ -90,8 +90,8 @@ class Verdicts:
             raise
 
     def _output(self, played: AttemptResult) -> WorkflowOutput:
-        """As its judge is told it: where models rank, what the model said last is the answer of a workflow that states
-        none."""
+        """The output as its judge is told it: where models rank, what the model said last is the answer of a workflow
+        that states none."""
         output, capture = played.output, played.capture
         assert output is not None
         if not self._compares or "final_answer" in output.metadata or capture is None or not capture.calls:

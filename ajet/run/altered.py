@@ -18,8 +18,8 @@ from ajet.store.seal import ALTERED
 
 
 def told_of(run: Path) -> list[str]:
-    """By the rows of metrics, up to one that is damaged (which is a change of its own): positions that were given up
-    for it, each once."""
+    """What was told of by the rows of metrics, up to one that is damaged (which is a change of its own): positions that
+    were given up for it, each once."""
     found: dict[str, object] = {}
     with suppress(UserError):
         for row in read_rows(run / METRICS):

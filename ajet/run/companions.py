@@ -51,8 +51,8 @@ READ = 1 << 16
 
 
 def wanted(experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, Companion]:
-    """Those that a run starts, by name: the YAML's, and what `--with-NAME` names. One that the YAML does not know is
-    AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises UserError."""
+    """The companions that a run starts, by name: the YAML's, and what `--with-NAME` names. One that the YAML does not
+    know is AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises UserError."""
     declared = experiment.ajet.services
     found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
     for name in flags:

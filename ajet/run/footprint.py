@@ -74,8 +74,8 @@ class Footprint:
 
 
 def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
-    """Of a model of `size`. `wide`: its weights are float32, not bfloat16; `context`: the longest sequence that it was
-    made for."""
+    """The footprint of a model of `size`. `wide`: its weights are float32, not bfloat16; `context`: the longest
+    sequence that it was made for."""
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
     trained = rank * size.adapted if rank else size.parameters

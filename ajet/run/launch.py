@@ -87,8 +87,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
 @contextmanager
 def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
-    """With a viewer of the run beside it, if it is wanted. On a terminal it stays, after a run that has ended well and
-    is recorded so, until a key ends it."""
+    """Within the block a viewer of the run beside it, if it is wanted. On a terminal it stays, after a run that has
+    ended well and is recorded so, until a key ends it."""
     from ajet.run.view import beside
 
     viewer = beside(run) if wanted else None

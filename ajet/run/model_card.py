@@ -33,7 +33,8 @@ SHOWN = 12
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
-    """Of a checkpoint of the run in `folder`, into `target` or the run's folder. Raises UserError, OSError."""
+    """Write the card of a checkpoint of the run in `folder`, into `target` or the run's folder. Raises UserError,
+    OSError."""
     place = (target or folder) / FILE
     write_atomically(place, SHAPES_ONLY(card(folder, checkpoint)))
     return place

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def begun(parts: Learning, earlier: Probe | None) -> Probe:
-    """One that knows no version from the present one on. `earlier`: what was announced before, by another process."""
+    """A probe without any version from the present on. `earlier`: what was announced before, by another process."""
     backbone, trainer = parts.backbone, parts.experiment.ajet.trainer_common
     with backbone.scorer() as scorer:
         tolerance = trainer.canary_tolerance(rounded=scorer.dtype != "float32") or CANARY_ROUNDED
@@ -29,7 +29,7 @@ def begun(parts: Learning, earlier: Probe | None) -> Probe:
 
 
 def asked(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
-    """The same with what the present version says. `keep`: of how many versions before it that stays known."""
+    """The probe with what the present version says. `keep`: of how many versions before it that stays known."""
     ids = np.array(probe.ids, np.int32)
     mask = np.ones(len(ids), np.bool_)
     mask[0] = False

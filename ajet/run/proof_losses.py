@@ -37,7 +37,8 @@ NO_LOSS = "its row in metrics.jsonl has none"
 
 
 def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
-    """Of a step whose credit follows; "" where the loss can be computed again, given the weights."""
+    """The reason why a step whose credit follows has no loss here; "" where the loss can be computed again, given the
+    weights."""
     algorithm = settings.trainer_common.algorithm
     if batch.written:
         return GIVEN
@@ -108,6 +109,6 @@ class HeldLosses:
         return len(self._held)
 
     def unheld(self, *, asked: bool) -> Counter[str]:
-        """Those whose loss was not, by reason. `asked`: whether all was recomputed for which there are weights."""
+        """The steps whose loss was not, by reason. `asked`: whether all was recomputed for which there are weights."""
         rest = len(self._before) - len(self._held)
         return +(self._why + Counter({GONE if asked else NOT_ASKED: rest}))

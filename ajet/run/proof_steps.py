@@ -255,7 +255,7 @@ class HeldSteps:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
     def _batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
-        """By the function that trained, the recorded numbers in the models' place. Raises NotRecorded."""
+        """The batch by the function that trained, the recorded numbers in the models' place. Raises NotRecorded."""
         settings, reference = self._settings, recorded_reference(outcomes)
         if settings.sft.objective == "dpo":
             return pairs_batch(trained, settings, reference, step=step)

@@ -267,7 +267,7 @@ class _Proving:
 
 
 def _checkpoints_of(policy: Policy | None) -> Checkpoints | None:
-    """Those that the announced weights lie among; None where that folder is not on this machine."""
+    """The checkpoints that the announced weights lie among; None where that folder is not on this machine."""
     if policy is None or not policy.weights or not Path(policy.weights).is_dir():
         return None
     return Checkpoints(Path(policy.weights).parent)

@@ -43,8 +43,8 @@ class Recording:
             self._written.add(kept.episode.uuid)
 
     def rest(self, episodes: Iterable[Episode]) -> None:
-        """Those that came out of the desk: what is not written yet, which is what ended with the server, is now.
-        Raises UserError or OSError."""
+        """Record the episodes that came out of the desk: what is not written yet, which is what ended with the server,
+        is now. Raises UserError or OSError."""
         with self._lock:
             for episode in episodes:
                 if episode.uuid in self._written:

@@ -59,6 +59,6 @@ def left_out(local: Footprint, free: int | None, *, processor: bool) -> str:
 
 
 def lengths(local: Footprint, settings: AjetConfig) -> list[int]:
-    """Of the samples in the largest pass: as many of the longest ones as fit into `micro_batch_tokens`."""
+    """The lengths of the samples in the largest pass: as many of the longest ones as fit into `micro_batch_tokens`."""
     count = max(1, min(settings.trainer_common.micro_batch_tokens, local.longest) // local.longest_sample)
     return [local.longest_sample] * count

@@ -37,8 +37,8 @@ class Room:
 
 
 def room_of(experiment: Experiment, *, train: int, validates: bool) -> Room | None:
-    """None for a model that is not on this machine yet, or whose files do not say how large it is. `train`: how many
-    tasks there are; 0: clients bring them."""
+    """The room that a model needs; None for one that is not on this machine yet, or whose files do not say how large it
+    is. `train`: how many tasks there are; 0: clients bring them."""
     from ajet.engine.machine import device_kind, float32_is_usual, free_memory
     from ajet.engine.model_source import at_hand
     from ajet.engine.weight_shapes import model_size

@@ -205,8 +205,8 @@ class Sampler:
         self._begin()
 
     def _require_known(self, announced: Announced) -> None:
-        """That the trainer is the one that was followed, or knows what it had announced. Raises WentBack: another one
-        forgot what this version was, and may have another of that number."""
+        """Require that the trainer is the one that was followed, or knows what it had announced. Raises WentBack:
+        another one forgot what this version was, and may have another of that number."""
         another = self._trainer not in (0, announced.trainer)
         if another and int(announced.policy.told.get(BEGAN, 0)) < self._backbone.version:
             raise WentBack
@@ -379,7 +379,8 @@ class Sampler:
 
 
 def _require_young(version: int, announced: int, most: int | None) -> None:
-    """Of weights that stay what they are. Raises UserError where nothing that they sample would be trained on."""
+    """Require that weights which stay what they are are not too old. Raises UserError where nothing that they sample
+    would be trained on."""
     if most is not None and announced - version > most:
         raise UserError(
             f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",

@@ -44,7 +44,7 @@ LITTLE = 0.1
 
 
 def half_of_the_cores(experiment: Experiment) -> Experiment:
-    """The same with torch's threads of one side, where the machine's cores are to be shared and nobody said how."""
+    """The settings with torch's threads of one side, where the machine's cores are to be shared and nobody said how."""
     from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common

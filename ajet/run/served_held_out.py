@@ -82,7 +82,7 @@ def will_validate(training: Training, held_out: Parts | None, step: int) -> bool
 
 
 def conclude_late(episodes: list[Episode], training: Training, held_out: Parts | None) -> None:
-    """Of clients' held-out attempts that are recorded with a step that is over: it has the numbers of one
+    """Conclude clients' held-out attempts that are recorded with a step that is over: it has the numbers of one
     validation."""
     run, step = training.run, training.step
     own = will_validate(training, held_out, step)  # if not now, by the server that goes on

@@ -52,8 +52,8 @@ def require_room_for_tools(experiment: Experiment) -> None:
 
 
 def tool_room(experiment: Experiment, task: Task, tokenizer: Any, *, start: bool = True) -> ToolRoom | None:
-    """None where it cannot be known; without `start` servers that are commands are not started, and so not known.
-    Raises UserError where the tools leave no room."""
+    """The room that tools take; None where it cannot be known; without `start` servers that are commands are not
+    started, and so not known. Raises UserError where the tools leave no room."""
     if not _knowable(experiment):
         return None
     servers = servers_of(str(experiment.ajet.environment.use), experiment.base)

@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:
-        """It ends before its last step, and is saved. Raises KeyboardInterrupt where a further one cuts it short."""
+        """End before its last step, and is saved. Raises KeyboardInterrupt where a further one cuts it short."""
         ...
 
     def learned(self, training: Training) -> None:

@@ -86,7 +86,7 @@ class Training:
     def begin(
         cls, parts: Learning, run: RunDirectory, store: Store, tasks: TaskOrder | None, on_step: OnStep
     ) -> Training:
-        """From the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
+        """Begin from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
         training = cls(parts, run, store, tasks, on_step)
         if run.resumed is not None:
             parts.backbone.load(run.resumed.path)

@@ -61,8 +61,8 @@ def conclude_validation(
 def conclude_held_out(
     episodes: Sequence[Episode], run: RunDirectory, *, step: int, on_step: OnStep, total: int
 ) -> None:
-    """The same of what clients played by themselves since the step before, if anything; no checkpoint is compared by
-    it, since updates went on meanwhile."""
+    """Conclude what clients played by themselves since the step before, if anything; no checkpoint is compared by it,
+    since updates went on meanwhile."""
     if episodes:
         took = max(each.ended for each in episodes) - min(each.started for each in episodes)
         conclude_validation(groups_by_task(episodes), run, step=step, seconds=took, on_step=on_step, total=total)

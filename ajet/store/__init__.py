@@ -64,8 +64,8 @@ __all__ = [
 
 
 def store_address(experiment: Experiment, folder: Path, *, run: str = "") -> Address | None:
-    """Of the shared store of a run that is recorded in `folder`; None where it is no shared one. `run`: its name, for
-    the database, where that is not the folder's. Raises ConfigError."""
+    """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. `run`: its
+    name, for the database, where that is not the folder's. Raises ConfigError."""
     chosen = experiment.ajet.store
     if chosen.type not in SHARED:
         return None
@@ -96,8 +96,8 @@ def open_store(
     redact: Redactor | None = None,
     usable: Callable[[Sequence[Kept]], bool] | None = None,
 ) -> Store:
-    """That of a run that is recorded in `folder`, for the process that trains; `pending`, `ledger`, `at` and `usable`
-    as `RunStore` has them. Raises UserError."""
+    """The store of a run that is recorded in `folder`, for the process that trains; `pending`, `ledger`, `at` and
+    `usable` as `RunStore` has them. Raises UserError."""
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store
         shared = open_shared(

@@ -89,7 +89,7 @@ class Store(Protocol):
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """They were not finished; what was put of them is kept. Raises LeaseLost."""
+        """Give leases back that were not finished; what was put of them is kept. Raises LeaseLost."""
         ...
 
     def commit(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def todays_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a checkpoint's `frontier`. That of a server held its reader's in `tasks` and the numbers of pending groups
-    that it had used, which need not be kept, in `used`."""
+    """Today's form of a checkpoint's `frontier`. That of a server held its reader's in `tasks` and the numbers of
+    pending groups that it had used, which need not be kept, in `used`."""
     if "tasks" not in state or not isinstance(state["tasks"], Mapping | None):
         return dict(state)
     return {**(state["tasks"] or {}), "used": [[number, 0] for number in state.get("used", ())]}

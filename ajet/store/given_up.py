@@ -45,7 +45,8 @@ class GivenUp:
         return len(self._said)
 
     def newly(self, tasks: NamesTasks | None) -> dict[int, list[str]]:
-        """Those of which it was not said yet, with what went wrong each time. `tasks`: whose names are said, too."""
+        """The positions of which it was not said yet, with what went wrong each time. `tasks`: whose names are said,
+        too."""
         dead = {each.order: each.reasons for each in dead_of(self._store)}
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._said)}
         for order, why in new.items():

@@ -81,7 +81,7 @@ def note_elsewhere(folder: Path, address: str) -> None:
 
 
 def recorded_settings(folder: Path) -> str:
-    """Of the run that is recorded in `folder`, as its store is to keep them; "" where they are not there."""
+    """The settings of the run recorded in `folder`, as its store is to keep them; "" where they are not there."""
     path = folder / SETTINGS
     return path.read_text() if path.exists() else ""
 

@@ -65,7 +65,7 @@ class Positions:
             raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
 
     def end(self, orders: Iterable[int]) -> None:
-        """They are over. Raises LeaseLost, and ends none, where one is not leased."""
+        """End positions: they are over. Raises LeaseLost, and ends none, where one is not leased."""
         ending = set(orders)
         if foreign := ending - self._leased.keys():
             raise LeaseLost(f"positions {sorted(foreign)} are not leased")

@@ -66,8 +66,8 @@ class Seals:
     """Makes and checks the seals of one process."""
 
     def __init__(self, *, looks: bool = False) -> None:
-        """With the key that the environment holds. `looks`: of a process that takes nothing; a seal that was made with
-        another key is none to be held to there."""
+        """Seals with the key that the environment holds. `looks`: of a process that takes nothing; a seal that was made
+        with another key is none to be held to there."""
         self._key, self._looks = chain_key(), looks
         self._name = key_name(self._key) if self._key else ""
         self._told: set[str] = set()

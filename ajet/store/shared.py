@@ -171,7 +171,7 @@ class SharedStore(Store, Protocol):
     `forget` are the trainer's: they raise Fenced."""
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """As `Store` says; `below`: of the positions that nobody ever had, only those before this one."""
+        """Lease as `Store` says; `below`: of the positions that nobody ever had, only those before this one."""
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
@@ -181,16 +181,18 @@ class SharedStore(Store, Protocol):
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """As `Store` says; `advantages`: by uuid, what that update gave episodes of theirs, for who reads the database:
-        the store reads none of it back."""
+        """Use as `Store` says; `advantages`: by uuid, what that update gave episodes of theirs, for who reads the
+        database: the store reads none of it back."""
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """They are still being played: each is renewed that can be. Raises LeaseLost that names the others."""
+        """Renew leases that are still being played: each is renewed that can be. Raises LeaseLost that names the
+        others."""
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """It could not be played, and not because its player had to stop (`give_back`). Raises LeaseLost."""
+        """Fail a position that could not be played, and not because its player had to stop (`give_back`). Raises
+        LeaseLost."""
         ...
 
     def dead(self) -> list[Dead]:

@@ -61,7 +61,8 @@ WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
 
 
 class SqliteStore:
-    """In the file `path`. A process that opens it `at` a checkpoint is the one that trains; others open it without."""
+    """The store in the file `path`. A process that opens it `at` a checkpoint is the one that trains; others open it
+    without."""
 
     def __init__(self, path: Path, opener: Opener | None = None) -> None:
         """Raises UserError, also for a checkpoint or a run of another store."""

@@ -59,8 +59,8 @@ def _of_split(above: Path, split: str) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those with rows. Where the hub's `metadata` file names what lies beside it, that alone: GAIA has the same rows by
-    level, too, and tasks' own files of any kind."""
+    """The files with rows. Where the hub's `metadata` file names what lies beside it, that alone: GAIA has the same
+    rows by level, too, and tasks' own files of any kind."""
     found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
     whole = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
     return whole[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found

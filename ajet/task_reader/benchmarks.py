@@ -178,7 +178,8 @@ def boxed(solution: str) -> str | None:
 
 
 def _paragraphs(context: Any) -> list[tuple[str, list[str]]]:
-    """As the authors publish it, [[title, [sentence, …]], …], or as the hub does, {title: […], sentences: [[…]]}."""
+    """The paragraphs as the authors publish it, [[title, [sentence, …]], …], or as the hub does, {title: […],
+    sentences: [[…]]}."""
     try:
         pairs = (
             zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context or ()

@@ -100,7 +100,7 @@ def _declared(stored: Any) -> str | None:
 
 
 def _perhaps(stored: Any) -> Any:
-    """The same shape in a column that says nothing of images: whatever else it is stays as it is."""
+    """Images of the same shape in a column that says nothing of images: whatever else it is stays as it is."""
     image = None if stored is None or stored["bytes"] is None else _opened(stored["bytes"])
     return stored if image is None else _url(image, stored["bytes"])
 

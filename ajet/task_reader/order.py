@@ -98,7 +98,7 @@ class TaskOrder:
 
 
 def rank(seed: int, epoch: int, task_id: str) -> bytes:
-    """By which a shuffled epoch is sorted."""
+    """The key by which a shuffled epoch is sorted."""
     return hashlib.blake2b(f"{seed}\0{epoch}\0{task_id}".encode(), digest_size=16).digest()
 
 

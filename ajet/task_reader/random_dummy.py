@@ -33,7 +33,7 @@ class RandomDummyReader:
         return self._sizes[split] > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """As many as the section says."""
+        """As many tasks as the section says."""
         draw = random.Random(f"{self._seed}/{split}")
         numbers: dict[int, None] = {}
         while len(numbers) < self._sizes[split]:

@@ -73,7 +73,7 @@ class OpenedReader:
 
 
 class OfTraining(OpenedReader):
-    """The same, whose training tasks are what is validated on: for a trial play of them."""
+    """A reader whose training tasks are what is validated on: for a trial play of them."""
 
     def __init__(self, reader: OpenedReader) -> None:
         super().__init__(reader._reader, reader._name)
@@ -83,7 +83,7 @@ class OfTraining(OpenedReader):
         return super().has("train")
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Those of training."""
+        """The tasks of training."""
         return super().tasks("train")
 
 

@@ -89,9 +89,9 @@ class Announcer:
         wanted: int | None = None,
         over: bool = False,
     ) -> None:
-        """That policy, where what may be played has changed since the last time. `weights`: None for those of
-        model.path; `began`: the version that this trainer went on from; `stale`: closed groups that no step will
-        train on; `wanted`: groups that the steps to come are made of, None: nobody knows how many."""
+        """Announce that policy, where what may be played has changed since the last time. `weights`: None for those of
+        model.path; `began`: the version that this trainer went on from; `stale`: closed groups that no step will train
+        on; `wanted`: groups that the steps to come are made of, None: nobody knows how many."""
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
         most = self._ahead if wanted is None else min(self._ahead, wanted)
@@ -127,7 +127,7 @@ class Announcer:
         self._below = -1
 
     def hold(self) -> None:
-        """From the next announcement on nothing is to be begun: this trainer is about to end, and samplers with it."""
+        """Let nothing be begun from the next announcement on: this trainer is about to end, and samplers with it."""
         if not self._holds:
             self._holds = True
             self.changed()

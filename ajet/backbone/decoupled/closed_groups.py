@@ -32,7 +32,8 @@ class Reuse:
     """None of the step's: trained on before, and too old by now, or too often, to be once more."""
 
     def staying(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
-        """Those of `again` of which this step has trained on something: of the others no later one would, either."""
+        """The positions of `again` of which this step has trained on something: of the others no later one would,
+        either."""
         return [
             group.order
             for group in groups
@@ -85,7 +86,7 @@ class ClosedGroups:
         return found
 
     def take(self, groups: Sequence[Group], stale: Sequence[Group], worn: Sequence[int]) -> Reuse:
-        """They are a step's, or nobody's any more; what is used again is read again."""
+        """Take groups out: they are a step's, or nobody's any more; what is used again is read again."""
         used = {group.order: self._held.pop(group.order)[1] for group in groups}
         for order in (*(group.order for group in stale), *worn):
             del self._held[order]

@@ -19,7 +19,8 @@ MOST = 32
 
 
 def glance(depths: Depths, samplers: Sequence[Member], *, free: int) -> dict[str, Any]:
-    """As `status.json` has it. `free`: positions that samplers may begin now; `samplers`: those that are at work."""
+    """The store's state as `status.json` has it. `free`: positions that samplers may begin now; `samplers`: those that
+    are at work."""
     counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
     ages = {"lease": depths.oldest_lease, "waiting_group": depths.oldest_closed}
     return {

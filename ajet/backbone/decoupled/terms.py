@@ -86,8 +86,8 @@ class Terms:
         began: int = 0,
         more: Mapping[str, Any] | None = None,
     ) -> Policy:
-        """That of `version`, after training step `step`, with weights in a folder (None: those of model.path). `began`:
-        the version that its trainer went on from; `more` to tell."""
+        """The policy of `version`, after training step `step`, with weights in a folder (None: those of model.path).
+        `began`: the version that its trainer went on from; `more` to tell."""
         about = {"version": version, BEGAN: began, OVER: over, SEALED: _name_of_key(), COUNT: self.order["count"]}
         told = {**about, **self._told(), **(more or {})}
         return Policy(

@@ -101,8 +101,8 @@ class LocalBackbone:
         return Update(self.version, metrics | self._weights_changed(), self.trainer.fresh_gap)
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
-        """One forward and backward pass over made-up samples of these lengths, with the engine there as it is in an
-        update; nothing is changed by it. Raises UserError where the memory does not suffice."""
+        """Make one forward and backward pass over made-up samples of these lengths, with the engine there as it is in
+        an update; nothing is changed by it. Raises UserError where the memory does not suffice."""
         device = self.trainer.policy.weights.values.device
         with self._sampler.paused():
             release_memory()

@@ -37,9 +37,9 @@ class FlatAdamW:
         return sum(self.counts.values())
 
     def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
-        """One step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the norm
-        before clipping; when it is not finite nothing changes. With `at` [start, stop): of these weights alone, called
-        `part`, as if there were no others."""
+        """Take one step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the
+        norm before clipping; when it is not finite nothing changes. With `at` [start, stop): of these weights alone,
+        called `part`, as if there were no others."""
         begin, end = at or (0, self.weights.size)
         norm = gradient_norm(gradients[begin:end])
         if not math.isfinite(norm):

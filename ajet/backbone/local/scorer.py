@@ -61,7 +61,8 @@ class ForwardScorer:
 
 
 class Scorer(ForwardScorer):
-    """Of the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises UserError."""
+    """Scores with the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises
+    UserError."""
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
         from ajet.engine.model_source import locate

@@ -104,7 +104,7 @@ class Trainer:
 
     @contextmanager
     def scorer(self, *, reference: bool = False) -> Iterator[ForwardScorer]:
-        """Of the present weights, or of the reference model. Raises ValueError where none was asked for."""
+        """A scorer at the present weights, or of the reference model. Raises ValueError where none was asked for."""
         with self.policy.reference() if reference else nullcontext(self.policy.forward) as forward:
             yield ForwardScorer(forward, self.policy.weights.values)
 
@@ -234,9 +234,9 @@ class Trainer:
     def _step(
         self, loss: StepLoss, lr: float, critic: StepValueLoss | None = None, *, warming: bool = False
     ) -> tuple[float, dict[str, float]]:
-        """One optimizer step on the gradients, and the critic's; of each adapter by itself where there are several: one
-        that sampled nothing stays as it is. Answers the norm of all, nan if something is not finite and was skipped,
-        and that of each adapter. `warming`: the critic's step alone."""
+        """Take one optimizer step on the gradients, and the critic's; of each adapter by itself where there are
+        several: one that sampled nothing stays as it is. Answers the norm of all, nan if something is not finite and
+        was skipped, and that of each adapter. `warming`: the critic's step alone."""
         gradients = self.policy.weights.gradients
         assert gradients is not None
         finite, held = math.isfinite(loss.tally.loss), None

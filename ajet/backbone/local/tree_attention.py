@@ -239,7 +239,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> 
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _How) -> Tensor:
-    """The same as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
+    """Attention as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
     first query's own; a mask made here is not kept for the backward pass."""
     if isinstance(seen, int):
         seen = _causal(q.shape[2], k.shape[2], seen, q.device)

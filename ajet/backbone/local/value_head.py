@@ -62,7 +62,7 @@ class ValueHead:
             return self(forward.hidden(row)).cpu().numpy()
 
     def step(self) -> float:
-        """One optimizer step on its gradients; answers their norm. Where that is not finite nothing changes."""
+        """Take one optimizer step on its gradients; answers their norm. Where that is not finite nothing changes."""
         gradients = self.weights.gradients
         assert gradients is not None
         norm = self.optimizer.step(gradients, self.settings.lr)

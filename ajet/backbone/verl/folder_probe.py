@@ -25,7 +25,7 @@ class FolderProbe:
         self._rounded = experiment.ajet.model.dtype != "float32"
 
     def known(self, earlier: Probe | None, below: int) -> Probe:
-        """That of a trainer that goes on from version `below`: what an `earlier` one said of versions before it."""
+        """The probe of a trainer that goes on from `below`: what an `earlier` one said of versions before it."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
         return Probe.going_on(earlier, self._ids, tolerance, version=below)
 

@@ -51,7 +51,7 @@ def rows(
 
 
 def unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
-    """The same of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
+    """The rows of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
     without a reward and without the episode itself. The timeline that ended last is the last, for verl scores an
     episode by its last output. Raises ValueError as `rows`."""
     ended = {call.index: call.ended for call in episode.calls}
@@ -154,7 +154,7 @@ def _row(
 
 
 def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """Those that a timeline's ids hold up to its last sampled token: what its last call was shown."""
+    """The images that a timeline's ids hold up to its last sampled token: what its last call was shown."""
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 

@@ -139,7 +139,7 @@ def _inverse(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _truncated(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
-    """The same with -inf for what top-k, then top-p (nucleus sampling, arXiv 1904.09751) leave out."""
+    """The log-probabilities with -inf for what top-k, then top-p (nucleus sampling, arXiv 1904.09751) leave out."""
     ordered, order = scaled_BV.sort(-1, descending=True)
     vocabulary = ordered.shape[1]
     keep = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in settings], device=ordered.device)

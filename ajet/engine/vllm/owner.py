@@ -17,8 +17,8 @@ VARIABLE = "AJET_VLLM_OWNER"
 
 
 def end_with_owner() -> None:
-    """In the worker: watch the owner; when it is gone, end the engine's core and this process. The core is our
-    parent, or this very process."""
+    """Watch the owner from the worker; when it is gone, end the engine's core and this process. The core is our parent,
+    or this very process."""
     owner = os.environ.get(VARIABLE)
     if owner is None:
         return

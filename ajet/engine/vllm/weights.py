@@ -72,7 +72,7 @@ class SharedBucket:
 
 
 def device_buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
-    """The same for tensors on a GPU: CUDA IPC handles. The tensors of a bucket are kept until the next is asked for."""
+    """Buckets of tensors on a GPU: CUDA IPC handles. The tensors of a bucket are kept until the next is asked for."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     kept: list[Tensor] = []

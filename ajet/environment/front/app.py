@@ -112,7 +112,8 @@ class Front:
         return list(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
     async def answered(self, request: Request, episode: Episode | None, message: Any) -> Response:
-        """One MCP message, answered. `episode` None: a client without one, of which only the handshake era gets one."""
+        """The answer to one MCP message. `episode` None: a client without one, of which only the handshake era gets
+        one."""
         id = message.get("id") if isinstance(message, dict) else None
         modern = request.headers.get("mcp-protocol-version") == speech.MODERN
         headers: dict[str, str] = {}

@@ -126,7 +126,7 @@ class Pool:
         return not answer.get("isError")
 
     async def _turn(self) -> Instance | None:
-        """One that waits; None: there is room to start one. It counts as used. Raises EnvironmentFailure."""
+        """An instance that waits; None: there is room to start one. It counts as used. Raises EnvironmentFailure."""
         if self.closed:
             raise self._ended()
         turn: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()

@@ -94,8 +94,8 @@ class Server:
 
 
 def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
-    """Those that `environment.use` means; `base`: the folder in which a file is looked for first and a command runs.
-    Raises ConfigError."""
+    """The servers that `environment.use` means; `base`: the folder in which a file is looked for first and a command
+    runs. Raises ConfigError."""
     use, base = use.strip(), Path(base)
     if use.startswith(("http://", "https://")):
         return (_addressed(use),)

@@ -55,7 +55,7 @@ def open_sandbox(
     image: str | None = None,
     cgroups: bool = True,
 ) -> Warm:
-    """One by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
+    """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
     `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
     from ajet.environment.sandbox.bubblewrap import Bubblewrap
     from ajet.environment.sandbox.container import Container

@@ -55,7 +55,7 @@ class Result:
 
 
 class Sandbox(Protocol):
-    """One of an episode's own. Members may be called from any thread; calls wait for each other."""
+    """A sandbox of an episode's own. Members may be called from any thread; calls wait for each other."""
 
     mechanism: str
     """Its name: see `environment.sandbox`."""

@@ -42,7 +42,8 @@ class Interpreter:
         return f"{self.prefix}/bin/{self.program}"
 
     def for_user(self, uid: int | None) -> Interpreter:
-        """It, or the distribution's where another user (None: this one) cannot start it. Raises SandboxFailure."""
+        """This interpreter, or the distribution's where another user (None: this one) cannot start it. Raises
+        SandboxFailure."""
         if uid is None or reachable(self.path):
             return self
         other = systems_interpreter()

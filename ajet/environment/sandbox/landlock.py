@@ -28,7 +28,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full"
 
 
 class Beside(Warm):
-    """One whose folder is a temporary one of the host's; what `landlock` and `none` share."""
+    """A sandbox whose folder is a temporary one of the host's; what `landlock` and `none` share."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Stepped(NamedTuple):
 
 
 class Instance(Protocol):
-    """One attempt's. Methods may be asynchronous; the others are called in threads, never two at a time."""
+    """The world of one attempt. Methods may be asynchronous; the others are called in threads, never two at a time."""
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
         """An `Opened`. Raises ValueError for a task that there is not."""

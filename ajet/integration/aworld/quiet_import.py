@@ -65,7 +65,8 @@ class _Loader(SourceFileLoader):
 
 @contextmanager
 def _sinks_kept() -> Iterator[None]:
-    """From the thread that imports, whose module it is; other threads' sinks come and go as ever."""
+    """Keep the log sinks as they are, from the thread that imports, whose module it is; other threads' sinks come and
+    go as ever."""
     from loguru import logger
 
     add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))

@@ -78,8 +78,8 @@ class MlflowTracker(Tracker):
 
 @contextmanager
 def _files_allowed(place: str | None) -> Iterator[None]:
-    """They keep runs in plain files only where that is allowed, and look when the store is opened; a database of theirs
-    needs more than the client."""
+    """Allow MLflow's plain files: they keep runs in plain files only where that is allowed, and look when the store is
+    opened; a database of theirs needs more than the client."""
     name = "MLFLOW_ALLOW_FILE_STORE"
     before = os.environ.get(name)
     if place is None and before is None:

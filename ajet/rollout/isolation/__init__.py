@@ -31,8 +31,8 @@ class Isolation(Protocol):
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-        """One for attempts of this workflow. `ambient`: the gateway's, for clients that are given nothing; in an
-        attempt's own environment where there is one. Raises ConfigError for a workflow that it cannot run."""
+        """An isolation for attempts of this workflow. `ambient`: the gateway's, for clients that are given nothing; in
+        an attempt's own environment where there is one. Raises ConfigError for a workflow that it cannot run."""
         ...
 
     @property

@@ -28,7 +28,8 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end, by the descriptors that it reads and writes; it closes neither. One reader and one writer at a time."""
+    """One end of a channel, by the descriptors that it reads and writes; it closes neither. One reader and one writer
+    at a time."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes = reads, writes

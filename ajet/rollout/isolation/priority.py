@@ -25,8 +25,9 @@ def give_way(process: int) -> None:
 
 
 def session_gives_way(process: int) -> None:
-    """Of all processes of its session. Linux may share the processor between sessions before it looks at priorities
-    within one (`sched_autogroup_enabled`): then a session of low priority counts as much as any other."""
+    """Lower the priority of all processes of its session. Linux may share the processor between sessions before it
+    looks at priorities within one (`sched_autogroup_enabled`): then a session of low priority counts as much as any
+    other."""
     group = Path(f"/proc/{process}/autogroup")
     if not group.exists():
         return

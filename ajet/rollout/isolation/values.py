@@ -24,8 +24,8 @@ DEEPEST = 50
 
 
 def encoded(value: Any, *, exact: bool = False) -> bytes:
-    """As bytes of JSON. exact: raises TypeError for what would become its `repr`. Raises ValueError for a number that
-    is too long to be written."""
+    """The value as bytes of JSON. exact: raises TypeError for what would become its `repr`. Raises ValueError for a
+    number that is too long to be written."""
     tree = _plain(value, 0, _refused if exact else repr)
     return json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 

@@ -208,8 +208,8 @@ class WorkerHandle:
         burial.start()
 
     def _end(self, grace: float = 0.0, *, by_itself: float = 0.0) -> int:
-        """The same, and wait. Answers how the process ended. by_itself: seconds in which what lies around a worker that
-        is gone ends, too, and says how that ended."""
+        """End the worker, and wait. Answers how the process ended. by_itself: seconds in which what lies around a
+        worker that is gone ends, too, and says how that ended."""
         with self._burial:
             if not self._started.polite and by_itself:
                 with suppress(subprocess.TimeoutExpired):

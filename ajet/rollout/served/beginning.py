@@ -37,8 +37,8 @@ class Beginnings:
         self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *, probe: bool,
         given: bool, version: int,
     ) -> Served:  # fmt: skip
-        """With its session and key. `probe`: it is the breaker's; `given`: the task is one of the server's held-out
-        ones; `version`: of the policy. Raises Refused."""
+        """Begin an episode with its session and key. `probe`: it is the breaker's; `given`: the task is one of the
+        server's held-out ones; `version`: of the policy. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
         if opening.held_out and self._trained_on:
             split = "validation"

@@ -58,7 +58,8 @@ class OpenGroup:
         return repeat
 
     def free_place(self, repeat: int) -> None:
-        """That attempt is none after all: another one may take its place, unless the group is closed."""
+        """Free the place of an attempt that is none after all: another one may take its place, unless the group is
+        closed."""
         self._taken.discard(repeat)
         if self._closed:
             self.places = len(self._taken)

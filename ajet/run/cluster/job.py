@@ -104,7 +104,7 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
 
 
 def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
-    """Those of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
+    """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
     import dotenv
 
     from ajet.config.compose import leaves

@@ -83,8 +83,8 @@ def foreground(
     drain: float = 0.0,
     one_of_several: bool = False,
 ) -> int:
-    """The same in this process, until it is interrupted: for containers. `drain`: seconds that open episodes then still
-    have; `one_of_several`: its address is told with each episode. Raises UserError."""
+    """Run the environment in this process, until it is interrupted: for containers. `drain`: seconds that open episodes
+    then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
     from ajet.run.environment.program import run
 
     _refuse_open(host, token)

@@ -54,7 +54,7 @@ OPTION = "--judge"
 
 
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
-    """By reference, by a scorer's name, or that of a YAML. Raises UserError for one that is no judge."""
+    """Judges by reference, by a scorer's name, or that of a YAML. Raises UserError for one that is no judge."""
     return {reference: _opened(experiment, reference) for reference in references}
 
 
@@ -135,8 +135,8 @@ def judgeable(attempt: Attempt) -> bool:
 
 
 def as_told(judge: Judge, attempt: Attempt, of: Task) -> Arrived:
-    """As the judge is told it: where models rank, what the model said last is the answer of a workflow that states
-    none."""
+    """The output as the judge is told it: where models rank, what the model said last is the answer of a workflow that
+    states none."""
     told = WorkflowTask(
         task=of,
         episode_uuid=attempt.uuid,

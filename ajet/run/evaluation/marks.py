@@ -53,7 +53,8 @@ def mark_of(attempts: Sequence[Attempt]) -> Mark:
 
 
 def write_marked(tasks: Sequence[Task], by: Evaluated, file: Path, *, drop: bool = False) -> str:
-    """As JSON lines that `jsonl_dataset_file` reads. Answers what was found, in words. Raises UserError."""
+    """Write the tasks as JSON lines that `jsonl_dataset_file` reads. Answers what was found, in words. Raises
+    UserError."""
     counts = Counter(mark_of(by.scores.by_task.get(task.task_id, [])) for task in tasks)
     lines = [json.dumps(row_of(task), ensure_ascii=False) + "\n" for task in marked(tasks, by, drop=drop)]
     try:

@@ -77,7 +77,7 @@ class Connection:
         return self._asked(operation, self._quick)
 
     def tell(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
-        """The same for writes that no answer is waited for: whoever makes them looks whether they happened."""
+        """Send writes that no answer is waited for: whoever makes them looks whether they happened."""
         self._asked(operation, self._unheard)
 
     def find(

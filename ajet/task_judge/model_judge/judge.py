@@ -41,8 +41,8 @@ class ModelJudge:
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], Member] | None = None, /) -> ModelJudge:
-        """As the experiment has it. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises ConfigError
-        where no model is named; UserError where verdicts cannot be kept."""
+        """The judge that the experiment configures. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises
+        ConfigError where no model is named; UserError where verdicts cannot be kept."""
         given = settings_of(experiment, otherwise)
         return cls(
             given.panel,

@@ -71,7 +71,7 @@ class Question:
 
 
 def checked_template(template: str | None, where: str) -> str:
-    """It, or the default. Raises ConfigError where it names what there is not, or does not show the answer."""
+    """The template or the default. Raises ConfigError where it names what there is not, or does not show the answer."""
     if template is None:
         return TEMPLATE
     names = [SAME.get(match[1], match[1]) for match in _HOLE.finditer(template) if match[1]]

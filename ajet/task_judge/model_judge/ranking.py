@@ -164,7 +164,7 @@ def _verdicts(
 
 
 def _worth(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """By label: 1 for the best, 0 for the worst, the mean of their places for those of one tier."""
+    """The worth by label: 1 for the best, 0 for the worst, the mean of their places for those of one tier."""
     count = sum(map(len, tiers))
     if count < 2:
         return {}

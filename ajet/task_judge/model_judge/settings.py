@@ -71,7 +71,7 @@ def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None =
 
 
 def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:
-    """Those of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
+    """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
     found = zip(configured(judges, JUDGES), judges, strict=True)
     return [Member(model, each.price_in, each.price_out) for model, each in found]
 

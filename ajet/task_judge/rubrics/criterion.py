@@ -41,8 +41,8 @@ def criterion_of(text: str, weight: float = 1.0, category: str = "") -> Criterio
 
 
 def criteria_of(told: Any) -> list[Criterion]:
-    """Those of a row or an argument: a list of texts, or of mappings with a `criterion` and a `weight`; or a mapping of
-    texts to weights. Raises ValueError."""
+    """The criteria of a row or an argument: a list of texts, or of mappings with a `criterion` and a `weight`; or a
+    mapping of texts to weights. Raises ValueError."""
     if isinstance(told, str):
         told = [line for line in told.splitlines() if line.strip()]
     if isinstance(told, Mapping):
@@ -70,7 +70,7 @@ def numbered(criteria: Sequence[Criterion]) -> str:
 
 
 def without_repeats(found: Sequence[Criterion], known: Sequence[Criterion] = ()) -> list[Criterion]:
-    """Those that do not say what an earlier one, or one of `known`, says in nearly the same words."""
+    """The criteria that do not say what an earlier one, or one of `known`, says in nearly the same words."""
     kept: list[Criterion] = []
     words = [_words(each) for each in known]
     for each in found:

@@ -62,8 +62,8 @@ def query_of(task: Task, name: str) -> str:
 
 
 def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]:
-    """Those that rubrics are made of, and those that are held out (none where no file is named). Raises TaskError, or
-    the UserError of the reader that `input_data_type` names."""
+    """The examples that rubrics are made of, and those that are held out (none where no file is named). Raises
+    TaskError, or the UserError of the reader that `input_data_type` names."""
     grader = experiment.ajet.task_judge.rubrics_auto_grader
     settings = experiment.ajet.model_copy(deep=True)
     settings.task_reader.type = grader.input_data_type

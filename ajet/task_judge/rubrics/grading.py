@@ -180,8 +180,8 @@ async def votes(
 
 
 def weighted(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: bool) -> float | None:
-    """From 0 to 1: the sum of weight times grade over the sum of the weights above 0, of the criteria that apply. None
-    where one of weight is undecided (strict), or those that are have at least half of the weight."""
+    """A score from 0 to 1: the sum of weight times grade over the sum of the weights above 0, of the criteria that
+    apply. None where one of weight is undecided (strict), or those that are have at least half of the weight."""
     told = [
         (grade, each.weight) for grade, each in zip(grades, criteria, strict=True) if grade != APART and each.weight
     ]

@@ -25,7 +25,7 @@ IN_ROW = ("rubric", "rubrics")
 
 
 class RubricScorer:
-    """From 0 to 1. `rubric`: for rows that have none; `success_at`: from which score on it is a success."""
+    """A score from 0 to 1. `rubric`: for rows that have none; `success_at`: from which score on it is a success."""
 
     def __init__(self, grader: Grader, rubric: Any = None, success_at: float = 1.0) -> None:
         self._grader, self._success_at = grader, success_at

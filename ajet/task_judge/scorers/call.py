@@ -51,7 +51,7 @@ class ScorerCall:
 
     @property
     def form(self) -> str:
-        """In which form the answer still has to be read; "" for none, or where its workflow has read it already."""
+        """The form in which the answer still has to be read; "" for none, or where its workflow has read it already."""
         if "answer_schema" in self.workflow_output.metadata:
             return ""
         return form_named(self.metadata, self.answer_schema)

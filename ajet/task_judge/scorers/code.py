@@ -119,9 +119,9 @@ def program_of(reply: str) -> str:
 
 
 def tests_of(metadata: Mapping[str, Any]) -> list[Statements | InOut]:
-    """Those of a row, as data sets have them: `tests` or `test_list` (a list of statements, each a test, or one text;
-    `test_setup_code` before each, as in MBPP), `test` with `entry_point` (HumanEval), `input_output` with `inputs` and
-    `outputs` (APPS), which `tests` may be, too. Raises JudgeFailure for another form."""
+    """The tests of a row, as data sets have them: `tests` or `test_list` (a list of statements, each a test, or one
+    text; `test_setup_code` before each, as in MBPP), `test` with `entry_point` (HumanEval), `input_output` with
+    `inputs` and `outputs` (APPS), which `tests` may be, too. Raises JudgeFailure for another form."""
     setup = "\n".join([*map(text_of, metadata.get("test_imports") or ()), text_of(metadata.get("test_setup_code"))])
     told = next((metadata[name] for name in ("tests", "test_list", "input_output", "test") if metadata.get(name)), None)
     if isinstance(told, str) and told.lstrip().startswith("{"):

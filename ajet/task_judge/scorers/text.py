@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 
 def squad(text: str) -> str:
-    """As SQuAD and HotpotQA compare: lower case, without ASCII punctuation, articles and further white space."""
+    """The text as SQuAD and HotpotQA have it: lower case, without ASCII punctuation, articles and further white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

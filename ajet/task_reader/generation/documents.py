@@ -115,8 +115,8 @@ def _plain(data: bytes, name: str) -> str:
 
 
 def decoded(data: bytes, declared: str) -> str:
-    """As its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another encoding:
-    which one it is would be a guess."""
+    """The text as its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another
+    encoding: which one it is would be a guess."""
     start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
     try:
         text = data[len(start) :].decode(encoding)

@@ -35,7 +35,7 @@ class Failover:
         self._until[place] = float("-inf")
 
     def gave_up(self, place: int, problem: NoAnswer) -> bool:
-        """It did not answer, also when it was asked again; answers whether its rest begins with that."""
+        """Note that a model did not answer, also when it was asked again; answers whether its rest begins with that."""
         if not problem.again and problem.status not in NEVER:
             return False
         began = not self.rests(place)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> list[Trace]:
-    """Those that the settings want."""
+    """The traces that the settings want."""
     found = []
     for trace in traces:
         why = _why_not(trace, settings)
@@ -33,7 +33,7 @@ def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> lis
 
 
 def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[str]) -> Mapping[TaskSplit, list[Trace]]:
-    """By question: all that are asked alike go together, and what is trained on and is like a held-out one
+    """Split by question: all that are asked alike go together, and what is trained on and is like a held-out one
     nevertheless is left out. Neither side is empty where there are two questions. What a longer conversation begins
     with is not held out, for that conversation has its answer."""
     questions = list(dict.fromkeys(asked(trace) for trace in traces))
@@ -56,7 +56,7 @@ def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[s
 
 
 def best_of_each(traces: Sequence[Trace], left: Counter[str]) -> list[Trace]:
-    """One of each question: the best one, the latest of equals."""
+    """One trace of each question: the best one, the latest of equals."""
     best: dict[str, Trace] = {}
     for trace in traces:
         name = asked(trace)

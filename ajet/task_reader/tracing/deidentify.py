@@ -47,7 +47,8 @@ _KEY_MARK = "\x00key\x00"
 
 @dataclass(slots=True)
 class Deidentifier:
-    """By the rules and by `names`, as they are or in other letters, whole words. `counts`: what was found, by kind."""
+    """De-identifies by the rules and by `names`, as they are or in other letters, whole words. `counts`: what was
+    found, by kind."""
 
     names: Sequence[str] = ()
     counts: Counter[str] = field(default_factory=Counter)
@@ -112,7 +113,7 @@ class _Marks:
         return rule.sub(lambda match: self._mark(kind, same(match[0])) if real(match[0]) else match[0], text)
 
     def _v6(self, match: re.Match[str]) -> str:
-        """With the word and colon before it, or a colon behind it, which are no part of it."""
+        """The address with the word and colon before it, or a colon behind it, which are no part of it."""
         told, whole = match[0], match[1]
         for found in (told, whole, whole.removesuffix(":")):
             if _is_address(found):

@@ -168,8 +168,8 @@ class TreeEngine(FSDPEngineWithLMHead):
         loss_function: Callable[..., Any] | None,
         samples: Sequence[Sample],
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-        """One forward pass: its loss, what it found of each of `samples`, and the loss's metrics. Without `row`: of one
-        token that counts for nothing."""
+        """Make one forward pass: its loss, what it found of each of `samples`, and the loss's metrics. Without `row`:
+        of one token that counts for nothing."""
         plain = self._autocast_dtype == torch.float32
         with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
             entropies = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
@@ -326,7 +326,7 @@ def _samples(data: TensorDict) -> list[Sample]:
 
 
 def _families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
-    """Of each row the number of the rows that it shares a tree with, if they fit: those that are alike in at least
+    """For each row, the number of the rows that it shares a tree with, if they fit: those that are alike in at least
     half of the shorter one's prompt, the tokens before the first that is trained."""
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
     found, family = [0] * len(rows), 0

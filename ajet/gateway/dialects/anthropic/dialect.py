@@ -47,7 +47,7 @@ class Options:
 
     @property
     def signature(self) -> str:
-        """Of thinking blocks; opaque. Replies are recognised by what they say, so it verifies nothing."""
+        """The signature of thinking blocks; opaque. Replies are recognised by what they say, so it verifies nothing."""
         return self.id.removeprefix("msg_")
 
 

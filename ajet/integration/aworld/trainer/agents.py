@@ -119,7 +119,7 @@ def _asked(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: Any, where: str) -> Any:
-    """As it may be written down. Raises ValueError for code, and for a secret that no variable holds."""
+    """The value as it may be written down. Raises ValueError for code, and for a secret that no variable holds."""
     if isinstance(value, Mapping):
         if "llm_api_key" in value:
             value = _asked(value)
@@ -147,7 +147,8 @@ def _written(value: Any, where: str) -> Any:
 
 
 def _by_variable(text: str) -> str:
-    """With values of secret-looking variables of the environment by their names; a configuration's own `${` kept."""
+    """The text with values of secret-looking variables of the environment by their names; a configuration's own `${`
+    kept."""
     for name, value in sorted(os.environ.items(), key=lambda pair: -len(pair[1])):
         if len(value) >= _LEAST and name.endswith(_SECRET_ENDS) and value in text:
             text = text.replace(value, f"$({name})")
@@ -166,7 +167,8 @@ def filled(value: Any) -> Any:
 
 
 def _value(found: re.Match[str]) -> str:
-    """Of the variable; what has no secret's name and is not set may be a shell's words, and stays. Raises UserError."""
+    """The variable's value; what has no secret's name and is not set may be a shell's words, and stays. Raises
+    UserError."""
     name = found[1]
     if name in os.environ:
         return os.environ[name]
