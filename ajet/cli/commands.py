@@ -104,7 +104,8 @@ def built(name: str) -> Any:
 
 
 def _unwrapped(command: Any) -> Any:
-    """With each paragraph of its help on one line, as long as it may be: the terminal breaks it, not the source."""
+    """The command with each paragraph of its help on one line, as long as it may be: the terminal breaks it, not the
+    source."""
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
     for inner in getattr(command, "commands", {}).values():
         _unwrapped(inner)

@@ -192,7 +192,7 @@ def _size(samples: Sequence[Sample], members: Sequence[int]) -> int:
 
 
 def _of_groups(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Of one group: neighbours in the order of their tokens that share a prefix and fit the budget."""
+    """The members of one group each: neighbours in the order of their tokens that share a prefix and fit the budget."""
     groups: dict[tuple[int, str | None], list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.timeline.ids.size:

@@ -27,7 +27,7 @@ each weight once."""
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
-    """Of one call, the best in `budget` seconds (three calls at least), the first of which warms up."""
+    """The seconds of one call, the best in `budget` seconds (three calls at least), the first of which warms up."""
     clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     work()
     _finish(device)

@@ -124,7 +124,7 @@ class ChainState:
                 self._goes_on_from(int(base["step"]), str(base["digest"]))
 
     def _goes_on_from(self, step: int, digest: str) -> None:
-        """Of two checkpoints that may be at a start, keep the one that is there as the one that must be from now on."""
+        """Keep, of two checkpoints that may be at a start, the one that is there: it must be from now on."""
         if self.again.pop(step, None) == digest:
             self.kept[step] = self.saved[step] = digest
         self.kept.setdefault(step, digest)

@@ -16,7 +16,8 @@ SHOWN = 400
 
 
 def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one line. Raises UserError for a schema newer than this ajet knows; KeyError and kin for what is no line."""
+    """The facts of one line. Raises UserError for a schema newer than this ajet knows; KeyError and kin for what is no
+    line."""
     row = readable(dict(row))
     outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
     calls = [_call(call, row["messages"]) for call in row["calls"]]

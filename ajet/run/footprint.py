@@ -110,8 +110,8 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
 
 
 def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
-    """Of one checkpoint, on any backbone. verl's holds float32 weights and moments, and for samplers the weights once
-    more, as a model folder."""
+    """The bytes of one checkpoint, on any backbone. verl's holds float32 weights and moments, and for samplers the
+    weights once more, as a model folder."""
     if described(settings.backbone).opens is None:
         merged = 4 if settings.trainer_common.mode == "async" else 0
         return (4 + MOMENTS + merged) * size.parameters

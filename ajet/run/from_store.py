@@ -102,7 +102,8 @@ class FromStore:
         self._announce(training)
 
     def worth(self) -> bool:
-        """As of the first look after this process was asked to end: what it then finds may just have begun."""
+        """Whether it is worth waiting, as of the first look after this process was asked to end: what it then finds may
+        just have begun."""
         return self._hopes
 
     def interrupted(self, training: Training, interrupts: Interrupts) -> None:

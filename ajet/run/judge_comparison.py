@@ -77,7 +77,8 @@ class JudgeComparison:
 
 
 def compared(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison:
-    """The same attempts, in the same order, as each judge has them. What has failed in play is nobody's to judge."""
+    """Compare the same attempts, in the same order, as each judge has them. What has failed in play is nobody's to
+    judge."""
     every = list(zip(*by_judge.values(), strict=True))
     kept = [each for each in every if not all(attempt.failure for attempt in each)]
     columns = dict(zip(by_judge, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(by_judge, ())

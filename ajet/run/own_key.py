@@ -15,7 +15,7 @@ KEY_BITS = 128
 
 
 def own_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str | None:
-    """That of the environment's `variable`; None where it is not set. Raises UserError for one that is no key; `do`:
+    """The key in the environment's `variable`; None where it is not set. Raises UserError for one that is no key; `do`:
     what else can be done, `or_else`: where else it may have been set."""
     given = os.environ.get(variable)
     if given is None or (given.isascii() and given.isprintable() and " " not in given and bits(given) >= KEY_BITS):

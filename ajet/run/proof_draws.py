@@ -25,8 +25,8 @@ TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
 
 
 class HeldDraws:
-    """Of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the order of tasks;
-    `rows`: of metrics.jsonl, by training step."""
+    """Holds the draws of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the
+    order of tasks; `rows`: of metrics.jsonl, by training step."""
 
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]

@@ -103,7 +103,7 @@ class Recomputation:
         step: int,
         split: Split,
     ) -> None:
-        """The same of the distribution that was sampled from."""
+        """Hold the log-probabilities of the distribution that was sampled from."""
         temperature, top_p, top_k = drawn
         lowest: list[Floats]
         highest: list[Floats] | list[None]

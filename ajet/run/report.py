@@ -128,7 +128,7 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 
 def _episodes(folder: Path) -> list[dict[str, Any]]:
-    """From the newest file: one that failed or else the worst, and the best; without their arrays."""
+    """Episodes of the newest file: one that failed or else the worst, and the best; without their arrays."""
     found = [path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name)]
     files = sorted(found, key=lambda path: path.stat().st_mtime)
     if not files:

@@ -26,8 +26,8 @@ JUDGE = "rubrics_auto_grader"
 
 
 def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> Rubrics | None:
-    """Those of the experiment, made now if there are none, and kept in the run's folder; None where it judges by none.
-    Raises UserError where they cannot be made, or a run that goes on began with others."""
+    """The rubrics of the experiment, made now if there are none, and kept in the run's folder; None where it judges by
+    none. Raises UserError where they cannot be made, or a run that goes on began with others."""
     if experiment.ajet.task_judge.judge_type != JUDGE:
         return None
     from ajet.task_judge.rubrics.judge import RubricsJudge

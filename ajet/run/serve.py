@@ -313,8 +313,8 @@ def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> 
 
 
 def _held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
-    """Those of the task reader, for clients who ask for one. Where they cannot be read the others are served: a reader
-    names a split by default that its data may not have."""
+    """The held-out tasks of the task reader, for clients who ask for one. Where they cannot be read the others are
+    served: a reader names a split by default that its data may not have."""
     from ajet.schema.errors import TaskError
     from ajet.task_reader.overlong import within_prompt_length
 

@@ -23,7 +23,8 @@ class Tuned:
 
     @classmethod
     def of(cls, folder: Path) -> Tuned:
-        """That of the run in `folder`. Raises UserError for a checkpoint that cannot be brought into a form to load."""
+        """The results of the run in `folder`. Raises UserError for a checkpoint that cannot be brought into a form to
+        load."""
         from ajet.record.checkpoints import checkpoints_of
         from ajet.record.files import read_rows
         from ajet.run.export import model_folder

@@ -29,8 +29,8 @@ replaced by a shorter one; unknown: none of these."""
 
 
 class VersionRun(NamedTuple):
-    """From response token `first` on, tokens were sampled by policy steps `low`..`high` (equal but where an
-    engine resumed a call across an update)."""
+    """The tokens from response token `first` on were sampled by policy steps `low`..`high` (equal but where an engine
+    resumed a call across an update)."""
 
     first: int
     low: int

@@ -18,7 +18,8 @@ from ajet.store.shared import EXPIRED
 
 
 class SqlitePositions:
-    """As one process takes them: for so many `seconds`; after `most` attempts that failed a position is dead."""
+    """The positions as one process takes them: for so many `seconds`; after `most` attempts that failed a position is
+    dead."""
 
     def __init__(self, seconds: float, most: int) -> None:
         self._seconds, self._most = seconds, most

@@ -295,7 +295,8 @@ class SqliteStore:
 
     @contextmanager
     def _taking(self) -> Iterator[sqlite3.Connection]:
-        """Of one who is about to hold positions: what a trainer takes ends with the next one, and not by time."""
+        """A transaction of one who is about to hold positions: what a trainer takes ends with the next one, and not by
+        time."""
         with self._transaction() as base:
             if self._trainer:
                 self._require_trainer(base)

@@ -92,7 +92,7 @@ class TaskOrder:
                 )
 
     def _digest(self, parts: Iterable[str]) -> str:
-        """Of one text a task; where the order is shuffled, that of the rows does not matter."""
+        """The digest of one text a task; where the order is shuffled, that of the rows does not matter."""
         ordered = sorted(parts) if self._shuffle else parts
         return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
 

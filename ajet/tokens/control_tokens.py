@@ -25,8 +25,8 @@ def uncut(text: str) -> str:
 
 
 class ControlTokens:
-    """Of one tokenizer and its chat template's `source`: the special tokens, and added ones that the template writes
-    (`<tool_response>`). Other added tokens are words of the vocabulary."""
+    """The control tokens of one tokenizer and its chat template's `source`: the special tokens, and added ones that the
+    template writes (`<tool_response>`). Other added tokens are words of the vocabulary."""
 
     def __init__(self, tokenizer: Any, source: str, escaped: Escaped) -> None:
         self._escaped = escaped

@@ -60,7 +60,7 @@ def extension(text: str, before: str, reply: str) -> Extension | None:
 
 
 def extension_respelled(text: str, before: str, said: Said, *, ends: Sequence[str], reads: Reads) -> Extension | None:
-    """The same where the reply's tool calls may be spelled otherwise. `ends`: the spellings of all end tokens."""
+    """The extension where the reply's tool calls may be spelled otherwise. `ends`: the spellings of all end tokens."""
     start = len(before) + len(said.thought)
     if not text.startswith(before) or not text.startswith(said.thought, len(before)):
         return None
@@ -76,7 +76,8 @@ def extension_respelled(text: str, before: str, said: Said, *, ends: Sequence[st
 def extension_beyond_thoughts(
     text: str, before: str, said: Said, after: str, *, called: bool, reads: Reads
 ) -> Extension | None:
-    """The same where thoughts may have been stripped from `text`; `after` is what the template puts after the reply."""
+    """The extension where thoughts may have been stripped from `text`; `after` is what the template puts after the
+    reply."""
     if not after.startswith(said.end):
         return None
     suffix = after[len(said.end) :]

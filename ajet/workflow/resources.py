@@ -90,8 +90,7 @@ class Resources:
                     asyncio.run(asyncio.wait_for(left, PATIENCE_S))
 
     async def aclose(self) -> None:
-        """The same in the task that entered them, as many a manager wants it. A cancellation waits until all are
-        left."""
+        """Close all in the task that entered them, as managers may want. A cancellation waits until all are left."""
         cancelled: asyncio.CancelledError | None = None
         for name, leave in self._take():
             try:
@@ -143,7 +142,7 @@ def _warned(name: str) -> Iterator[None]:
 
 @contextmanager
 def closing(resources: Resources) -> Iterator[None]:
-    """They are closed when the block ends."""
+    """Close the resources when the block ends."""
     try:
         yield
     finally:

@@ -99,7 +99,7 @@ class ModelTuner:
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
     ) -> Endpoint:
-        """The same for Anthropic's SDK, which adds /v1 itself: `AsyncAnthropic(base_url=at.base_url,
+        """The address and key for Anthropic's SDK, which adds /v1 itself: `AsyncAnthropic(base_url=at.base_url,
         api_key=at.api_key)`."""
         return self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model).for_anthropic
 

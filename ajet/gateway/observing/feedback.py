@@ -23,7 +23,7 @@ _MOST = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Of a session, or, with `reply`, of one reply in it."""
+    """A person's word on a session, or, with `reply`, of one reply in it."""
 
     at: float
     """Seconds since the epoch."""
@@ -46,7 +46,7 @@ class Feedback:
         return LIKED if self.liked else DISLIKED
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """The feedback as JSON values."""
         return {name: value for name, value in asdict(self).items() if value is not None and value is not False} | (
             {"liked": self.liked} if self.liked is not None else {}
         )

@@ -19,7 +19,7 @@ _NAME = "api_key"
 
 
 class Hidden:
-    """Of one request."""
+    """Hides what one request asks to be hidden."""
 
     def __init__(self, headers: Mapping[bytes, bytes], query: bytes = b"") -> None:
         self._redactor = Redactor({}, [(_NAME, key) for key in _offered(headers, query)])
@@ -29,7 +29,7 @@ class Hidden:
         return self._redactor(text)
 
     def tree(self, value: Any) -> Any:
-        """The same of a value of JSON."""
+        """A value of JSON without what is hidden."""
         return self._redactor.tree(with_whole_letters(value))
 
 

@@ -32,7 +32,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """As the endpoint counts them."""
+    """The tokens, as the endpoint counts them."""
 
     prompt: Sequence[int]
     reply: Sequence[int]
@@ -61,7 +61,7 @@ class Answer:
 
 
 def read_reply(dialect: str, body: Any) -> Answer:
-    """Of a whole body, as it came or put together from a stream. Never fails."""
+    """The answer in a whole body, as it came or put together from a stream. Never fails."""
     try:
         name = body["id"] if isinstance(body.get("id"), str) else ""
         usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}

@@ -89,7 +89,7 @@ class Session:
         return Asked(dialect, agent, body, sent, self._enter(sent, agent, dialect))
 
     def settle(self, asked: Asked, ended: Ended) -> Answer:
-        """It has ended."""
+        """Settle a call that has ended."""
         self.calls += 1
         answer = read_reply(asked.dialect, ended.body) if ended.body is not None else Answer("")
         problem = ended.problem or answer.problem

@@ -58,7 +58,7 @@ class _Playing:
 
 
 class LoopsHandle:
-    """Of one process, which a thread of this handle's starts. Thread-safe; no method but `stands` waits."""
+    """A handle of one process, which a thread of this handle's starts. Thread-safe; no method but `stands` waits."""
 
     def __init__(self, home: Home, warned: set[str]) -> None:
         """`warned`: what processes like it were warned of, which is said once."""

@@ -214,7 +214,7 @@ class Box:
 
 
 def dotenv_files(project: Path) -> Iterator[Path]:
-    """Those of the project and of all folders below it, but for environments and what others wrote."""
+    """The `.env` files of the project and of all folders below it, but for environments and what others wrote."""
     for folder, below, files in os.walk(project):
         below[:] = [name for name in below if name not in _NOT_THE_PROJECTS]
         if "pyvenv.cfg" in files:

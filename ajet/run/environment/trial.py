@@ -41,7 +41,8 @@ ON_A_MAC = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one piece of work: wall seconds, processor seconds of the server's processes, their memory in MiB after it."""
+    """The cost of one piece of work: wall seconds, processor seconds of the server's processes, their memory in MiB
+    after it."""
 
     seconds: float
     cpu: float

@@ -32,7 +32,8 @@ def until(seconds: float) -> Document:
 
 
 def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
-    """Of one that is nobody's, or of which there is no document yet. `mark`: by which the claim is known."""
+    """The claim of a position that is nobody's, or of which there is no document yet. `mark`: by which the claim is
+    known."""
     there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
         "status": RUNNING,

@@ -341,8 +341,8 @@ class MongoStore:
                 self._records.remove(names[lease.order])
 
     def _aged(self, wanted: Document) -> dict[str, Document]:
-        """By state: their `count`, and the `age` in seconds of the one that came there first; None where none of them
-        knows."""
+        """For each state: the `count`, and the `age` in seconds of the one that came there first; None where none of
+        them knows."""
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]

@@ -38,8 +38,8 @@ AT_ONCE = 32
 
 
 class Positions:
-    """As one process takes them, under its lock: for so many `seconds`; after `most` attempts that failed a position is
-    dead."""
+    """The positions as one process takes them, under its lock: for so many `seconds`; after `most` attempts that failed
+    a position is dead."""
 
     def __init__(self, link: Connection, ledger: Ledger, seconds: float, most: int) -> None:
         self._link, self._ledger, self._seconds, self._most = link, ledger, seconds, most

@@ -158,7 +158,8 @@ class ModelPanel:
         return reply
 
     async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> Answer:
-        """Of one model, as often as it may be asked. Raises NoAnswer; JudgeFailure where the budget is used up."""
+        """The answer of one model, asked as often as it may be asked. Raises NoAnswer; JudgeFailure where the budget is
+        used up."""
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}

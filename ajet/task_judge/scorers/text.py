@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 
 
 def squad(text: str) -> str:
-    """The text as SQuAD and HotpotQA have it: lower case, without ASCII punctuation, articles and further white space."""
+    """Text as SQuAD and HotpotQA have it: lower case, without ASCII punctuation, articles and further white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

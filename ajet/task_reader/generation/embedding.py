@@ -76,8 +76,8 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
 
 
 class ServerEmbedder:
-    """Of one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in its
-    place, since another model's vectors say nothing beside its own."""
+    """Embeds by one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in
+    its place, since another model's vectors say nothing beside its own."""
 
     def __init__(self, params: DeduplicationParams, url: str) -> None:
         key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")

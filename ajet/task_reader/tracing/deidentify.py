@@ -73,7 +73,7 @@ class Deidentifier:
 
 
 class _Marks:
-    """Of one conversation."""
+    """The marks that one conversation's names get."""
 
     def __init__(self, names: re.Pattern[str] | None, counts: Counter[str]) -> None:
         self._names, self._counts = names, counts
@@ -157,7 +157,7 @@ def _digits(text: str) -> str:
 
 
 def _is_card(text: str) -> bool:
-    """By the check digit (Luhn, ISO/IEC 7812-1)."""
+    """Whether the check digit is right (Luhn, ISO/IEC 7812-1)."""
     digits = [int(each) for each in reversed(_digits(text))]
     doubled = [each if at % 2 == 0 else each * 2 - 9 * (each > 4) for at, each in enumerate(digits)]
     return len(set(digits)) > 1 and sum(doubled) % 10 == 0

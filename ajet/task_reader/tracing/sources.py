@@ -70,7 +70,7 @@ def _begins(path: Path) -> bytes:
 
 
 def _sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
-    """Of AgentScope Studio's `span_table`, of any of its versions."""
+    """The spans of AgentScope Studio's `span_table`, of any of its versions."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -100,7 +100,7 @@ def _sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
 
 
 def _otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
-    """Of OTLP JSON: one document, or one a line as the collector's file exporter writes them."""
+    """The spans of OTLP JSON: one document, or one a line as the collector's file exporter writes them."""
     with path.open("rb") as file:
         first, rest = file.readline(), file.read(1)
     documents = _lines(path, bad) if rest and _is_json(first) else _whole(path, bad)
@@ -266,7 +266,7 @@ def _place(row: Mapping[str, Any], words: Words) -> tuple[dict[str, Rating], str
 
 
 def _rated(traces: Sequence[Trace], words: Words) -> tuple[list[Trace], int]:
-    """With what was said later of a reply, or of a session; and how many words belong to none of them."""
+    """The sessions with what was said later of a reply, or of a session; and how many words belong to none of them."""
     used: set[str] = set()
     found = []
     for trace in traces:

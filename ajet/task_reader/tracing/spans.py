@@ -28,7 +28,7 @@ _BAD = {"bad", "disliked", "dislike", "negative", "fail", "failed", "incorrect",
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One, with flat attributes. `trace` and `at` order it among others."""
+    """A span with flat attributes. `trace` and `at` order it among others."""
 
     where: str
     name: str

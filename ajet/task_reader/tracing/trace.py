@@ -31,7 +31,7 @@ class Rating:
         return self.reward if self.reward is not None or self.liked is None else float(self.liked)
 
     def then(self, later: Rating) -> Rating:
-        """With what was said later, which holds where both say something."""
+        """This rating with what was said later, which holds where both say something."""
         said = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
         return replace(self, **said)
 
@@ -75,7 +75,7 @@ def said_in(message: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def last_of_each(traces: Sequence[Trace]) -> list[Trace]:
-    """Those of one session that no other goes on from, and those with a rating of their own."""
+    """The traces of one session that no other goes on from, and those with a rating of their own."""
     return [
         trace
         for at, trace in enumerate(traces)

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _forward_for_ever(listening: socket.socket, told: Mapping[str, Any]) -> None:
-    """It holds none of the descriptors that the command was given, and ends with it."""
+    """Forward for ever: it holds none of the descriptors that the command was given, and ends with it."""
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         kept = [listening.detach(), *([told["says"]] if "says" in told else [])]

@@ -29,7 +29,7 @@ class LeadsOut(Exception):
 
 
 class Folder:
-    """By a descriptor of it, which it closes. Raises OSError, LeadsOut."""
+    """A folder by a descriptor of it, which it closes. Raises OSError, LeadsOut."""
 
     def __init__(self, number: int, owner: int | None) -> None:
         """`owner`: the user and group that new files are given to, where that is somebody else."""

@@ -1,0 +1,34 @@
+"""A docstring can be read alone: where an editor shows it, nobody sees the line above it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOM = Path(__file__).resolve().parents[2] / "ajet"
+RIDDLE = re.compile(r"(Of|The same|That|Those|As|It|They|From|With|By|Beside) (?!many )")
+"""How one begins that leaves its subject to the reader."""
+NOT_OURS = ("environment/gaia/servers", "cli/templates", "config/schema")
+"""What a model reads of a tool; what a user changes; sentences of a page, whose heading is their subject."""
+
+
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and (
+            said := ast.get_docstring(node)
+        ):
+            yield node.lineno, said
+
+
+def test_a_docstring_names_its_subject() -> None:
+    riddles = [
+        f"{file.relative_to(ROOM)}:{line}: {said.splitlines()[0]}"
+        for file in sorted(ROOM.rglob("*.py"))
+        if not file.relative_to(ROOM).as_posix().startswith(NOT_OURS)
+        for line, said in docstrings(file)
+        if RIDDLE.match(said)
+    ]
+    assert not riddles, "\n".join(riddles)
+    assert sum(1 for file in ROOM.rglob("*.py") for _ in docstrings(file)) > 4000
