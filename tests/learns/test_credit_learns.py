@@ -7,6 +7,7 @@ each has the same seed, tasks and steps, and lacks that one thing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,31 @@ def test_a_curriculum_draws_what_can_be_learned_and_learns_sooner():
     (useful, solved), (others, later) = drawn_and_solved(16, True), drawn_and_solved(16, False)
     assert np.mean(useful[-8:]) > 0.35 > np.mean(others[-8:]), (np.round(useful, 2), np.round(others, 2))
     assert np.mean(solved[-8:]) > np.mean(later[-8:]) + 0.1, (np.round(solved, 2), np.round(later, 2))
+
+
+def beside_a_loud_one(steps: int, **changes: Any) -> list[float]:
+    """Of each step the share of right replies, which one scorer gives 1; another gives 0 or 20, whatever is said."""
+    learner, draw, shares = learner_of(**changes), np.random.default_rng(0), []
+    for step in range(1, steps + 1):
+        shown, noise, right = draw.integers(0, DOORS, 4), draw.integers(0, 2, (4, 12)), []
+
+        async def play(talk: Talk, shown: Any = shown, noise: Any = noise, right: list[bool] = right) -> Episode:
+            _, task, repeat = talk.key
+            (said,) = await talk.say([LAST, int(shown[task])])
+            right.append(said == shown[task])
+            parts = {"loud": 20.0 * float(noise[task, repeat]), "right": float(right[-1])}
+            ended = talk.ended(sum(parts.values()))
+            assert ended.verdict is not None
+            return replace(ended, verdict=replace(ended.verdict, parts=parts, scorer="loud+right"))
+
+        learner.learn(learner.play(tasks_of(4), 12, play, step), step)
+        shares.append(float(np.mean(right)))
+    learner.engine.close()
+    return shares
+
+
+def test_gdpo_hears_a_reward_beside_one_twenty_times_as_loud():
+    """Each is normalised by itself; added up first, as `grpo` has them, the loud one is all that is left."""
+    apart, together = beside_a_loud_one(14, algorithm__adv_estimator="gdpo"), beside_a_loud_one(14)
+    assert apart[0] < 0.35 and np.mean(apart[-5:]) > 0.9, np.round(apart, 2)
+    assert np.mean(together[-5:]) < 0.4, np.round(together, 2)
