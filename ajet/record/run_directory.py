@@ -210,12 +210,15 @@ class RunDirectory:
                 logger.warning("{}", error)
 
     def discard(self) -> None:
-        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays, but
-        for one that took the place of an earlier run, which is put back."""
+        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode, that of a training if
+        it was not taken up and holds no more than a start writes; an earlier run that it took the place of is put
+        back."""
         self.close("failed")
         if not self._own_folder:
             if (meanwhile := self._place.put_back()) is not None:
                 logger.warning("nothing came of this run: {} is {} again", meanwhile, self.name)
+            if not self._taken_up:
+                self._place.remove()
         elif not self.episodes.folder.exists():
             _remove(self.path)
 

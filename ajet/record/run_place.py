@@ -8,6 +8,8 @@ other settings.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 import uuid
 from collections.abc import Collection, Mapping
@@ -23,6 +25,7 @@ from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints_of
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
+from ajet.record.logs import log_name
 from ajet.record.plain_json import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import SHAPES_ONLY, Redactor
@@ -54,6 +57,8 @@ class RunPlace:
         """The run whose place this one has, until something comes of it."""
         self._moved: list[tuple[Path, Path]] = []
         """Of folders that were put back, where they were a moment ago and where they are."""
+        self.made = False
+        """Whether a run of this name had left nothing here: what is there is this start's."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -94,9 +99,11 @@ class RunPlace:
         while True:
             tried = name if number == 1 else f"{name}-{number}"
             lock = RunLock(root / tried)
+            made = not lock.folder.exists() or {path.name for path in lock.folder.iterdir()} <= OF_OTHERS | {GUARD}
             holder = lock.take()
             if holder is None:
                 place = cls(root / tried, tried, lock)
+                place.made = made
                 if holders:
                     place.notes.append(
                         f"{', '.join(holders)}; this run writes to {tried} "
@@ -288,6 +295,34 @@ class RunPlace:
         """Something comes of the run: the one whose place it has stays under its other name."""
         if self._aside is not None:
             self._aside.settle()
+
+    def remove(self) -> None:
+        """Nothing came of a run that began here, and it let go of the folder: what it wrote goes, unless another has
+        the folder by now, or programs ran beside it, whose logs may say more."""
+        if not self.made or self._aside is not None or not self._within((OF_A_START | OF_OTHERS) - {"services"}):
+            return
+        if any(path.name != log_name(self.folder, "trainer") for path in (self.folder / "logs").glob("*")):
+            return
+        lock = RunLock(self.folder)
+        if lock.take() is not None:
+            return
+        try:
+            if str((read_status(self.folder) or {}).get("run_id")) != self.run_id:
+                return
+            for path in self.folder.iterdir():
+                if path.name in OF_OTHERS | {LOCK_FILE, GUARD}:
+                    continue
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if self._within({LOCK_FILE, GUARD}):
+                gone = self.folder.with_name(f".{self.folder.name}.gone")
+                os.replace(self.folder, gone)
+                lock.moved(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+                self.folder.parent.rmdir()
+        except (OSError, UserError):  # it is listed as one that failed
+            pass
+        finally:
+            lock.release()
 
     def put_back(self) -> str | None:
         """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the

@@ -53,6 +53,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     refuse_untrainable(experiment, elsewhere=options.from_store is not None)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
+        require_teacher(experiment)
     if options.from_store is not None:
         require_store(options.from_store)
     run = RunDirectory.open(
@@ -132,6 +133,17 @@ def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> No
             expected="auto, transformers or vllm for training",
             do="use --backbone debug with this engine",
         )
+
+
+def require_teacher(experiment: Experiment) -> None:
+    """Raises UserError where the teacher beside the policy is not there: the policy need not be loaded to tell that."""
+    from ajet.run.runner import algorithm_of
+
+    needed = "teacher" in algorithm_of(experiment).needs
+    if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
+        from ajet.backbone.local.teacher_source import teacher_source
+
+        teacher_source(experiment, weights=False)
 
 
 @contextmanager

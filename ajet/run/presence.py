@@ -52,7 +52,9 @@ def require_present(experiment: Experiment) -> list[str]:
     else:
         data = settings.task_reader.huggingface_dat_repo.dataset_path
         if settings.task_reader.type == "huggingface_dat_repo" and data is not None and data.startswith(_LOCAL):
-            require_place(data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path")
+            require_place(
+                data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set"
+            )
         unseen.append("the tasks")
     model = settings.model.path
     if settings.rollout.engine == "endpoint":

@@ -32,7 +32,7 @@ def located(path: str, base: Path, *, key: str) -> list[Path]:
         named = _of_split(above, split) if above is not None and above.is_dir() else []
         if named:
             return named
-        place = require_place(path, base, key=key)
+        place = require_place(path, base, key=key, what="benchmark")
     if place.is_file():
         return [place]
     files = _files(place)

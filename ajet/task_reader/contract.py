@@ -38,34 +38,42 @@ def find(path: str, base: Path) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def find_file(path: str, base: Path, *, key: str) -> Path:
-    """Like `find`, for something that must be a file. Raises TaskError, naming the key that holds the path."""
-    found = require_place(path, base, key=key)
-    if not found.is_file():
-        raise TaskError(f"The task file {path} is a folder.", where=key, expected="a file", do=f"set {key} to a file")
-    return found
-
-
-def require_place(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
-    """The path of something that may be a folder, too; `what` it is called. Raises as `require_file`."""
+def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
+    """Like `find`, for something that must be a file of JSON lines; `what` it is called. Raises TaskError, naming the
+    key that holds the path."""
     found = find(path, base)
     if found is None:
-        folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
-        near = _alike(Path(path), folders)
-        raise TaskError(
-            f"The {what} {path} does not exist.",
-            where=key,
-            expected=f"a file, looked for in {' and '.join(map(str, folders))}",
-            do=f"did you mean {near[0]}?" if near else "mend the path, or make the file: one JSON object a line",
-        )
+        raise _missing(path, base, key, what, "a file", "mend the path, or make the file: one JSON object a line")
+    if not found.is_file():
+        raise TaskError(f"The {what} {path} is a folder.", where=key, expected="a file", do=f"set {key} to a file")
     return found
 
 
-def _alike(path: Path, folders: Sequence[Path]) -> list[str]:
-    """Files beside where it was looked for whose names are close to it, as they would be written."""
+def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
+    """The same for something that may be a folder, too."""
+    found = find(path, base)
+    if found is None:
+        raise _missing(path, base, key, what, "a file or a folder", "mend the path")
+    return found
+
+
+def _missing(path: str, base: Path, key: str, what: str, kind: str, do: str) -> TaskError:
+    folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
+    near = _alike(Path(path), folders, files=kind == "a file")
+    return TaskError(
+        f"The {what} {path} does not exist.",
+        where=key,
+        expected=f"{kind}, looked for in {' and '.join(map(str, folders))}",
+        do=f"did you mean {near[0]}?" if near else do,
+    )
+
+
+def _alike(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
+    """What lies beside where it was looked for under a name that is close to it, as it would be written; `files`: no
+    folder is meant."""
     for folder in folders:
         place = (folder / path.expanduser()).parent
-        names = [each.name for each in place.iterdir() if each.is_file()] if place.is_dir() else []
+        names = [each.name for each in place.iterdir() if each.is_file() or not files] if place.is_dir() else []
         if near := get_close_matches(path.name, names, 1):
             return [str(path.parent / near[0])]
     return []

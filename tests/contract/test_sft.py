@@ -71,11 +71,15 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
         (["ajet.sft.from_run=nowhere"], "one of them"),
         (["ajet.sft.train_files=null", "ajet.sft.from_run=nowhere"], "no run named nowhere"),
         (["rollout.max_model_len=16"], "longer than rollout.max_model_len"),
+        (["ajet.sft.train_files=none.jsonl"], "The file of rows none.jsonl does not exist"),
+        (["ajet.sft.train_files=wrong.jsonl"], "A row cannot be learned from"),
     )
+    (project / "wrong.jsonl").write_text('{"messages": 3}\n')
     for number, (more, why) in enumerate(refused):
         with pytest.raises(UserError) as caught:
             taught(project, f"experiment_name=e{number}", *more)
         assert why in str(caught.value)
+    assert not list((project / "runs").glob("*")), "no run is listed that never began"
     planned = load_experiment(project / "sft.yaml", backbone="local", overrides=SETTINGS, exp_dir=project / "runs")
     with pytest.raises(UserError, match="no plan of learning from given replies"):
         launch(planned, LaunchOptions(dry_run=True))

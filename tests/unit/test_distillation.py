@@ -23,7 +23,8 @@ from ajet.record.plain_json import dumps
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.identity import Identity
 from ajet.rollout.teaching import Teaching
-from ajet.run.launch import refuse_untrainable
+from ajet.run.launch import launch, refuse_untrainable
+from ajet.run.options import LaunchOptions
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
@@ -251,6 +252,20 @@ def test_a_key_that_no_request_can_carry_is_in_no_error(monkeypatch):
 def test_an_address_that_is_none_is_said():
     with pytest.raises(UserError, match="The teacher cannot be asked: Invalid port"):
         TeacherEndpoint(Teacher(base_url="http://host:port/v1", model="t")).require_same_tokenizer(Letters())
+
+
+def test_a_teacher_that_is_not_there_is_told_before_the_policy_is_loaded(tmp_path):
+    taught = {"adv_estimator": "distillation", "teacher": {"path": "./nowhere"}}
+    tree = {
+        "backbone": "local", "model": {"path": "embedded:tiny-tools"}, "trainer_common": {"algorithm": taught},
+        "rollout": {"temperature": 1.0, "user_workflow": "w.py->W"}, "task_reader": {"type": "random_dummy"},
+        "experiment_dir": str(tmp_path / "runs"),
+    }  # fmt: skip
+    (tmp_path / "w.py").write_text("from ajet import Workflow\n\n\nclass W(Workflow):\n    pass\n")
+    with pytest.raises(UserError, match="There is no model at './nowhere'") as caught:
+        launch(Experiment.from_dict({"ajet": tree}, base=tmp_path), LaunchOptions())
+    assert caught.value.where == "ajet.trainer_common.algorithm.teacher.path"
+    assert not (tmp_path / "runs").exists()
 
 
 TAUGHT = {"adv_estimator": "distillation", "teacher": {"path": "x"}}

@@ -167,6 +167,49 @@ def test_a_start_of_which_nothing_came_holds_nobody_to_its_settings(tmp_path: Pa
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
 
 
+def mistaken(root: Path, **more: Any) -> Path:
+    """A start that a mistake of the person's ends before anything is played; answers its folder."""
+    run = RunDirectory.open(experiment(root, **more), root=root)
+    with pytest.raises(UserError), closed_by_outcome(run):
+        raise UserError("no such model")
+    return run.path
+
+
+def test_a_mistake_before_anything_was_played_leaves_no_run(tmp_path: Path) -> None:
+    mistaken(tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    debug = tmp_path / "runs" / "demo" / "debug" / "20260101-000000"
+    debug.mkdir(parents=True)
+    folder = mistaken(tmp_path / "runs")
+    assert {path.name for path in folder.iterdir()} <= {"debug", ".lock"}, "what others left is theirs"
+    first = trained(tmp_path / "runs", 1)
+    assert (mistaken(tmp_path / "runs") / "run.json").exists() and read_status(folder)["run_id"] == first
+
+
+def test_a_mistake_removes_nothing_that_may_say_more(tmp_path: Path) -> None:
+    """The logs of programs beside it, of an earlier start that was killed, of another that has the folder by now."""
+    run = RunDirectory.open(experiment(tmp_path), root=tmp_path)
+    (run.path / "services").mkdir()
+    run.discard()
+    assert (run.path / "logs").exists()
+    beside = RunDirectory.open(experiment(tmp_path, experiment_name="beside"), root=tmp_path)
+    (beside.path / "logs" / "beside_sampler_0.log").write_text("out of memory")
+    beside.discard()
+    assert (beside.path / "logs" / "beside_sampler_0.log").exists()
+    begun = RunDirectory.open(experiment(tmp_path, experiment_name="begun"), root=tmp_path)
+    begun.take_up()  # all of its first episodes failed, say
+    begun.discard()
+    assert (begun.path / "logs").exists()
+    mistaken(tmp_path)
+    assert (run.path / "services").exists() and (run.path / "logs").exists()
+    other = RunDirectory.open(experiment(tmp_path, experiment_name="other"), root=tmp_path)
+    other.close("failed")
+    again = RunDirectory.open(experiment(tmp_path, experiment_name="other"), root=tmp_path)
+    other.discard()
+    assert (again.path / "run.json").exists()
+    again.close("finished")
+
+
 def test_a_start_with_a_store_elsewhere_does_for_others_may_have_played_into_it(tmp_path: Path) -> None:
     store = {"type": "sqlite", "uri": f"sqlite:{tmp_path}/elsewhere.db"}
     with RunDirectory.open(experiment(tmp_path, store=store), root=tmp_path) as run:

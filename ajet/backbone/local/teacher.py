@@ -14,39 +14,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet.backbone.local.scorer import Scorer
+from ajet.backbone.local.teacher_source import teacher_source
 from ajet.backbone.scoring import scored
 from ajet.config.schema.trainer_common import Lora
 from ajet.engine.teacher_endpoint import other_tokenizer
 from ajet.environment.services.threads import in_thread
 from ajet.schema.batch import Sample
-from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.schema.call import Floats
     from ajet.schema.timeline import Timeline
 
-KEY = "ajet.trainer_common.algorithm.teacher.path"
-
 
 class LocalTeacher:
     """The model of `algorithm.teacher.path`. Raises UserError where it cannot be loaded, or has another tokenizer."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
-        from ajet.engine.model_source import locate
         from ajet.engine.models import load_tokenizer
 
         settings = experiment.ajet.model_copy(deep=True)
-        settings.model.path = path = settings.trainer_common.algorithm.teacher.path
-        assert path is not None
-        trusted = settings.model.trust_remote_code
-        try:
-            source = locate(path, base=experiment.base, trust_remote_code=trusted)
-        except UserError as problem:
-            problem.where = KEY
-            problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"
-            raise
-        require_same_vocabulary(tokenizer, load_tokenizer(source))
+        settings.model.path = settings.trainer_common.algorithm.teacher.path
+        require_same_vocabulary(tokenizer, load_tokenizer(teacher_source(experiment)))
         settings.trainer_common.lora = Lora()
         self._tokens = settings.trainer_common.micro_batch_tokens
         self._scorer = Scorer(replace(experiment, ajet=settings))

@@ -56,7 +56,7 @@ def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str)
     named = [files] if isinstance(files, str) else list(files)
     found: list[Row] = []
     titles: Counter[str] = Counter()
-    for file in (find_file(name, base, key=key) for name in named):
+    for file in (find_file(name, base, key=key, what="file of rows") for name in named):
         titles[file.name] += 1
         again = f"({titles[file.name]})" if titles[file.name] > 1 else ""
         found += _read(file, pairs, f"{file.name}{again}")
