@@ -27,6 +27,7 @@ from ajet.task_judge import open_judge
 from ajet.task_judge.rubrics.choosing import StopRules, extended, without_idle
 from ajet.task_judge.rubrics.criterion import Criterion, criteria_of, criterion_of, without_repeats
 from ajet.task_judge.rubrics.grading import APART, UNDECIDED, weighted
+from ajet.task_judge.rubrics.proposals import criteria_told
 from ajet.task_judge.rubrics.saved import NAME
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
@@ -389,6 +390,12 @@ def test_the_model_is_the_sections_where_no_judges_are_named(made, server, tmp_p
     monkeypatch.setenv("DASHSCOPE_API_KEY", "sk-d")
     monkeypatch.setenv("DASHSCOPE_BASE_URL", server.url)
     assert ", by qwen-max: to be made" in str(open_judge(told()))
+
+
+def test_criteria_are_written_in_whole_letters():
+    """JSON may escape half of one, and no file of rubrics can hold it."""
+    told = json.dumps({"reason": "so", "criteria": ["It thanks \ud83d\ude00", "It is \ud83d short"]})
+    assert [each.text for each in criteria_told(told, 2)] == ["It thanks \U0001f600", "It is \ufffd short"]
 
 
 def test_criteria_repeated_weighed_and_left_out():

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ajet.gateway.observing.json_said import with_whole_letters
 from ajet.record.secrets import Redactor
 from ajet.schema.secrets import is_secret_name
+from ajet.schema.settled import with_whole_letters
 
 _NAME = "api_key"
 

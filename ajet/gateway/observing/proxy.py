@@ -30,12 +30,12 @@ from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse
 from ajet.gateway.limits import PEER, after_wrong_key, welcome
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
-from ajet.gateway.observing.json_said import settled, settled_json
 from ajet.gateway.observing.requests import DIALECTS, without_keys
 from ajet.gateway.observing.sessions import CLIENT_LEFT, Asked, Ended, Session, Sessions
 from ajet.gateway.observing.streams import Stream
 from ajet.gateway.turn import Refused
 from ajet.schema.addresses import LOOPBACK
+from ajet.schema.settled import settled, settled_json
 
 SESSION, AGENT = b"x-ajet-session", b"x-ajet-agent"
 """Headers by which a client names its session, and which of several agents it is."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.observing.json_said import is_shallow
+from ajet.schema.settled import is_shallow
 
 _CHOICE_IDS = ("token_ids", "prompt_token_ids")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ajet.schema.json_schema import problem_of_reply
+from ajet.schema.settled import with_whole_letters
 from ajet.task_judge.extraction import visible
 
 Said = Literal["correct", "incorrect", "undecided"]
@@ -76,7 +77,7 @@ def tiers_of(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
 
 
 def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The one JSON object that a reply is. Raises Unreadable."""
+    """The one JSON object that a reply is, in whole letters. Raises Unreadable."""
     whole = visible(text[: LONGEST + 1]).strip()
     if not whole:
         raise Unreadable("it is empty")
@@ -87,7 +88,7 @@ def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     if (problem := problem_of_reply(whole, schema)) is not None:
         raise Unreadable(problem)
     try:
-        told = json.loads(whole, object_pairs_hook=_once)
+        told = with_whole_letters(json.loads(whole, object_pairs_hook=_once))
     except ValueError as error:
         raise Unreadable(str(error)) from None
     return dict(told)

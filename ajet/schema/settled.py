@@ -42,11 +42,17 @@ def is_shallow(value: Any) -> bool:
 def with_whole_letters(value: Any) -> Any:
     """Halves of letters put together, or marked as unreadable."""
     text = json.dumps(value, ensure_ascii=False)
+    whole = whole_letters(text)
+    return value if whole is text else json.loads(whole)
+
+
+def whole_letters(text: str) -> str:
+    """The same of a text; itself where nothing is halved."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-    return value
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _inside(value: Any) -> Iterable[Any]:
