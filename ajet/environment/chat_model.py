@@ -38,6 +38,8 @@ KEPT_S = 4.0
 AGAIN = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
 """That a server may ask for before the next request."""
+MOST_TOKENS = 1 << 53
+"""That a reply may be said to have; what says more says nothing."""
 _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -128,7 +130,7 @@ async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list
     try:
         rows = sorted(json.loads(body)["data"], key=lambda row: row["index"])
         found = [[float(number) for number in row["embedding"]] for row in rows]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswer("it answered what are no embeddings", again=False) from None
     if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_finite, found)):
         raise NoAnswer("it answered not one vector a text", again=False)
@@ -217,9 +219,10 @@ async def _bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 def _seconds(told: str | None) -> float:
     try:
-        return min(max(float(told or 0), 0.0), LONGEST_WAIT_S)
+        seconds = float(told or 0)
     except ValueError:  # a date
         return 0.0
+    return min(seconds, LONGEST_WAIT_S) if seconds > 0 else 0.0
 
 
 def _answer(body: bytes) -> Answer:
@@ -227,11 +230,17 @@ def _answer(body: bytes) -> Answer:
         told: Any = json.loads(body)
         choice = told["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
-        filtered = choice.get("finish_reason") == "content_filter"
-        used = told.get("usage") or {}
-        counts = [int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+        filtered, used = choice.get("finish_reason") == "content_filter", told.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise NoAnswer("it answered what is no chat completion", again=True) from None
     text = content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
-    return Answer(text, refused, *counts)
+    return Answer(text, refused, _tokens(used, "prompt_tokens"), _tokens(used, "completion_tokens"))
+
+
+def _tokens(used: Any, name: str) -> int:
+    """As `usage` says it; 0 where it does not say: a reply is one whatever its server counts."""
+    said = used.get(name) if isinstance(used, Mapping) else None
+    if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= MOST_TOKENS:
+        return int(said)
+    return 0

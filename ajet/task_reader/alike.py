@@ -66,6 +66,11 @@ def numbers_of(texts: Sequence[str]) -> Numbers:
     return found
 
 
+def may_be_alike(numbers: Numbers, others: Numbers | np.int64) -> npt.NDArray[np.bool_]:
+    """Whether texts with these numbers (`numbers_of`, of both together) can be one: the same, or one has none."""
+    return (numbers == others) | (numbers == 0) | (others == 0)
+
+
 def first_of_each(*measures: Measure, numbers: Numbers | None = None) -> list[int]:
     """Places of those that are, by all measures, less alike than its threshold to every earlier one that stays, and to
     all `known`. The measures are of the same texts. `numbers`: of these and then of those known, as `numbers_of` has
@@ -93,8 +98,7 @@ class _Held:
 
     def has_like(self, place: int) -> bool:
         cosines = self._vectors[: self._count] @ self._measure.vectors[place]
-        numbers, own = self._numbers[: self._count], self._own[place]
-        same = (numbers == own) | (numbers == 0) | (own == 0)
+        same = may_be_alike(self._numbers[: self._count], self._own[place])
         return bool((same & (cosines >= self._measure.threshold - ROUNDING)).any())
 
     def add(self, place: int) -> None:
@@ -103,12 +107,15 @@ class _Held:
         self._count += 1
 
 
-def apart_from(vectors: Vectors, known: Vectors, threshold: float) -> list[int]:
+def apart_from(vectors: Vectors, known: Vectors, threshold: float, numbers: Numbers | None = None) -> list[int]:
     """Places of those that are less alike than `threshold` to all `known`: what may be trained on, held-out ones
-    known."""
+    known. `numbers`: as `first_of_each` takes them."""
     if not len(known) or not len(vectors):
         return list(range(len(vectors)))
-    return [int(place) for place in np.flatnonzero((vectors @ known.T).max(axis=1) < threshold - ROUNDING)]
+    cosines = vectors @ known.T
+    if numbers is not None:
+        cosines[~may_be_alike(numbers[: len(vectors), None], numbers[None, len(vectors) :])] = -1
+    return [int(place) for place in np.flatnonzero(cosines.max(axis=1) < threshold - ROUNDING)]
 
 
 def _place(run: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from ajet.task_reader import open_reader
 from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, normed, numbers_of
 from ajet.task_reader.generation import patience
 from ajet.task_reader.generation.writer import marked, written
-from tests.generation_fixtures import SEA, counted, examples, experiment, prompts, read, writing_server
+from tests.generation_fixtures import SEA, counted, examples, experiment, log_lines, prompts, read, writing_server
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
 
 
@@ -64,7 +66,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "threshold": deduplicated(similarity_threshold=0.95),
     "threshold by letters": deduplicated(letters_threshold=0.95),
     "whether numbers differ": deduplicated(numbers="alike"),
-    "embedding model": deduplicated(model="another"),
     "no comparison": {"deduplication_filter": {"enabled": False}},
 }
 THE_SAME: dict[str, dict[str, Any]] = {
@@ -72,7 +73,6 @@ THE_SAME: dict[str, dict[str, Any]] = {
     "prices": {"price_in": 3.0, "price_out": 4.0},
     "requests at once": {"num_workers": 1},
     "the key": {"api_key_env": "ANOTHER_KEY"},
-    "the key of embeddings": deduplicated(api_key="of-embeddings"),
 }
 
 
@@ -98,11 +98,19 @@ def kept_at(folder: Path, server: JudgeServer, change: dict[str, Any]) -> tuple[
     return (made or {folder}).pop(), prompts(server)
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "base_url", "embedding server"])
-def test_what_was_written_is_kept_until_something_changes(server: JudgeServer, tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("change", [*CHANGES, "base_url", "embedding server", "embedding model"])
+def test_what_was_written_is_kept_until_something_changes(
+    server: JudgeServer, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with judge_server(embedding(server.say)) as other:
-        changed = CHANGES.get(change) or (
-            {"base_url": other.url} if change == "base_url" else deduplicated(base_url=other.url)
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        changed = (
+            CHANGES.get(change)
+            or {
+                "base_url": {"base_url": other.url},
+                "embedding server": deduplicated(base_url=other.url),
+                "embedding model": deduplicated(model="another"),
+            }[change]
         )
         first, asked = kept_at(tmp_path, server, {})
         assert asked and first != tmp_path
@@ -116,6 +124,36 @@ def test_what_changes_no_reply_asks_nothing_anew(server: JudgeServer, tmp_path: 
     assert kept_at(tmp_path, server, THE_SAME[change]) == (tmp_path, [])
 
 
+def test_the_key_of_embeddings_changes_none(server: JudgeServer, tmp_path: Path) -> None:
+    with judge_server(embedding(server.say)) as other:
+        kept_at(tmp_path, server, deduplicated(base_url=other.url))
+        asked = len(other.seen)
+        again = deduplicated(base_url=other.url, api_key="of-embeddings")
+        assert kept_at(tmp_path, server, again) == (tmp_path, []) and len(other.seen) == asked > 0
+
+
+def test_an_embedding_model_without_a_server_is_asked_where_llm_model_is(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = server.say
+    with judge_server(embedding(writes)) as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        for number, params in enumerate(({"model": "text-embedding-v3"}, {"api_key": "sk-own"}, {})):
+            other.seen.clear()
+            assert read(tmp_path, server, split="validation", task_num=2 + number, **deduplicated(**params))
+            named = {asked["model"] for asked in other.seen}
+            assert named == ({params.get("model", "text-embedding-v4")} if params else set())
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    for params in ({"model": "text-embedding-v3"}, {"api_key": "sk-own"}):
+        server.seen.clear()
+        with pytest.raises(ConfigError, match="is named.*and no server") as caught:
+            read(tmp_path, server, **deduplicated(**params))
+        assert "OPENAI_BASE_URL" in caught.value.expected and not server.seen and "sk-own" not in str(caught.value)
+        off = {"deduplication_filter": {"enabled": False, "params": params}}
+        assert read(tmp_path, server, split="validation", **off)
+
+
 def test_what_was_paid_for_before_a_failure_is_not_asked_again(server: JudgeServer, tmp_path: Path) -> None:
     paid: list[str] = []
     refused: list[str] = []
@@ -124,7 +162,7 @@ def test_what_was_paid_for_before_a_failure_is_not_asked_again(server: JudgeServ
         prompt = asked["messages"][0]["content"]
         if len(paid) == 3 and not refused:
             refused.append(prompt)
-            return 400, "no more money"
+            return 402, "no more money"
         paid.append(prompt)
         return counted(asked)
 
@@ -174,7 +212,8 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     server.say = lambda asked: (500, "down") if "input" in asked else json.dumps({"tasks": same})
     with pytest.raises(TaskError, match="text-embedding-v4 at .* gives no embeddings"):
         read(tmp_path, server, split="validation", task_num=7, **alike)
-    for number, data in enumerate(([], [[1.0]], [[1.0], [1.0, 2.0], [1.0]], [[float("nan")]] * 3)):
+    wrong: tuple[Any, ...] = ([[1.0]], [[1.0], [1.0, 2.0], [1.0]], [[float("nan")]] * 3, [[10**400]] * 3)
+    for number, data in enumerate(([], *wrong)):
         told = {"data": [{"index": n, "embedding": row} for n, row in enumerate(data)]}
         server.say = lambda asked, told=told: (200, told) if "input" in asked else json.dumps({"tasks": same})
         with pytest.raises(TaskError, match="gives no embeddings"):
@@ -298,6 +337,33 @@ def test_an_embedding_server_is_asked_again_as_models_that_write_are(server: Jud
     assert read(tmp_path, server, split="validation", task_num=7, **given), "what was written is kept"
 
 
+@pytest.mark.parametrize("most", [64, 10, 1])
+def test_texts_that_are_refused_are_compared_by_letters_alone(server: JudgeServer, tmp_path: Path, most: int) -> None:
+    """Too many for one request (a server may take ten), or one that no model takes: it used to end the reading."""
+    queries = ["How deep is the sea?", "How deep  is the SEA?", *(f"{word}?" for word in "abcdefghijklmnopqrstuvwxyz")]
+    asked_for: list[int] = []
+
+    def said(asked: dict[str, Any]) -> Any:
+        if "input" not in asked:
+            return json.dumps({"tasks": [{"query": each} for each in queries[:10]]})
+        asked_for.append(len(asked["input"]))
+        if len(asked["input"]) > most or "b?" in asked["input"]:
+            return 400, "batch size or content is invalid"
+        return 200, {"data": [{"index": n, "embedding": [1.0, 2.0]} for n, _ in enumerate(asked["input"])]}
+
+    server.say = said
+    with log_lines("WARNING") as logged:
+        tasks = read(tmp_path, server, split="validation", task_num=4, **deduplicated(base_url=server.url))
+    assert [task.main_query for task in tasks] == [queries[0], "b?"], "to vectors that are all the same all else is one"
+    assert any("1 of 10 questions are compared by their letters alone" in line for line in logged)
+    server.seen.clear()
+    assert read(tmp_path, server, split="validation", task_num=4, **deduplicated(base_url=server.url)) == tasks
+    assert not [asked for asked in server.seen if "input" in asked]
+    server.say = lambda asked: (400, "no such model") if "input" in asked else said(asked)
+    with pytest.raises(TaskError, match="gives no embeddings.*no such model"):
+        read(tmp_path, server, split="validation", task_num=5, **deduplicated(base_url=server.url))
+
+
 def test_what_is_like_an_example_or_a_held_out_task_is_not_trained_on(server: JudgeServer, tmp_path: Path) -> None:
     said = ["How many eggs does a hen lay in seven days?", "How  many EGGS does a hen lay in seven days", "Is it raw?"]
 
@@ -355,9 +421,17 @@ def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch:
         read(tmp_path, server, **nothing)
     with pytest.raises(TaskError, match="nothing to write validation tasks from"):
         read(tmp_path, server, split="validation", **examples(tmp_path), **nothing)
-    with pytest.raises(TaskError, match="does not exist") as caught:
+    with pytest.raises(TaskError, match="The document see.txt does not exist") as caught:
         read(tmp_path, server, document_reader={"document_path": ["see.txt"]})
     assert "did you mean sea.txt?" in str(caught.value.do)
+    with pytest.raises(TaskError, match="The document elsewhere does not exist") as caught:
+        read(tmp_path, server, document_reader={"document_path": "elsewhere"})
+    assert caught.value.do == "mend the path" and "a file or a folder" in caught.value.expected
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".hidden.txt").write_text(SEA)
+    with pytest.raises(TaskError, match="There is no document in the folder empty") as caught:
+        read(tmp_path, server, document_reader={"document_path": ["sea.txt", "empty"]})
+    assert ".pdf" in caught.value.expected
     (tmp_path / "x.odt").write_text("x")
     with pytest.raises(TaskError, match="x.odt is of a kind that is not read"):
         read(tmp_path, server, document_reader={"document_path": ["x.odt"]})
@@ -393,6 +467,48 @@ def test_nothing_closes_its_own_marks(text: str) -> None:
 def test_a_reply_may_have_words_around_it() -> None:
     found = written('Sure! ```json\n{"tasks": [{"query": " a "}, {"query": "b", "answer": 2}]}\n``` Done.', 5)
     assert found is not None and [(each.query, each.answer) for each in found] == [("a", ""), ("b", "2")]
+
+
+HALF = "\ud83d"
+"""Of a letter: JSON may escape it, no file can hold it."""
+
+
+def test_half_a_letter_is_marked_and_what_was_paid_for_is_kept(server: JudgeServer, tmp_path: Path) -> None:
+    found = written(json.dumps({"tasks": [{"query": f"a{HALF}b", "answer": "\ud83d\ude00" + HALF}]}), 5)
+    assert found is not None and [(each.query, each.answer) for each in found] == [("a\ufffdb", "\U0001f600\ufffd")]
+    server.say = lambda asked: json.dumps({"tasks": [{"query": f"Who is {HALF}?", "answer": HALF}]})
+    [task] = read(tmp_path, server, split="validation")
+    assert task.main_query == "Who is \ufffd?"
+    server.seen.clear()
+    assert read(tmp_path, server, split="validation") == [task] and not prompts(server)
+
+
+def test_documents_are_one_path_or_several_whatever_their_names(server: JudgeServer, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "docs") + b"/s\xe9a.txt")).write_text(SEA)  # as another encoding wrote it
+    tasks = read(tmp_path, server, split="validation", document_reader={"document_path": "docs"})
+    assert {task.metadata["source"] for task in tasks} == {"s\ufffda.txt"}
+
+
+def test_an_example_that_says_nothing_is_no_crash(server: JudgeServer, tmp_path: Path) -> None:
+    given = examples(tmp_path, '{"init_messages": [{"role": "user"}], "answer": "5"}')
+    assert read(tmp_path, server, document_reader={"document_path": []}, **given)
+
+
+def test_embeddings_beyond_a_small_float_are_compared_all_the_same(server: JudgeServer, tmp_path: Path) -> None:
+    tasks = [{"query": text} for text in ("How deep is the sea?", "Who counts herring?", "Does it freeze?")]
+    large = [[1e39, 0.0], [2e39, 1e30], [0.0, 1e-39]]
+
+    def embeds(asked: dict[str, Any]) -> Any:
+        if "input" not in asked:
+            return json.dumps({"tasks": tasks})
+        return 200, {"data": [{"index": n, "embedding": large[n]} for n, _ in enumerate(asked["input"])]}
+
+    server.say = embeds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read(tmp_path, server, split="validation", **deduplicated(base_url=server.url))
+    assert [task.main_query for task in found] == [tasks[0]["query"], tasks[2]["query"]]
 
 
 def test_a_reply_that_could_not_be_read_is_asked_for_again(server: JudgeServer, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ajet.schema.errors import TaskError
 from ajet.task_reader.generation import patience, reader
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.failover import REST_S, Failover
+from ajet.task_reader.generation.refusals import IN_A_ROW, STATUSES
 from tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
 from tests.judge_fixtures import JudgeServer, judge_server
 
@@ -85,6 +86,106 @@ def test_a_prompt_that_one_model_cannot_take_gives_it_no_rest(server: JudgeServe
     with judge_server(once) as narrow:
         assert read(tmp_path, narrow, server, **short, **examples(tmp_path))
         assert len(server.seen) == 1 and len(narrow.seen) >= 6
+
+
+def numbered(refused: Callable[[int], bool], status: int = 400) -> Say:
+    """Says another task at each request, and refuses those whose numbers are given."""
+    asked_before: list[Any] = []
+
+    def say(asked: dict[str, Any]) -> Any:
+        asked_before.append(asked)
+        number = len(asked_before)
+        if refused(number):
+            return status, f"filtered: {number}"
+        return json.dumps({"tasks": [{"query": f"How old is stone {number}?", "answer": str(number)}]})
+
+    return say
+
+
+ALONE: dict[str, Any] = {
+    "document_reader": {"document_path": []}, "num_workers": 1, "deduplication_filter": {"enabled": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_prompt_that_every_model_refuses_is_left_out_for_good(
+    server: JudgeServer, tmp_path: Path, status: int
+) -> None:
+    """It used to end the reading, and each that followed, at the same place."""
+    server.say = numbered(lambda number: number in (2, 5), status)
+    with log_lines("WARNING") as logged:
+        tasks = read(tmp_path, server, **ALONE, **examples(tmp_path))
+    assert len(tasks) == 6, "what is missing is asked for by other prompts"
+    [told] = [line for line in logged if "refused" in line]
+    assert told.startswith(
+        "left out of train tasks: 2 prompts refused: train 0 1, train 0 4; the last: writer0 at 127."
+    )
+    assert f"status {status}: " in told and "filtered: 5" in told
+    server.seen.clear()
+    with log_lines("WARNING") as logged:
+        assert read(tmp_path, server, **ALONE, **examples(tmp_path)) == tasks
+    assert not server.seen and any("2 prompts refused: train 0 1" in line for line in logged)
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_prompts_refused_in_a_row_end_it_and_are_asked_again(server: JudgeServer, tmp_path: Path, at_once: int) -> None:
+    """An account may be refused by such a status, too: nothing is lost by it."""
+    given = {**ALONE, "num_workers": at_once, "task_num": 40, **examples(tmp_path)}
+    server.say = numbered(lambda number: number > 2)
+    with pytest.raises(TaskError, match=r"No model writes tasks: 1\d prompts in a row were refused, the last: writer0"):
+        read(tmp_path, server, **given)
+    assert len(server.seen) <= 2 + IN_A_ROW + at_once - 1
+    assert len(server.seen) == 2 + IN_A_ROW or at_once > 1
+    server.say = numbered(lambda number: False)
+    server.seen.clear()
+    assert len(read(tmp_path, server, **given)) == 40 and len(prompts(server)) == 38
+
+
+def test_refusals_that_come_fast_wait_for_an_answer_that_is_on_its_way(server: JudgeServer, tmp_path: Path) -> None:
+    """The first of the prompts is answered last."""
+    said = numbered(lambda number: 1 < number <= 1 + IN_A_ROW)
+    first, refused = [True], threading.Event()
+
+    def slow(asked: dict[str, Any]) -> Any:
+        began = bool(first) and first.pop()
+        told = said(asked)
+        if began:
+            assert refused.wait(30)
+        elif len(server.seen) > IN_A_ROW:
+            refused.set()
+        return told
+
+    server.say = slow
+    given = {**ALONE, "num_workers": 1 + IN_A_ROW, "task_num": 20, **examples(tmp_path)}
+    assert len(read(tmp_path, server, **given)) == 20
+
+
+def test_a_prompt_that_one_refuses_and_another_does_not_hear_is_asked_again(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    server.say = numbered(lambda number: number == 2)
+    with judge_server(lambda asked: (401, "who are you")) as dead:
+        tasks = read(tmp_path, dead, server, **ALONE, **examples(tmp_path))
+        assert len(tasks) == 6
+        server.say = lambda asked: json.dumps({"tasks": [{"query": "How old is stone 2?"}]})
+        server.seen.clear()
+        read(tmp_path, dead, server, **ALONE, **examples(tmp_path))
+    assert len(prompts(server)) == 1
+
+
+def test_a_reading_of_refusals_alone_says_what_was_refused(server: JudgeServer, tmp_path: Path) -> None:
+    server.say = lambda asked: (422, "too long for me")
+    with pytest.raises(TaskError, match=r"1 prompt refused: validation 0 0 \(sea.txt\); the last.*too long for me"):
+        read(tmp_path, server, split="validation")
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+def test_a_refusal_of_whoever_asks_ends_it_at_once(server: JudgeServer, tmp_path: Path, status: int) -> None:
+    server.say = numbered(lambda number: number > 1, status)
+    with pytest.raises(TaskError, match="No model writes tasks: writer0"):
+        read(tmp_path, server, **ALONE, **examples(tmp_path))
+    assert len(server.seen) == 2
 
 
 def test_one_that_rests_is_asked_before_all_is_given_up(server: JudgeServer, tmp_path: Path) -> None:
@@ -165,11 +266,34 @@ def test_what_it_cost_is_said_in_money(server: JudgeServer, tmp_path: Path) -> N
 
 
 def test_what_it_cost_is_said_when_a_dead_server_ends_it(server: JudgeServer, tmp_path: Path) -> None:
-    server.say = lambda asked: counted(asked) if len(server.seen) <= 3 else (400, "no more money")
+    server.say = lambda asked: counted(asked) if len(server.seen) <= 3 else (402, "no more money")
     given = {"document_reader": {"document_path": []}, "num_workers": 1}
     with log_lines("INFO") as logged, pytest.raises(TaskError, match="no more money"):
         read(tmp_path, **priced(server), **given, **examples(tmp_path))
     assert logged[-1] == "writing train tasks took 4 requests, 3,000 + 300 tokens, 0.0042 by the prices of models"
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (None, (0, 0)),
+        ("many", (0, 0)),
+        ([3, 4], (0, 0)),
+        ({"prompt_tokens": "7", "completion_tokens": [1]}, (0, 0)),
+        ({"prompt_tokens": True, "completion_tokens": -4}, (0, 0)),
+        ({"prompt_tokens": 10**400, "completion_tokens": 12.0}, (0, 12)),
+        ({"prompt_tokens": float("inf"), "completion_tokens": float("nan")}, (0, 0)),
+    ],
+)
+def test_a_reply_is_one_whatever_its_server_counts(
+    server: JudgeServer, tmp_path: Path, usage: Any, counts: tuple[int, int]
+) -> None:
+    said = json.dumps({"tasks": [{"query": f"How old is stone {number}?"} for number in range(6)]})
+    server.say = lambda asked: (200, {"choices": [{"message": {"content": said}}], "usage": usage})
+    with log_lines("INFO") as logged:
+        assert read(tmp_path, server, split="validation")
+    assert len(server.seen) == 1
+    assert any(f"took 1 request, {counts[0]} + {counts[1]} tokens" in line for line in logged)
 
 
 # what is shown

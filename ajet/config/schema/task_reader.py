@@ -124,8 +124,8 @@ class ReasoningGym(Section):
 class DocumentReader(Section):
     """Documents that tasks are generated from."""
 
-    document_path: list[str] = key(
-        [], "Files or folders to read: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
+    document_path: str | list[str] = key(
+        [], "A file or folder to read, or several: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
     )
     languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
     chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
@@ -165,15 +165,18 @@ class DeduplicationParams(Section):
     db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
     model: str = key(
         "text-embedding-v4",
-        "Embedding model, where `base_url` names a server; or `embedded:all-minilm-l6-v2`, which runs on this machine.",
+        "Embedding model, asked at `base_url`; or `embedded:all-minilm-l6-v2`, which runs on this machine.",
     )
     api_key: SecretStr | None = key(
-        None, "Its key; write `${oc.env:NAME}`. Null: that of OPENAI_API_KEY.", kind="secret", training=False
+        None,
+        "Its key; write `${oc.env:NAME}`. Null: OPENAI_API_KEY's, or the environment's server's own.",
+        kind="secret",
+        training=False,
     )
     base_url: str | None = key(
         None,
-        "Its OpenAI-compatible server, `http://HOST:PORT/v1`; null: tasks are compared by their letters alone, unless "
-        "`model` is an embedded one.",
+        "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: the environment's, as for `llm_model`, where "
+        "`api_key` or another `model` than the default is set; else tasks are compared by their letters alone.",
     )
 
 
@@ -232,6 +235,11 @@ class Tracing(Section):
         "Questions at least this alike, by their letters, go into the same split; 1: only equal ones.",
         ge=0,
         le=1,
+    )
+    numbers: Literal["differ", "alike"] = key(
+        "differ",
+        "`differ`: two questions that both have numbers (in figures), and not the same ones, are two, however alike "
+        "their words; `alike`: numbers are words like any.",
     )
     validation_share: float = key(
         0.3, "Of the questions, how many are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1

@@ -20,6 +20,7 @@ from ajet.environment.gaia.servers.documents import MAX_FILE
 from ajet.environment.gaia.servers.html_text import readable
 from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.settled import whole_letters
 from ajet.task_reader.generation.office import slides, word
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
@@ -61,6 +62,23 @@ class Passage:
     text: str
 
 
+def files_of(place: Path) -> list[Path]:
+    """A document, or all in a folder and those below it but hidden ones. Raises TaskError where there are none."""
+    found = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
+    if not found:
+        raise TaskError(
+            f"There is no document in the folder {place.name}.",
+            where=f"{KEY}: {place}",
+            expected=f"files ending in {', '.join(READERS)}",
+            do="put documents into it, or name another folder",
+        )
+    return found
+
+
+def _is_document(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
+
+
 def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
     """All passages of a file. Raises TaskError for one that cannot be read, MissingExtra."""
     ends = ENDS.get(split_by)
@@ -70,7 +88,7 @@ def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
             where="ajet.task_reader.data_generation.document_reader.split_by",
             expected=", ".join(ENDS),
         )
-    return [Passage(file.name, text) for text in _cut(text_of_file(file), ends, size)]
+    return [Passage(whole_letters(file.name), text) for text in _cut(text_of_file(file), ends, size)]
 
 
 def text_of_file(file: Path) -> str:
@@ -78,7 +96,10 @@ def text_of_file(file: Path) -> str:
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
-    data = file.read_bytes()
+    try:
+        data = file.read_bytes()
+    except OSError as problem:
+        raise TaskError(f"{file.name} cannot be read: {problem.strerror}.", where=KEY) from None
     if len(data) > MAX_FILE:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
     try:
@@ -89,7 +110,7 @@ def text_of_file(file: Path) -> str:
         ) from None
     if not text.strip():
         raise TaskError(f"{file.name} has no text.", where=KEY, expected="text; what is scanned has none")
-    return text
+    return whole_letters(text)
 
 
 def _cut(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:

@@ -11,18 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from loguru import logger
 
 from ajet.config.handed import known
-from ajet.config.other_models import key_in
+from ajet.config.other_models import OtherServer, key_in, other_server
 from ajet.config.references import load_code
 from ajet.environment.chat_model import NoAnswer, embeddings, model_at
 from ajet.record.progress import Progress
-from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.errors import ConfigError, TaskError, UserError
 from ajet.task_reader.alike import Vectors, normed
 from ajet.task_reader.generation.cost import Cost
 from ajet.task_reader.generation.failover import Failover
 from ajet.task_reader.generation.kept import Kept
 from ajet.task_reader.generation.patience import on_loop, patiently
+from ajet.task_reader.generation.refusals import STATUSES
 
 if TYPE_CHECKING:
     from ajet.config.schema.task_reader import DeduplicationParams
@@ -30,14 +32,42 @@ if TYPE_CHECKING:
 WHERE = "ajet.task_reader.data_generation.deduplication_filter.params"
 LOCAL = "embedded:"
 AT_ONCE = 64
-"""Texts of a request."""
+"""Texts of a request, at most."""
+UNWELL = 3
+"""Texts refused by a server that has taken none: it is not the texts."""
 Embed = Callable[[Sequence[str]], list[list[float]]]
+"""A vector for each text, all of one length; an empty one for a text that is refused."""
+
+
+def server_of(params: DeduplicationParams) -> OtherServer | None:
+    """Where the embedding model is asked: at its `base_url`; where another model than the default, or a key, is named
+    without one, at the environment's server, as `llm_model` is. None: at none. Raises ConfigError."""
+    own = params.api_key.get_secret_value() if params.api_key else ""
+    if params.base_url is not None:
+        return OtherServer(params.base_url, (own or key_in("OPENAI_API_KEY"),))
+    named = params.model != type(params).model_fields["model"].default
+    if params.model.startswith(LOCAL) or not (own or named):
+        return None
+    try:
+        server = other_server()
+    except ConfigError:
+        raise
+    except UserError:
+        raise ConfigError(
+            f"The embedding model {params.model} is named" + (" with a key" if own else "") + ", and no server.",
+            where=f"{WHERE}.base_url",
+            expected="its OpenAI-compatible server, or one that OPENAI_BASE_URL or DASHSCOPE_API_KEY names",
+            do=f"set base_url; or name a model of this machine (model: {_of_this_machine()}); or leave model and "
+            "api_key out: tasks are then compared by their letters alone",
+        ) from None
+    return OtherServer(server.base_url, (own or server.keys[0],))
 
 
 def embedder(params: DeduplicationParams) -> Embed | None:
     """The model that is named; None where none is. Raises ConfigError; nothing is asked or loaded yet."""
     if not params.model.startswith(LOCAL):
-        return ServerEmbedder(params, params.base_url) if params.base_url is not None else None
+        server = server_of(params)
+        return ServerEmbedder(params.model, server) if server is not None else None
     found = known().embedders.get(params.model.removeprefix(LOCAL))
     if found is None or params.base_url is not None:
         raise ConfigError(
@@ -50,9 +80,13 @@ def embedder(params: DeduplicationParams) -> Embed | None:
     return local
 
 
+def _of_this_machine() -> str:
+    return f"{LOCAL}{next(iter(known().embedders))}"
+
+
 def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows: dict[str, Any], cost: Cost) -> Vectors:
-    """[N, ·] of length 1, N > 0; what is not in `rows` is embedded, counted and kept. `model`: as messages name it.
-    Raises TaskError."""
+    """[N, ·] of length 1, N > 0; what is not in `rows` is embedded, counted and kept. A text that the model refuses is
+    0, and like none. `model`: as messages name it. Raises TaskError."""
     names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
     new = [text for text, name in names.items() if name not in rows]
     with Progress() as progress, progress.bar("embedding questions", len(new)) as bar:
@@ -63,7 +97,7 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
                 rows[names[text]] = vector
                 kept.add(names[text], vector)
             bar.advance(len(part))
-    widths = sorted({len(value) for name, value in rows.items() if name.startswith("vector ")})
+    widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
     if len(widths) > 1:
         raise TaskError(
             f"{model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), also as "
@@ -72,21 +106,53 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
             expected="one embedding model, as it was when the first tasks were embedded",
             do=f"give the model a name of its own, or delete {kept.path}",
         )
-    return normed(np.asarray([rows[names[text]] for text in texts], np.float32))
+    nothing = [0.0] * (widths[0] if widths else 1)
+    found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
+    if lacking := sum(not rows[name] for name in names.values()):
+        logger.warning(
+            "{} of {} questions are compared by their letters alone: {} refused them", lacking, len(names), model
+        )
+    largest = np.abs(found).max(axis=1, keepdims=True)  # whose square no number may hold
+    return normed((found / np.where(largest == 0, 1, largest)).astype(np.float32))
 
 
 class ServerEmbedder:
-    """Embeds by one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in
-    its place, since another model's vectors say nothing beside its own."""
+    """Of one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in its
+    place, since another model's vectors say nothing beside its own. Texts that are refused together are asked in
+    halves: there may be too many of them for one request, or one that it does not take."""
 
-    def __init__(self, params: DeduplicationParams, url: str) -> None:
-        key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")
-        self._model = model_at(url, params.model, key, where=f"{WHERE}.base_url")
+    def __init__(self, model: str, server: OtherServer) -> None:
+        self._model = model_at(server.base_url, model, server.keys[0], where=f"{WHERE}.base_url")
         self._failover = Failover(1)
+        self._most, self._refused, self._well = AT_ONCE, 0, False
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        """[N, ·]. Raises TaskError."""
+        """[N, ·]. Raises TaskError, also where the server has never taken a text."""
+        found: list[list[float]] = []
+        while len(found) < len(texts):
+            found += self._embedded(texts[len(found) : len(found) + self._most])
+        return found
 
+    def _embedded(self, texts: Sequence[str]) -> list[list[float]]:
+        try:
+            found = self._asked(texts)
+        except NoAnswer as problem:
+            if problem.status not in STATUSES:
+                raise self._failure(problem) from None
+            if len(texts) > 1:
+                refused, half = self._refused, (len(texts) + 1) // 2
+                parts = [*self._embedded(texts[:half]), *self._embedded(texts[half:])]
+                if self._refused == refused:  # each text is taken, and not all at once
+                    self._most = min(self._most, half)
+                return parts
+            self._refused += 1
+            if not self._well and self._refused >= UNWELL:
+                raise self._failure(problem) from None
+            return [[]]
+        self._well = True
+        return found
+
+    def _asked(self, texts: Sequence[str]) -> list[list[float]]:
         async def once(seconds: float) -> list[list[float]]:
             return await embeddings(self._model, texts, seconds)
 
@@ -94,13 +160,16 @@ class ServerEmbedder:
             found = on_loop(patiently(once, self._failover, 0, last=True, counted=lambda: None))
         except NoAnswer as problem:
             self._failover.gave_up(0, problem)
-            raise TaskError(
-                f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
-                where=WHERE,
-                expected="an OpenAI-compatible server with /embeddings",
-                do="mend the server or base_url, name a model of this machine instead "
-                f"(model: {LOCAL}{next(iter(known().embedders))}), or leave both out: tasks are then compared by their "
-                "letters alone; what was written and embedded so far is kept",
-            ) from None
+            raise
         self._failover.answered(0)
         return found
+
+    def _failure(self, problem: NoAnswer) -> TaskError:
+        return TaskError(
+            f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
+            where=WHERE,
+            expected="an OpenAI-compatible server with /embeddings",
+            do="mend the server or base_url, name a model of this machine instead "
+            f"(model: {_of_this_machine()}), or leave both out: tasks are then compared by their "
+            "letters alone; what was written and embedded so far is kept",
+        )

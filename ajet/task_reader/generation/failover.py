@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ajet.environment.chat_model import NoAnswer
 
 REST_S = 60.0
-NEVER = (401, 403, 404)
+NEVER = (401, 402, 403, 404)
 """Refusals that say nothing of the prompt: the next one would be refused, too."""
 
 

@@ -2,7 +2,7 @@
 
 Invariant: validation is written from documents alone and first; a task that is like an earlier one, like an example
 that a model was shown, or (in training) like one of validation, is left out and counted. The same settings, documents
-and examples give the same tasks, in their order. What it cost is said however it ends.
+and examples give the same tasks, in their order. What it cost is said however it ends, and what was refused with it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from ajet.environment.chat_model import Model, configured, model_at
 from ajet.record.progress import Bar, Progress
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
+from ajet.schema.settled import whole_letters
 from ajet.schema.task import Task
 from ajet.task_reader.alike import Measure, by_letters, first_of_each, numbers_of
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.generation.cost import Cost, Price
-from ajet.task_reader.generation.documents import KEY, Passage, passages
-from ajet.task_reader.generation.embedding import embedder, vectors_of
+from ajet.task_reader.generation.documents import KEY, Passage, files_of, passages
+from ajet.task_reader.generation.embedding import embedder, server_of, vectors_of
 from ajet.task_reader.generation.failover import Failover
 from ajet.task_reader.generation.kept import Kept
 from ajet.task_reader.generation.patience import on_loop
+from ajet.task_reader.generation.refusals import PromptRefused, Refusals
 from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
 
 if TYPE_CHECKING:
@@ -56,6 +58,11 @@ class Ask:
     shown: tuple[str, ...] = ()
     """Examples in it."""
 
+    @property
+    def title(self) -> str:
+        """As a person is told which one it is."""
+        return f"{self.name} ({self.passage.source})" if self.passage else self.name
+
 
 Found = Sequence[tuple[Written, Ask]]
 
@@ -71,7 +78,8 @@ class GenerationReader:
         self._passages: list[Passage] | None = None
         self._examples: list[tuple[str, str]] | None = None
         self._read: dict[TaskSplit, list[Task]] = {}
-        self._embed = embedder(self._settings.deduplication_filter.params)
+        alike = self._settings.deduplication_filter
+        self._embed = embedder(alike.params) if alike.enabled else None
         self._failover: Failover | None = None
 
     def has(self, split: TaskSplit) -> bool:
@@ -97,6 +105,7 @@ class GenerationReader:
             held_out = self._read.get("validation") or self._written("validation", kept)
             self._read["validation"] = held_out
         writer, rows = self._writer(), kept.rows()
+        refusals = Refusals(kept, rows)
         tasks: list[Task] = []
         found: list[tuple[Written, Ask]] = []
         try:
@@ -110,7 +119,7 @@ class GenerationReader:
                         "{}: {} of {} prompts are asked of {}", _title(split, turn), new, len(asks), writer.names
                     )
                 with Progress() as progress, progress.bar(_title(split, turn), len(asks), "prompts") as bar:
-                    replies = on_loop(self._ask(writer, asks, kept, rows, bar))
+                    replies = on_loop(self._ask(writer, asks, kept, rows, refusals, bar))
                 before = len(found)
                 found += [(one, ask) for ask, reply in zip(asks, replies, strict=True) for one in reply]
                 tasks = self._distinct(split, found, held_out, kept, rows, writer.cost)[: self._settings.task_num]
@@ -119,9 +128,10 @@ class GenerationReader:
         finally:
             if spent := writer.cost.words():
                 logger.info("writing {} tasks took {}", split, spent)
-        self._tell(split, tasks, found, writer)
         if not tasks:
-            raise self._none(split, len(found))
+            raise self._none(split, len(found), refusals)
+        on_loop(refusals.keep())
+        self._tell(split, tasks, found, writer, refusals)
         return tasks
 
     def _asks(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[Ask]:
@@ -146,16 +156,24 @@ class GenerationReader:
         ]
 
     async def _ask(
-        self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any], bar: Bar
+        self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any], refusals: Refusals, bar: Bar
     ) -> list[list[Written]]:
         async def one(ask: Ask) -> list[Written]:
-            if not rows.get(ask.name):  # one that could not be read is asked again with the next start
-                told = await writer.ask(ask.prompt, ask.count)
-                if told:
-                    rows[ask.name] = [[each.query, each.answer] for each in told]
-                    await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
+            found = [] if refusals.knows(ask.name, ask.title) else rows.get(ask.name) or await asked(ask)
             bar.advance(note=writer.cost.words())
-            return [Written(*each) for each in rows.get(ask.name) or ()]
+            return [Written(*each) for each in found]
+
+        async def asked(ask: Ask) -> list[list[str]]:
+            try:
+                told = await writer.ask(ask.prompt, ask.count)
+            except PromptRefused as refusal:
+                refusals.note(ask.name, ask.title, refusal)
+                return []
+            if told:  # one that could not be read is asked again with the next start
+                rows[ask.name] = [[each.query, each.answer] for each in told]
+                await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
+                await refusals.keep()
+            return rows.get(ask.name) or []
 
         return await _all_of([one(ask) for ask in asks])
 
@@ -180,12 +198,13 @@ class GenerationReader:
     def _all_passages(self) -> list[Passage]:
         if self._passages is None:
             reader = self._settings.document_reader
-            files = [require_place(path, self._experiment.base, key=KEY) for path in reader.document_path]
-            whole = [each for file in files for each in (sorted(file.rglob("*")) if file.is_dir() else [file])]
+            given = reader.document_path
+            named = [given] if isinstance(given, str) and given else given
+            places = [require_place(path, self._experiment.base, key=KEY, what="document") for path in named]
             self._passages = [
                 passage
-                for file in whole
-                if file.is_file() and not file.name.startswith(".")
+                for place in places
+                for file in files_of(place)
                 for passage in passages(file, size=reader.chunk_size, split_by=reader.split_by)
             ]
         return self._passages
@@ -215,7 +234,8 @@ class GenerationReader:
                 sections = {name: getattr(query, name) for name in type(query).model_fields}
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
-                self._examples = [(_question(task), _said(task.metadata.get("answer"))) for task in tasks]
+                told = ((_question(task), _said(task.metadata.get("answer"))) for task in tasks)
+                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in told]
         return self._examples
 
     def _models(self) -> list[Model]:
@@ -240,7 +260,8 @@ class GenerationReader:
 
     def _kept(self) -> Kept:
         settings = self._settings
-        dedup = settings.deduplication_filter.params
+        alike, dedup = settings.deduplication_filter.enabled, settings.deduplication_filter.params
+        asked = server_of(dedup) if alike else None
         about: Mapping[str, Any] = {
             "form": FORM,
             "models": [(model.base_url, model.model) for model in self._models()],
@@ -250,13 +271,13 @@ class GenerationReader:
             "seed": self._experiment.ajet.seed,
             "passages": [(passage.source, passage.text) for passage in self._all_passages()],
             "examples": self._all_examples(),
-            "alike": [settings.deduplication_filter.enabled, dedup.similarity_threshold, dedup.base_url, dedup.model],
+            "alike": [alike, dedup.similarity_threshold, asked.base_url if asked else dedup.base_url, dedup.model],
             "letters": dedup.letters_threshold,
             "numbers": dedup.numbers,
         }
         return Kept(cache_root() / "generated", about)
 
-    def _none(self, split: TaskSplit, found: int) -> TaskError:
+    def _none(self, split: TaskSplit, found: int, refusals: Refusals) -> TaskError:
         if found:
             return TaskError(
                 f"All {found} that were written are too like an example, a held-out task or each other: no {split} "
@@ -265,6 +286,13 @@ class GenerationReader:
                 expected="tasks that ask for something else",
                 do="give more examples or documents, a higher similarity_threshold, or enabled: false",
             )
+        if refusals:
+            return TaskError(
+                f"No model writes {split} tasks: {refusals.words()}",
+                where=SECTION,
+                expected="prompts that a model takes",
+                do="give shorter passages (document_reader.chunk_size) or other documents, or name another model",
+            )
         return TaskError(
             f"Nothing that was written is a {split} task.",
             where=SECTION,
@@ -272,12 +300,14 @@ class GenerationReader:
             do="name a more capable model, or give it more tokens (llm_response_length)",
         )
 
-    def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer) -> None:
+    def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer, refusals: Refusals) -> None:
         by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "as they were kept"
         logger.info(
             "{} {} tasks {}; {} left out as too alike, {} replies could not be read",
             len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
+        if refusals:
+            logger.warning("left out of {} tasks: {}", split, refusals.words())
         if len(tasks) < self._settings.task_num:
             logger.warning(
                 "{} of {} {} tasks could be written: more documents or examples, a higher temperature or a higher "
@@ -301,7 +331,7 @@ def _said(answer: Any) -> str:
 
 
 def _question(task: Task) -> str:
-    return task.main_query if not task.init_messages else text_of(task.init_messages[-1]["content"])
+    return task.main_query if not task.init_messages else text_of(task.init_messages[-1])
 
 
 async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:

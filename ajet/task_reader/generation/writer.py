@@ -2,7 +2,7 @@
 
 Invariant: documents and examples stand between marks that nothing in them can close; a reply is a list of tasks as a
 whole or it is none. A model that does not answer is asked again, then the next one is (`failover`); where none answers
-that is a TaskError, and what was written before is kept.
+that is a TaskError, and what was written before is kept. One prompt that is refused is no such end (`refusals`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from loguru import logger
 
 from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
+from ajet.schema.settled import whole_letters
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.failover import REST_S, Failover
 from ajet.task_reader.generation.patience import patiently
+from ajet.task_reader.generation.refusals import IN_A_ROW, STATUSES, PromptRefused
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
@@ -78,15 +80,15 @@ def written(reply: str, count: int) -> list[Written] | None:
         return None
     try:
         told: Any = json.JSONDecoder().raw_decode(reply, start)[0]
-        found = [Written(str(each["query"]).strip(), _short(each.get("answer"))) for each in told["tasks"]]
+        found = [Written(_short(each["query"]), _short(each.get("answer"))) for each in told["tasks"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     good = [each for each in found if each.query]
     return good[:count] or None
 
 
-def _short(answer: Any) -> str:
-    return "" if answer is None else str(answer).strip()
+def _short(said: Any) -> str:
+    return "" if said is None else whole_letters(str(said)).strip()
 
 
 class Writer:
@@ -104,6 +106,9 @@ class Writer:
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
         self._failure: TaskError | None = None
+        self._under_way = self._in_a_row = 0
+        self._go_on = asyncio.Event()
+        self._go_on.set()
 
     @property
     def names(self) -> str:
@@ -111,18 +116,35 @@ class Writer:
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
     async def ask(self, prompt: str, count: int) -> list[Written]:
-        """[] where no reply could be read. Raises TaskError where no model answers; after that nothing is asked."""
+        """[] where no reply could be read. Raises PromptRefused; TaskError where no model answers, and after that for
+        all that is asked."""
         async with self._free:
+            await self._go_on.wait()
             if self._failure is not None:
                 raise self._failure
+            self._under_way += 1
             try:
-                return await self._asked(prompt, count)
+                found = await self._asked(prompt, count)
+                self._in_a_row = 0
+                return found
+            except PromptRefused as refusal:
+                self._in_a_row += 1
+                if self._in_a_row >= IN_A_ROW and self._under_way == 1:
+                    self._failure = _no_model(f"{self._in_a_row} prompts in a row were refused, the last: {refusal}")
+                raise
             except TaskError as failure:
                 self._failure = failure
                 raise
+            finally:
+                self._under_way -= 1
+                if self._in_a_row < IN_A_ROW or not self._under_way:
+                    self._go_on.set()
+                else:  # refusals come fast: an answer may be on its way
+                    self._go_on.clear()
 
     async def _asked(self, prompt: str, count: int) -> list[Written]:
-        problems = []
+        problems: list[str] = []
+        refused = 0
         order = self._failover.order()
         for place, next_one in zip(order, [*order[1:], None], strict=True):
             model = self.models[place]
@@ -130,6 +152,7 @@ class Writer:
                 answer = await self._answer(place, prompt, last=next_one is None)
             except NoAnswer as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
+                refused += problem.status in STATUSES
                 if self._failover.gave_up(place, problem) and next_one is not None:
                     logger.warning("{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._named(next_one))
                 continue
@@ -140,11 +163,9 @@ class Writer:
                 return found
             self.cost.unreadable += 1
         if len(problems) == len(self.models):
-            raise TaskError(
-                f"No model writes tasks: {'; '.join(problems)}",
-                where="ajet.task_reader.data_generation",
-                do="mend the server or name another; what was written so far is kept, and nothing of it is asked again",
-            )
+            if refused:
+                raise PromptRefused("; ".join(problems), by_all=refused == len(problems))
+            raise _no_model("; ".join(problems))
         return []
 
     async def _answer(self, place: int, prompt: str, *, last: bool) -> Answer:
@@ -157,3 +178,11 @@ class Writer:
 
     def _named(self, place: int) -> str:
         return f"{self.models[place].model} at {self.models[place].place}"
+
+
+def _no_model(why: str) -> TaskError:
+    return TaskError(
+        f"No model writes tasks: {why}",
+        where="ajet.task_reader.data_generation",
+        do="mend the server or name another; what was written so far is kept, and nothing of it is asked again",
+    )
