@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,15 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
         used.add(name)
         result.append(task.model_copy(update={"task_id": name}))
     return result, shared
+
+
+def finite(value: Any, name: str) -> float:
+    """A number of JSON. Raises BadRow for anything else, and for one that is beyond what a float holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadRow(f"`{name}` is {kind_of(value)}, expected a number")
+    if not abs(value) <= sys.float_info.max:
+        raise BadRow(f"`{name}` is no finite number")
+    return float(value)
 
 
 def kind_of(value: Any) -> str:

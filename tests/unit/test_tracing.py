@@ -311,6 +311,16 @@ def test_no_question_is_in_both_splits(tmp_path):
     assert again.tasks("train") == train and again.tasks("validation") == held_out
 
 
+def test_numbers_make_two_questions_of_what_is_alike_else(tmp_path):
+    """As where a model writes tasks."""
+    tale = "A farmer has {} hens that lay 3 eggs a day each; how many eggs do all of them lay in a whole week?"
+    observed(tmp_path / "run", *((tale.format(count), "Many.", None) for count in (12, 40, 1200)))
+    made = reader(tmp_path, sources="run", validation_share=0.34)
+    assert (len(made.tasks("train")), len(made.tasks("validation"))) == (2, 1)
+    words = reader(tmp_path, sources="run", validation_share=0.34, numbers="alike")
+    assert (len(words.tasks("train")), len(words.tasks("validation"))) == (3, 0), "one group is not parted"
+
+
 def test_the_seed_and_nothing_else_decides_the_split(tmp_path):
     said = [(f"How high is mountain {number * 37} of {number * 91}?", "High.", None) for number in range(20)]
     observed(tmp_path / "run", *said)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each
+from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, may_be_alike, numbers_of
 from ajet.task_reader.contract import TaskSplit
 from ajet.task_reader.tracing.trace import Trace
 
@@ -37,7 +37,8 @@ def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[s
     nevertheless is left out. Neither side is empty where there are two questions. What a longer conversation begins
     with is not held out, for that conversation has its answer."""
     questions = list(dict.fromkeys(asked(trace) for trace in traces))
-    groups = _groups(questions, settings.similarity_threshold)
+    differ = settings.numbers == "differ"
+    groups = _groups(questions, settings.similarity_threshold, differ)
     names = sorted(set(groups.values()), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     count = round(len(names) * settings.validation_share)
     if settings.validation_share > 0 and len(names) > 1:
@@ -48,8 +49,9 @@ def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[s
     for trace in traces:
         found["validation" if groups[asked(trace)] in held_out else "train"].append(trace)
     if settings.similarity_threshold < 1 and found["validation"]:
-        here, there = (by_letters([asked(trace) for trace in found[side]]) for side in ("train", "validation"))
-        apart = apart_from(here, there, settings.similarity_threshold)
+        here, there = ([asked(trace) for trace in found[side]] for side in ("train", "validation"))
+        numbers = numbers_of([*here, *there]) if differ else None
+        apart = apart_from(by_letters(here), by_letters(there), settings.similarity_threshold, numbers)
         left["too like a held-out one"] += len(found["train"]) - len(apart)
         found["train"] = [found["train"][at] for at in apart]
     return found
@@ -90,13 +92,16 @@ def _begun(traces: Sequence[Trace], groups: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _groups(questions: Sequence[str], threshold: float) -> dict[str, str]:
-    """Each question's group, named by its first one."""
+def _groups(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
+    """Each question's group, named by its first one. `differ`: other numbers make another question."""
     if threshold >= 1 or len(questions) < 2:
         return {question: question for question in questions}
-    vectors = by_letters(questions)
-    firsts = first_of_each(Measure(vectors, threshold))
-    nearest = (vectors @ vectors[firsts].T).argmax(axis=1)
+    vectors, numbers = by_letters(questions), numbers_of(questions) if differ else None
+    firsts = first_of_each(Measure(vectors, threshold), numbers=numbers)
+    cosines = vectors @ vectors[firsts].T
+    if numbers is not None:
+        cosines[~may_be_alike(numbers[:, None], numbers[None, firsts])] = -1
+    nearest = cosines.argmax(axis=1)
     return {question: questions[firsts[int(at)]] for question, at in zip(questions, nearest, strict=True)}
 
 

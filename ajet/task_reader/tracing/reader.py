@@ -106,9 +106,8 @@ class TracingReader:
                 expected="files of spans, or folders of observed runs",
                 do=f"set {KEY}",
             )
-        return [
-            require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what="recording") for each in places
-        ]
+        what = "recording" if key == "sources" else "feedback"
+        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=what) for each in places]
 
     def _tell_bad(self, found: Found) -> None:
         if not found.bad:

@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.episodes import NAME, read_recorded
-from ajet.record.files import read_rows
 from ajet.schema.episode import Episode
 from ajet.schema.errors import TaskError, UserError
+from ajet.schema.settled import whole_letters
+from ajet.task_reader.jsonl import line_rows
+from ajet.task_reader.rows import BadRow, finite, kind_of
 from ajet.task_reader.tracing.spans import Span, flat, traces_of
 from ajet.task_reader.tracing.trace import Rating, Trace, last_of_each
 
 KEY = "ajet.task_reader.tracing.sources"
 _SQLITE = b"SQLite format 3\x00"
 _LATE = "feedback.jsonl"
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a row raises that is of another shape, or nested too deeply."""
 
 
 @dataclass(slots=True)
@@ -46,12 +50,43 @@ class Words:
     by_episode: dict[str, Rating] = field(default_factory=dict)
     """Of sessions, where it is known which of those with one name is meant."""
 
+    def read(self, file: Path, bad: list[tuple[str, str]], *, ends: bool = False) -> None:
+        """All of a file of JSON lines. `ends`: each line with its newline; a last one without was being written when
+        its process died, and is not read."""
+        whole = file.read_bytes().count(b"\n") if ends else None
+        for number, row in line_rows(file):
+            if whole is not None and number > whole:
+                return
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                self._take(row, _rating(row))
+            except DAMAGED as problem:
+                bad.append((f"{file}:{number}", f"no feedback: {problem}"))
+
+    def _take(self, row: Mapping[str, Any], rating: Rating) -> None:
+        names = (("reply", self.by_reply), ("episode", self.by_episode), ("session", self.by_session))
+        name, into = next(((name, into) for name, into in names if row.get(name)), ("session", self.by_session))
+        whose = row.get(name)
+        if not isinstance(whose, str) or not whose:
+            raise BadRow(f"`{name}` is {kind_of(whose)}, expected whose it is")
+        into[whose] = into.get(whose, Rating()).then(rating)
+
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
     """Everything in them. Raises TaskError, UserError."""
     found = Found()
-    files = [*feedback, *(file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)))]
-    words = _words(files, found.bad)
+    words = Words()
+    for file in feedback:
+        if not file.is_file():
+            raise TaskError(
+                f"The feedback {file.name} is a folder.",
+                where=f"ajet.task_reader.tracing.feedback: {file}",
+                expected="a file of JSON lines; what observed runs hold is read with them",
+            )
+        words.read(file, found.bad)
+    for file in (file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if file.is_file()):
+        words.read(file, found.bad, ends=True)
     for path in paths:
         if path.is_dir():
             _read_folder(path, found, words)
@@ -60,7 +95,14 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
             traces, silent = traces_of(spans, found.bad)
             found.traces += traces
             found.silent += silent
-    found.traces, found.loose = _rated(found.traces, words)
+    rated, found.loose = _rated(found.traces, words)
+    found.traces = []
+    for trace in rated:
+        try:
+            found.traces.append(trace.settled())
+        except (ValueError, RecursionError) as problem:
+            found.bad.append((trace.where, str(problem)))
+    found.bad = [(whole_letters(where), whole_letters(why)) for where, why in found.bad]
     return found
 
 
@@ -95,7 +137,7 @@ def _sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
                 flat(attributes),
                 [(str(each.get("name")), flat(each.get("attributes") or {})) for each in events],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except DAMAGED as problem:
             bad.append((where, f"no span: {problem}"))
 
 
@@ -109,12 +151,23 @@ def _otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
             bad.append((where, "no `resourceSpans`: not OTLP JSON"))
             continue
         for resource in document["resourceSpans"]:
-            for scope in resource.get("scopeSpans") or ():
-                for at, span in enumerate(scope.get("spans") or ()):
+            for scope in _listed(resource, "scopeSpans", where, bad):
+                for at, span in enumerate(_listed(scope, "spans", where, bad)):
                     try:
                         yield _otlp_span(span, where)
-                    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                    except DAMAGED as problem:
                         bad.append((f"{where}, span {at}", f"no span: {type(problem).__name__}: {problem}"))
+
+
+def _listed(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
+    """What an object lists under a name, nothing where it has none; one that lists nothing is a bad row."""
+    found = tree.get(name) if isinstance(tree, Mapping) else tree
+    if isinstance(tree, Mapping) and found is None:
+        return ()
+    if not isinstance(tree, Mapping) or not isinstance(found, list):
+        bad.append((where, f"{kind_of(found)} in the place of `{name}`, expected a list: not OTLP JSON"))
+        return ()
+    return found
 
 
 def _whole(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
@@ -149,11 +202,11 @@ def _column(row: Mapping[str, Any], *names: str) -> Any:
 
 
 def _otlp_span(span: Mapping[str, Any], where: str) -> Span:
-    events = [(each["name"], _attributes(each.get("attributes") or ())) for each in span.get("events") or ()]
+    events = [(str(each["name"]), _attributes(each.get("attributes") or ())) for each in span.get("events") or ()]
     return Span(
         f"{where}, span {span['spanId']}",
         str(span.get("name") or ""),
-        span["traceId"],
+        str(span["traceId"]),
         int(span.get("startTimeUnixNano") or 0),
         _attributes(span.get("attributes") or ()),
         events,
@@ -188,7 +241,11 @@ def _read_folder(folder: Path, found: Found, words: Words) -> None:
                 if episode.uuid in seen:
                     continue  # several steps may have trained on it
                 seen.add(episode.uuid)
-                found.traces += _of_episode(episode, f"{file} {episode.uuid}", words)
+                where = f"{file} {episode.uuid}"
+                try:
+                    found.traces += _of_episode(episode, where, words)
+                except DAMAGED as problem:
+                    found.bad.append((where, f"no episode: {type(problem).__name__}: {problem}"))
         except UserError as problem:
             found.bad.append((str(file), problem.what))
 
@@ -229,6 +286,8 @@ def _said_of(episode: Episode) -> tuple[dict[str, Rating], Rating]:
     if not isinstance(rows, list):
         return own, Rating(verdict.reward, verdict.success)
     for row in rows:
+        if not isinstance(row, Mapping):
+            raise BadRow(f"feedback that is {kind_of(row)}, expected an object")
         if row.get("reply"):
             own[row["reply"]] = own.get(row["reply"], Rating()).then(_rating(row))
         else:
@@ -237,32 +296,15 @@ def _said_of(episode: Episode) -> tuple[dict[str, Rating], Rating]:
 
 
 def _rating(row: Mapping[str, Any]) -> Rating:
-    """Raises ValueError for one of other kinds."""
+    """Raises BadRow for one of other kinds."""
     reward, liked = row.get("reward"), row.get("liked")
-    if not isinstance(reward, (int, float, type(None))) or not isinstance(liked, (bool, type(None))):
-        raise ValueError("reward is a number, liked true or false")
-    words = [row.get("corrected"), row.get("comment")]
-    if not all(isinstance(each, (str, type(None))) for each in words):
-        raise ValueError("corrected and comment are texts")
-    return Rating(None if reward is None else float(reward), liked, *words)
-
-
-def _words(files: Sequence[Path], bad: list[tuple[str, str]]) -> Words:
-    words = Words()
-    for file in files:
-        for number, row in enumerate(read_rows(file), 1):
-            try:
-                into, name = _place(row, words)
-                into[name] = into.get(name, Rating()).then(_rating(row))
-            except (ValueError, KeyError, TypeError) as problem:
-                bad.append((f"{file}:{number}", f"no feedback: {problem}"))
-    return words
-
-
-def _place(row: Mapping[str, Any], words: Words) -> tuple[dict[str, Rating], str]:
-    if row.get("reply"):
-        return words.by_reply, row["reply"]
-    return (words.by_episode, row["episode"]) if row.get("episode") else (words.by_session, row["session"])
+    if not isinstance(liked, (bool, type(None))):
+        raise BadRow(f"`liked` is {kind_of(liked)}, expected true or false")
+    for name in ("corrected", "comment"):
+        if not isinstance(row.get(name), (str, type(None))):
+            raise BadRow(f"`{name}` is {kind_of(row[name])}, expected text")
+    number = None if reward is None else finite(reward, "reward")
+    return Rating(number, liked, row.get("corrected"), row.get("comment"))
 
 
 def _rated(traces: Sequence[Trace], words: Words) -> tuple[list[Trace], int]:

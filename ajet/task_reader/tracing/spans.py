@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from ajet.task_reader.rows import BadRow, kind_of
+from ajet.task_reader.rows import BadRow, finite, kind_of
 from ajet.task_reader.tracing.trace import Message, Rating, Trace, last_of_each
 
 CALLS = ("chat", "generate_content", "text_completion")
@@ -51,6 +51,9 @@ def traces_of(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[T
                 trace = _trace(span) if kind else None
             except BadRow as problem:
                 bad.append((span.where, str(problem)))
+                continue
+            except RecursionError:
+                bad.append((span.where, "it is nested too deeply"))
                 continue
             if trace is None:
                 silent += 1
@@ -116,7 +119,10 @@ def _asked(told: Mapping[str, Any]) -> list[Message]:
     if not isinstance(given, Mapping):
         return []
     kwargs, args = given.get("kwargs") or {}, given.get("args") or []
-    asked = (kwargs.get("messages") or kwargs.get("msg")) if isinstance(kwargs, Mapping) else None
+    if not isinstance(args, list) or not isinstance(kwargs, Mapping):
+        wrong, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
+        raise BadRow(f"{wrong} of the agent's input is {kind_of(other)}")
+    asked = kwargs.get("messages") or kwargs.get("msg")
     return [*first, *_plain(asked if asked is not None else args[0] if args else None)]
 
 
@@ -183,8 +189,19 @@ def _plain(value: Any) -> list[Message]:
     content = value.get("content")
     text = _text(content) if isinstance(content, list) else content
     message = {"role": value["role"], "content": text if isinstance(text, str) else None}
-    message |= {name: value[name] for name in ("tool_calls", "tool_call_id", "reasoning_content") if value.get(name)}
+    message |= {name: str(value[name]) for name in ("tool_call_id", "reasoning_content") if value.get(name)}
+    if value.get("tool_calls"):
+        message["tool_calls"] = [_call(each) for each in _listed(value["tool_calls"], "tool_calls")]
     return [message | ({} if message["content"] is not None or "tool_calls" in message else {"content": ""})]
+
+
+def _call(call: Any) -> Message:
+    """A call of a tool, in the shape that it has in Chat Completions."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRow("a tool call that names no function")
+    told = {**function, "arguments": _json(function.get("arguments"))}
+    return {**call, "id": str(call.get("id") or ""), "type": "function", "function": told}
 
 
 def _of_repr(text: str) -> Message | None:
@@ -221,7 +238,8 @@ def _rating(span: Span) -> Rating:
     for told in (span.attributes, *(each for name, each in span.events if name == EVALUATION)):
         value, label = told.get("gen_ai.evaluation.score.value"), told.get("gen_ai.evaluation.score.label")
         word = str(label or "").lower()
-        number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = finite(value, "gen_ai.evaluation.score.value") if plain else None
         liked = True if word in _GOOD else False if word in _BAD else None
         comment = told.get("gen_ai.evaluation.explanation")
         rating = rating.then(Rating(number, liked, None, comment if isinstance(comment, str) else None))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ajet.schema.finite import non_finite
 from ajet.schema.messages import text_of
+from ajet.schema.settled import settled
 
 Message = dict[str, Any]
 
@@ -59,6 +61,20 @@ class Trace:
     def question(self) -> str:
         """What was asked: the text of the first user's message."""
         return next((text_of(each) for each in self.messages if each.get("role") == "user"), "")
+
+    def settled(self) -> Trace:
+        """Without halves of letters, which no file can hold. Raises ValueError where it is nested too deeply, or holds
+        a number that is not finite."""
+        names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
+        given = {name: getattr(self, name) for name in names}
+        given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
+        if (number := non_finite(given)) is not None:
+            raise ValueError(f"it holds a number that is not finite ({number[0]})")
+        found: dict[str, Any] = settled(given)
+        if found is given:
+            return self
+        lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("messages", "tools")}
+        return replace(self, rating=Rating(**found.pop("rating")), **lists, **found)
 
     def extended_by(self, other: Trace) -> bool:
         """Whether the other goes on from its reply."""
