@@ -5,7 +5,8 @@ Invariant: reading is repeatable: the same configuration gives the same tasks in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -36,6 +37,19 @@ def find(path: str, base: Path) -> Path | None:
     wanted = Path(path).expanduser()
     places = [wanted] if wanted.is_absolute() else [base / wanted, Path.cwd() / wanted]
     return next((place for place in places if place.exists()), None)
+
+
+@contextmanager
+def being_read(place: Path) -> Iterator[None]:
+    """What is read within the block: a file that may not be read, or breaks off, is a TaskError."""
+    try:
+        yield
+    except OSError as problem:
+        raise TaskError(
+            f"{place.name} cannot be read: {problem.strerror or problem}.",
+            where=str(problem.filename or place),
+            do="mend its permissions or its disk, or name another",
+        ) from None
 
 
 def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
-from ajet.task_reader.contract import TaskSplit, find_file
+from ajet.task_reader.contract import TaskSplit, being_read, find_file
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    with file.open("rb") as stream:
+    with being_read(file), file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")

@@ -180,12 +180,13 @@ def test_a_reading_of_refusals_alone_says_what_was_refused(server: JudgeServer, 
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 429])
 def test_a_refusal_of_whoever_asks_ends_it_at_once(server: JudgeServer, tmp_path: Path, status: int) -> None:
+    """Or once its waits are over."""
     server.say = numbered(lambda number: number > 1, status)
     with pytest.raises(TaskError, match="No model writes tasks: writer0"):
         read(tmp_path, server, **ALONE, **examples(tmp_path))
-    assert len(server.seen) == 2
+    assert len(server.seen) == 2 + (patience.AGAIN if status == 429 else 0)
 
 
 def test_one_that_rests_is_asked_before_all_is_given_up(server: JudgeServer, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from ajet.schema.errors import TaskError, UserError
+from ajet.schema.task import Task
+from ajet.task_reader.generation.documents import text_of_file
+from ajet.task_reader.jsonl import read_tasks
 from ajet.task_reader.tracing import TracingReader
 from ajet.task_reader.tracing.sources import read_sources
 from tests.unit.test_tracing import ASKED, SAID, flat_span, observed, otlp, reader, studio
@@ -199,6 +202,21 @@ def test_feedback_that_is_none_is_a_bad_row_of_its_file(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="The feedback zz does not exist") as caught:
         reader(tmp_path, sources="one.json", feedback="zz").tasks("train")
     assert caught.value.do == "mend the path"
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no file here that breaks off as it is read")
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """As one whose permissions are wrong, or whose disk is."""
+    (tmp_path / "one.json").write_text(otlp(("t1", flat_span())))
+    (tmp_path / "broken.jsonl").symlink_to("/proc/self/mem")
+    for told in ({"sources": "broken.jsonl"}, {"sources": "one.json", "feedback": "broken.jsonl"}):
+        with pytest.raises(TaskError, match="broken.jsonl cannot be read: Input/output error"):
+            reader(tmp_path, **told).tasks("train")
+    with pytest.raises(TaskError, match="broken.jsonl cannot be read"):
+        read_tasks(tmp_path / "broken.jsonl", lambda row: Task(main_query="x"))
+    (tmp_path / "sea.txt").symlink_to("/proc/self/mem")
+    with pytest.raises(TaskError, match="sea.txt cannot be read"):
+        text_of_file(tmp_path / "sea.txt")
 
 
 def test_a_line_of_a_run_s_feedback_that_was_being_written_is_not_read(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ajet.environment.gaia.servers.html_text import readable
 from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.settled import whole_letters
+from ajet.task_reader.contract import being_read
 from ajet.task_reader.generation.office import slides, word
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
@@ -96,10 +97,8 @@ def text_of_file(file: Path) -> str:
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
-    try:
+    with being_read(file):
         data = file.read_bytes()
-    except OSError as problem:
-        raise TaskError(f"{file.name} cannot be read: {problem.strerror}.", where=KEY) from None
     if len(data) > MAX_FILE:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
     try:

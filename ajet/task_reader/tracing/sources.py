@@ -18,6 +18,7 @@ from ajet.record.episodes import NAME, read_recorded
 from ajet.schema.episode import Episode
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.settled import whole_letters
+from ajet.task_reader.contract import being_read
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRow, finite, kind_of
 from ajet.task_reader.tracing.spans import Span, flat, traces_of
@@ -53,7 +54,8 @@ class Words:
     def read(self, file: Path, bad: list[tuple[str, str]], *, ends: bool = False) -> None:
         """All of a file of JSON lines. `ends`: each line with its newline; a last one without was being written when
         its process died, and is not read."""
-        whole = file.read_bytes().count(b"\n") if ends else None
+        with being_read(file):
+            whole = file.read_bytes().count(b"\n") if ends else None
         for number, row in line_rows(file):
             if whole is not None and number > whole:
                 return
@@ -88,9 +90,10 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
     for file in (file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if file.is_file()):
         words.read(file, found.bad, ends=True)
     for path in paths:
-        if path.is_dir():
-            _read_folder(path, found, words)
-        else:
+        with being_read(path):
+            if path.is_dir():
+                _read_folder(path, found, words)
+                continue
             spans = _sqlite_spans(path, found.bad) if _begins(path) == _SQLITE else _otlp_spans(path, found.bad)
             traces, silent = traces_of(spans, found.bad)
             found.traces += traces
