@@ -239,7 +239,7 @@ def _answer(body: bytes) -> Answer:
 
 
 def _tokens(used: Any, name: str) -> int:
-    """As `usage` says it; 0 where it does not say: a reply is one whatever its server counts."""
+    """The tokens as `usage` says; 0 where it does not say: a reply is one whatever its server counts."""
     said = used.get(name) if isinstance(used, Mapping) else None
     if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= MOST_TOKENS:
         return int(said)

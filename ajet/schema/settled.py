@@ -47,7 +47,7 @@ def with_whole_letters(value: Any) -> Any:
 
 
 def whole_letters(text: str) -> str:
-    """The same of a text; itself where nothing is halved."""
+    """A text in whole letters; itself where nothing is halved."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -64,7 +64,7 @@ def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Pa
 
 
 def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
-    """The same for something that may be a folder, too."""
+    """The path of something that may be a folder, too."""
     found = find(path, base)
     if found is None:
         raise _missing(path, base, key, what, "a file or a folder", "mend the path")

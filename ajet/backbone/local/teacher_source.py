@@ -17,7 +17,7 @@ KEY = "ajet.trainer_common.algorithm.teacher.path"
 
 
 def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSource:
-    """That of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
+    """The model of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
     from ajet.engine.model_source import locate
 
     settings = experiment.ajet

@@ -117,8 +117,8 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
 
 
 class ServerEmbedder:
-    """Of one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in its
-    place, since another model's vectors say nothing beside its own. Texts that are refused together are asked in
+    """Embeds by one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in
+    its place, since another model's vectors say nothing beside its own. Texts that are refused together are asked in
     halves: there may be too many of them for one request, or one that it does not take."""
 
     def __init__(self, model: str, server: OtherServer) -> None:

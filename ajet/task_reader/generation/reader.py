@@ -60,7 +60,7 @@ class Ask:
 
     @property
     def title(self) -> str:
-        """As a person is told which one it is."""
+        """The name by which a person is told which one it is."""
         return f"{self.name} ({self.passage.source})" if self.passage else self.name
 
 

@@ -33,7 +33,7 @@ class PromptRefused(Exception):
 
 
 class Refusals:
-    """Of one reading. `rows`: what is kept, by name."""
+    """The refusals of one reading. `rows`: what is kept, by name."""
 
     def __init__(self, kept: Kept, rows: dict[str, Any]) -> None:
         self._kept, self._rows = kept, rows
@@ -58,7 +58,7 @@ class Refusals:
             self._new[name] = str(refusal)
 
     async def keep(self) -> None:
-        """It was the prompts that were refused: those noted so far are not asked again."""
+        """Keep what was noted: it was the prompts that were refused: those noted so far are not asked again."""
         new, self._new = self._new, {}
         for name, why in new.items():
             self._rows[name] = {REFUSED: why}
