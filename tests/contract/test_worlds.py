@@ -4,6 +4,7 @@ skyrl-gym's by what they can do, OpenEnv's by its socket, and NeMo Gym's resourc
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import pickle
 import threading
@@ -17,7 +18,7 @@ import pytest
 from ajet.environment.services import EnvService, GymEnv, serving
 from ajet.environment.services.ecosystems import SkyRLWorld
 from ajet.environment.services.hosted import OwnWorld
-from ajet.environment.services.server import WorldServer
+from ajet.environment.services.server import Refused, WorldServer
 from ajet.environment.services.serving import Beside
 from ajet.environment.services.sources import open_world
 from ajet.schema.errors import EnvironmentFailure, UserError
@@ -266,6 +267,81 @@ def test_what_is_used_while_idle_ones_are_released_stays() -> None:
         assert server.instances == 1 and [each.released for each in own] == [True, True, False]
 
     asyncio.run(play())
+
+
+def test_one_that_is_being_released_counts_until_it_is_and_a_new_one_waits_for_its_slot() -> None:
+    made, may, own = threading.Event(), threading.Event(), list[Held]()
+    made.set()
+
+    async def play() -> None:
+        server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1), instances=2)
+        for name in "ab":
+            await server._create({"instance_id": name, "task_id": "1"})
+        leaving = [asyncio.ensure_future(server._release({"instance_id": name})) for name in "ab"]
+        await asyncio.sleep(0.01)
+        coming = [asyncio.ensure_future(server._create({"instance_id": name, "task_id": "1"})) for name in "cd"]
+        await asyncio.sleep(0.05)
+        assert (len(own), server.instances) == (2, 2), "two more would be four at once"
+        assert (await server._release({"instance_id": "d"}))["success"], "it is heard when there is a slot"
+        leaving[0].cancel()  # as who asked for it goes away
+        may.set()
+        assert (await coming[0])["success"]
+        with pytest.raises(Refused, match="it was released"):
+            await coming[1]
+        assert [each.released for each in own] == [True, True, False], "the fourth was never made"
+        assert server.instances == 1
+
+    asyncio.run(play())
+
+
+def test_an_end_waits_for_what_is_being_released() -> None:
+    made, may, own = threading.Event(), threading.Event(), list[Held]()
+    made.set()
+
+    async def play() -> None:
+        server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1))
+        await server._create({"instance_id": "a", "task_id": "1"})
+        asked = asyncio.ensure_future(server._release({"instance_id": "a"}))
+        await asyncio.sleep(0.01)
+        asked.cancel()  # as the end does to requests that take too long
+        ending = asyncio.ensure_future(server.close())
+        await asyncio.sleep(0.05)
+        assert not ending.done()
+        may.set()
+        await ending
+        assert own[0].released
+
+    asyncio.run(play())
+
+
+def test_a_page_elsewhere_cannot_use_a_world_by_a_name_of_its_own_for_this_machine() -> None:
+    body = json.dumps({"instance_id": "a", "task_id": "1"})
+
+    def asked(port: int, host: str, origin: str | None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {"Host": host, "Content-Type": "application/json", **({"Origin": origin} if origin else {})}
+        connection.request("POST", "/create", body, headers)
+        answer = connection.getresponse()
+        told = answer.read().decode()
+        connection.close()
+        return answer.status, told
+
+    async def play(listens: str, host: str, origin: str | None) -> tuple[int, str]:
+        server = WorldServer(open_world("world_fixtures.py->Count", base=HERE))
+        port = await server.start(listens, 0)
+        try:
+            at = host.replace("PORT", str(port))
+            return await asyncio.to_thread(asked, port, at, origin and origin.replace("PORT", str(port)))
+        finally:
+            await server.close()
+
+    status, told = asyncio.run(play("127.0.0.1", "evil.example", "http://evil.example"))
+    assert status == 421 and "this address is not 'evil.example': it is 127.0.0.1:" in told
+    assert asyncio.run(play("127.0.0.1", "evil.example:PORT", None))[0] == 421
+    assert asyncio.run(play("127.0.0.1", "127.0.0.1:PORT", "http://evil.example"))[0] == 403
+    for host in ("127.0.0.1:PORT", "localhost:PORT"):
+        assert asyncio.run(play("127.0.0.1", host, f"http://{host}"))[0] == 200
+    assert asyncio.run(play("0.0.0.0", "a.name.of.its.own", None))[0] == 200, "others reach it by whatever name"
 
 
 def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() -> None:

@@ -1,10 +1,12 @@
 """The server of an environment service: one world, many instances.
 
 Invariants: an instance answers one request at a time, and one that failed is not used again; there are at most as many
-as are allowed, and those that nobody uses are released; every answer is JSON, an error too, and says in a sentence what
-is wrong; a token, where there is one, is compared in constant time before a request is read. Creating an instance a
-second time under one name answers as the first time did. What is being made belongs to who makes it: a release that
-comes meanwhile is heard when it is made, so that nothing is made and left, whoever went away.
+as are allowed, those that are being released among them (one whose release hangs no longer counts after 2 CLOSE_S), and
+those that nobody uses are released; every answer is JSON, an error too, and says in a sentence what is wrong. A request
+passes Host (where it listens on loopback: a page elsewhere may have a name of its own for this machine), Origin and
+token, which is compared in constant time, before it is read. Creating an instance a second time under one name answers
+as the first time did. What is being made belongs to who makes it: a release that comes meanwhile is heard when it is
+made, so that nothing is made and left, whoever went away.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
+from ajet.schema.addresses import LOOPBACK, loopback_hosts
 
 LONGEST = 16 << 20
 """Bytes of a request."""
@@ -30,6 +34,8 @@ LOOK_S = 5.0
 """How long between two looks for instances that nobody uses."""
 CLOSE_S = 5.0
 """How long releasing one may take before its slot is given away; and what it does now, before that."""
+SLOT_S = 2 * CLOSE_S + 2.0
+"""How long a new one waits for the slot of one that is being released."""
 _HANDLERS_S = 1.0
 """How long requests that are being answered get, when the server ends."""
 END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
@@ -74,14 +80,21 @@ class WorldServer:
         self.world = world
         self._most, self._idle_s, self._token = instances, idle_s, token
         self._held: dict[str, _Held] = {}
+        """By name: those that can be asked for."""
+        self._living: set[_Held] = set()
+        """Those that have a slot: from before they are made until they are released."""
+        self._slots = asyncio.Semaphore(instances)
+        self._hosts: frozenset[str] | None = None
+        """What a request's Host may be; None: any."""
         self._making: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
 
     @property
     def instances(self) -> int:
-        """The number of instances now."""
-        return len(self._held)
+        """How many there are now, those being made and being released among them."""
+        return len(self._living)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; answers the port. Raises OSError."""
@@ -90,7 +103,9 @@ class WorldServer:
         site = web.TCPSite(self._runner, host, port, shutdown_timeout=_HANDLERS_S)
         await site.start()
         self._reaper = asyncio.create_task(self._reap())
-        return int(self._runner.addresses[0][1])
+        bound = int(self._runner.addresses[0][1])
+        self._hosts = loopback_hosts(bound) if host in LOOPBACK else None
+        return bound
 
     async def close(self) -> None:
         """Release all and stop. Idempotent."""
@@ -99,7 +114,7 @@ class WorldServer:
         if self._runner is not None:
             await self._runner.cleanup()
         released = [asyncio.ensure_future(self._release(held)) for held in list(self._held.values())]
-        if ending := {*released, *self._making}:
+        if ending := {*released, *self._making, *self._leaving}:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
     def _app(self) -> web.Application:
@@ -114,6 +129,11 @@ class WorldServer:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+        if self._hosts is not None and host.lower() not in self._hosts:
+            return _refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return _refusal(403, "a page of another origin may not use environments")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         health = request.path in ("/healthz", "/health")
         if self._token and not health and not hmac.compare_digest(given, self._token.encode()):
@@ -128,7 +148,7 @@ class WorldServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"status": "ok", "environment": self.world.name, "instances": len(self._held), "capacity": self._most}
+            {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._most}
         )
 
     def _answers(
@@ -184,8 +204,9 @@ class WorldServer:
         return {"success": True, "data": data}
 
     async def _make(self, held: _Held, params: dict[str, Any]) -> None:
-        """Raises what the world raises, and Refused for one that was released meanwhile."""
+        """Raises what the world raises, and Refused for one that was released meanwhile, or that gets no slot."""
         try:
+            await self._have_slot(held)
             held.instance = await called(self.world.instance)
             if not held.failed:
                 held.opened = await called(held.instance.create, held.task_id, params)
@@ -196,6 +217,16 @@ class WorldServer:
                 del self._held[held.name]
             await self._end(held)
             raise
+
+    async def _have_slot(self, held: _Held) -> None:
+        """Raises Refused."""
+        try:
+            await asyncio.wait_for(self._slots.acquire(), SLOT_S)
+        except asyncio.TimeoutError:
+            raise Refused(503, f"all {self._most} instances are in use or still being released") from None
+        self._living.add(held)
+        if held.failed:
+            raise Refused(410, f"the instance was not made: {held.failed}")
 
     async def _step(self, asked: Mapping[str, Any]) -> Any:
         action = asked.get("messages")
@@ -232,17 +263,24 @@ class WorldServer:
     async def _let_go(self, held: _Held) -> None:
         held.failed = held.failed or "it was released"
         if held.making is not None and held.making.done():
-            await self._end(held)
+            ending = asyncio.create_task(self._end(held))
+            self._leaving.add(ending)
+            ending.add_done_callback(self._leaving.discard)
+            await asyncio.shield(ending)  # whoever asked for it may be gone before it is
 
     async def _end(self, held: _Held) -> None:
-        if held.instance is None:
-            return
-        with suppress(asyncio.TimeoutError):  # what it is doing now may hang
-            await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
+        """Release it, and give its slot away."""
         try:
-            await asyncio.wait_for(called(held.instance.release), CLOSE_S)
+            if held.instance is not None:
+                with suppress(asyncio.TimeoutError):  # what it is doing now may hang
+                    await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
+                await asyncio.wait_for(called(held.instance.release), CLOSE_S)
         except Exception as problem:  # noqa: BLE001 - a world's own code; its slot is free all the same
             print(f"{self.world.name}: releasing an instance failed: {type(problem).__name__}: {problem}", flush=True)
+        finally:
+            if held in self._living:
+                self._living.remove(held)
+                self._slots.release()
 
     def _of(self, asked: Mapping[str, Any]) -> tuple[_Held, Instance]:
         name = _named(asked, "instance_id")
