@@ -2,7 +2,8 @@
 
 Invariant: a path is walked component by component with `O_NOFOLLOW`, so that neither `..` nor a symbolic link, even one
 made between check and use, leads out of the folder; what is opened is a regular file, so that a pipe or a device that
-a model has made cannot hang the server. This class keeps it; nothing else here opens a file by its path.
+a model has made cannot hang the server. This class keeps it; nothing else here opens a file of the working folder by
+its path, but for SQLite, which can only be given one (`sqlite`).
 """
 
 from __future__ import annotations

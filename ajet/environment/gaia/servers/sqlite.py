@@ -1,7 +1,10 @@
 """One SQLite database in the working folder.
 
 Invariant: no statement reaches another file (ATTACH, VACUUM INTO and extensions are refused by the database itself),
-runs longer than allowed, or answers more rows than fit.
+runs longer than allowed, or answers more rows than fit. Its file is a regular one of the working folder when that is
+looked at; SQLite then opens it, and its journal, by their paths. A program of the model's that puts a link there
+between the two leads it elsewhere: to what the sandbox shows, or where the server is not confined to what that program
+could open itself.
 """
 
 from __future__ import annotations
