@@ -1,18 +1,16 @@
 """A cache of model folders that several processes may fill at once.
 
-Invariant: an entry is absent or complete. Whoever makes one holds its lock (one maker at a time, the others wait and
-find it done), works in a folder beside it and renames that into place.
+Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.file_lock`), works in a
+folder beside it and renames that into place.
 """
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +18,7 @@ from rich.console import Console
 
 from ajet.config.cache import cache_root
 from ajet.record.console import console
+from ajet.record.file_lock import alone
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
 
@@ -38,8 +37,8 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
     target = cache_root() / name
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.with_name(target.name + ".lock")):
+    do = "set AJET_CACHE to another one"
+    with alone(target.with_name(target.name + ".lock"), f"makes {target}", do=do):
         if target.is_dir():
             return target
         for abandoned in target.parent.glob(f"{target.name}.making-*"):
@@ -52,14 +51,6 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(making, ignore_errors=True)
     return target
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the kernel frees it when that process ends, however it ends."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 class ProgressLines:

@@ -7,20 +7,20 @@ two that make the same one wait for each other, not without end.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import IO
+
+from loguru import logger
 
 from ajet.config.cache import cache_root
+from ajet.record.file_lock import alone
 from ajet.schema.errors import UserError
 
 READY = "ajet-ready"
@@ -39,7 +39,7 @@ QUICK_HTTP = {
 }
 
 
-def python_with(requirements: Path, *, say: Callable[[str], None] = lambda text: None) -> Path:
+def python_with(requirements: Path, *, say: Callable[[str], None] = logger.info) -> Path:
     """The Python of an environment with what the file lists, made if it is not there: about 10 seconds to minutes.
     `say` is told before. Raises UserError where it cannot be made."""
     try:
@@ -54,7 +54,7 @@ def python_with(requirements: Path, *, say: Callable[[str], None] = lambda text:
     folder = cache_root() / "python"
     target = folder / digest(text)
     if not (target / READY).exists():
-        with alone(folder):
+        with alone_in(folder, say):
             if not (target / READY).exists():
                 say(f"an environment of its own with what {requirements} lists is made (once, in {target})")
                 if why := "".join(made(target, lambda: venv(target, requirements, "the packages"))):
@@ -124,36 +124,8 @@ def ran(command: Sequence[str], what: str) -> str:
     return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """While nobody else makes something there; the folder is made. Raises UserError where it cannot be, or another
+def alone_in(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """While nobody else makes an environment there. Raises UserError where the folder cannot be written, or another
     takes longer than WAIT_S."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"The cache cannot be written: {error.strerror}.",
-            where=str(folder),
-            expected="a folder that this user may write to",
-            do="set AJET_CACHE to another one",
-        ) from None
-    with lock:
-        until = time.monotonic() + WAIT_S
-        while not _locked(lock):
-            if time.monotonic() > until:
-                raise UserError(
-                    f"Another process has been making environments there for {WAIT_S / 60:.0f} minutes.",
-                    where=str(folder),
-                    do="end it (`fuser` names who holds .lock), and start again",
-                )
-            time.sleep(0.1)
-        yield
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    does, do = "makes environments of Python there", "set AJET_CACHE to another one"
+    return alone(folder / ".lock", does, say=say, at_most=WAIT_S, do=do)

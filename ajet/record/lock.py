@@ -8,11 +8,8 @@ decides alone where the file system has no such locks, and for a holder that ano
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,11 +17,11 @@ from loguru import logger
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
+from ajet.record.own_descriptor import UNSUPPORTED, OwnDescriptor, locked, unlocked
 from ajet.record.process_identity import ProcessIdentity, boot_id
 
 FILE = "lock.json"
 GUARD = ".lock"
-_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mine: Holder | None = None
-        self._handle: int | None = None
+        self._guard: OwnDescriptor | None = None
 
     @property
     def path(self) -> Path:
@@ -75,14 +72,16 @@ class RunLock:
         """Take the lock, or answer its live holder (in words, where nothing names it). The folder is made when it is
         missing. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        guard = OwnDescriptor(self.folder / GUARD, os.O_RDWR | os.O_CREAT)
         try:
-            kernel = _locked(handle, self.folder)
+            kernel = _locked(guard, self.folder)
         except BlockingIOError:
-            os.close(handle)
+            guard.close()
             return Holder.read(self.path) or "another process"
-        self._handle = handle
-        os.register_at_fork(after_in_child=self._drop)
+        except OSError:
+            guard.close()
+            raise
+        self._guard = guard
         try:
             holder = Holder.read(self.path)
             if holder is not None and holder.alive(unlocked=kernel):
@@ -110,27 +109,21 @@ class RunLock:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._handle is not None:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(self._handle, fcntl.LOCK_UN)  # for a copy, too, that a fork outside of Python may have made
-            self._drop()
-
-    def _drop(self) -> None:
-        """Close the descriptor; in a forked process that leaves the lock with its parent."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            os.close(handle)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            unlocked(guard)
+            guard.close()
 
 
-def _locked(handle: int, folder: Path) -> bool:
+def _locked(guard: OwnDescriptor, folder: Path) -> bool:
     """Take the kernel's lock; False where the file system has none. Raises BlockingIOError when it is held."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked(guard)
         return True
     except BlockingIOError:
         raise
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
         logger.warning(
             "the file system of {} has no locks ({}): whether another run writes there is told by process ids alone, "

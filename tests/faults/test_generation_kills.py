@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ajet.record import file_lock
 from tests.generation_fixtures import counted, examples, log_lines, prompts, read, settings, writing_server
 from tests.judge_fixtures import JudgeServer
 
@@ -81,7 +82,10 @@ def test_what_was_paid_for_before_a_kill_is_not_asked_again(
     assert read(tmp_path, server, **given) == tasks, "as if it had never been killed"
 
 
-def test_two_processes_pay_once_and_get_the_same(server: JudgeServer, tmp_path: Path) -> None:
+def test_two_processes_pay_once_and_get_the_same(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_lock, "SAY_S", 0.0)
     given = examples(tmp_path)
     server.say = held = Held(2)
     with reading(tmp_path, server, **given) as process:
@@ -90,7 +94,7 @@ def test_two_processes_pay_once_and_get_the_same(server: JudgeServer, tmp_path: 
             found: list[Any] = []
             waits = threading.Thread(target=lambda: found.extend(read(tmp_path, server, **given)))
             waits.start()
-            while not any("another process is writing the same tasks" in line for line in logged):
+            while not any("which writes the same tasks" in line for line in logged):
                 waits.join(0.01)
                 assert waits.is_alive(), logged
             held.go_on.set()

@@ -11,20 +11,22 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from loguru import logger
+
 from ajet.environment.gaia.server import Server
-from ajet.environment.venvs import READY, alone, digest, made, ran, venv
+from ajet.environment.venvs import READY, alone_in, digest, made, ran, venv
 
 PINS = Path(__file__).with_name("pins")
 
 
-def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], None] = lambda text: None) -> list[str]:
+def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
     """Make what these servers need and what is not there yet; answers a sentence for each thing that could not be
     made, so that its servers are off. `say` is told what takes time."""
     chosen = list(servers)
     if not chosen:
         return []
     failed = []
-    with alone(folder):
+    with alone_in(folder, say):
         for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
                 say(f"packages of the tool servers: {pins}")

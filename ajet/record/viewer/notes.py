@@ -6,14 +6,13 @@ only by who had read what is there; what cannot be read is no note, never an err
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import read_json
+from ajet.record.file_lock import alone
 from ajet.record.files import write_atomically
 from ajet.schema.errors import AjetError, UserError
 
@@ -21,6 +20,7 @@ FILE = "notes.json"
 LOCK = ".notes.lock"
 MOST_BYTES = 64 << 10
 """Of the file, and of a request that replaces it."""
+PATIENCE_S = 10.0
 LONGEST_NOTE = 10_000
 LONGEST_TAG, MOST_TAGS = 40, 20
 NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
@@ -44,10 +44,10 @@ def notes_of(folder: Path) -> dict[str, Any]:
 
 def keep_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Replace them by `given`, whose `edit` is that of what was read; answers what is kept. Raises BadNote, Overtaken,
-    UserError where the folder cannot be written."""
+    UserError where the folder cannot be written, or another viewer holds it for longer than PATIENCE_S."""
     wanted = _checked(given)
     try:
-        with _alone(folder):
+        with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):
             before = notes_of(folder)
             if wanted["edit"] != before["edit"]:
                 raise Overtaken("The note was changed meanwhile: look at what it says now.")
@@ -56,14 +56,6 @@ def keep_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"The note cannot be kept: {error.strerror}.", where=str(folder / FILE)) from error
     return kept
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Among all viewers of it, in this process and in others."""
-    with (folder / LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,15 +8,13 @@ made is the judge's failure, and never a reward; it is found out once, and not f
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.record.file_lock import alone
 from ajet.record.files import write_atomically
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
@@ -88,7 +86,8 @@ class RubricsJudge:
             if self._problem is not None and not again:
                 raise self._problem
             try:
-                with _alone(self.path):
+                lock = self.path.with_name(f".{self.path.name}.lock")
+                with alone(lock, "makes the same rubrics", say=say):
                     there = None if again else read(self.path)
                     self._rubrics = there or self._make(say)
             except UserError as problem:
@@ -184,18 +183,3 @@ def _categories(graded: Graded, criteria: tuple[Criterion, ...] | list[Criterion
             [graded.grades[place] for place in own], [criteria[place] for place in own], strict=False
         )
     return found
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """While other processes that would make the same wait."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.with_name(f".{path.name}.lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable"
-        ) from error
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -6,7 +6,6 @@ does. A line is whole or is not there; one process writes at a time, others wait
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import threading
@@ -15,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
+from ajet.record.file_lock import alone
 from ajet.record.files import append_lines, heal, read_rows
 
 
@@ -30,14 +28,9 @@ class Kept:
 
     @contextmanager
     def open(self) -> Iterator[Kept]:
-        """Held by this process until it is left. Says so where it has to wait for another."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                logger.info("another process is writing the same tasks: they are waited for")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        """Held by this process until it is left. Raises UserError where nothing can be kept there."""
+        does, do = "writes the same tasks", "set AJET_CACHE to another one"
+        with alone(self.path.with_suffix(".lock"), does, do=do):
             heal(self.path)
             yield self
 

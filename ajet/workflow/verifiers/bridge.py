@@ -20,9 +20,10 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BOUNDARIES = {
     "ProviderError": "engine",
@@ -37,6 +38,7 @@ BOUNDARIES = {
 """Their types of errors, and whose failure each is; any other is the environment's."""
 SETUP = "harness setup:"
 """Begins what a HarnessError says that came before the agent did anything."""
+SAY_S, AGAIN_S, PAUSE_S = 3.0, 15.0, 0.1
 LONGEST = 2000
 """Characters of an error's message."""
 
@@ -138,13 +140,27 @@ def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Await
                 with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
                     cache.mkdir(parents=True, exist_ok=True)
                     lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
-                    await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+                    await _taken(lock)
             program = await prepare(runtime, script, *args, **kwargs)
             with contextlib.suppress(OSError):
                 made.touch()
         return program
 
     return prepared
+
+
+async def _taken(lock: IO[str]) -> None:
+    """Once no other process has it. It is said for what is waited, on standard error like all that is printed here."""
+    said = time.monotonic() + SAY_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(PAUSE_S)
+        if time.monotonic() > said:
+            print(f"waiting for another process, which makes a harness's environment (lock: {lock.name})", flush=True)
+            said = time.monotonic() + AGAIN_S
 
 
 async def _played(environment: dict[str, Any], index: int) -> Any:

@@ -1,0 +1,64 @@
+"""Temporary folders that go with whoever made them, also where that was killed.
+
+Invariant: a folder is removed by its maker; or, where that was killed, by the next process of this user that makes one
+of its kind. The kernel's lock on a file in it says whether its maker lives, and ends with that process, however it
+ends. What somebody else's folder holds is never looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from ajet.record.own_descriptor import OwnDescriptor, locked
+
+LOCK = ".held"
+
+
+class HeldFolder:
+    """One of them. `remove` may be called from any thread."""
+
+    def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
+        """`kind`: what its name begins with; `place`: where, or the usual folder. Raises OSError."""
+        place = place or tempfile.gettempdir()
+        _sweep(kind, place)
+        self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
+        self._lock: OwnDescriptor | None = None
+        try:
+            self.path.chmod(mode)
+            coming = self.path / f"{LOCK}~"
+            self._lock = OwnDescriptor(coming, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with suppress(OSError):  # a file system without locks: what a killed maker left stays there
+                locked(self._lock)
+                coming.rename(self.path / LOCK)  # held when it is there: nobody takes it for one that was left
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """With what is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+@lru_cache(maxsize=64)
+def _sweep(kind: str, place: str) -> None:
+    """Once a process: remove what makers that were killed left there."""
+    for folder in Path(place).glob(f"{kind}*"):
+        try:
+            lock = OwnDescriptor(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # it is just being made, or somebody else's
+        try:
+            if folder.stat().st_uid == os.geteuid():
+                locked(lock)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # its maker lives
+        finally:
+            lock.close()
