@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from loguru import logger
 
 from ajet.config.schema.services import Companion
-from ajet.environment.sandbox.program import Walled
+from ajet.environment.sandbox.walls import Walled
 from ajet.run.restarts import Restarts
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet.workflow.command import keeper

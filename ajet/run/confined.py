@@ -1,6 +1,6 @@
 """A service behind a sandbox's walls (`services.NAME.confined`), and the way in to its port.
 
-Invariants: it sees what a confined tool server sees (`environment.sandbox.program`), its working folder read-only, and
+Invariants: it sees what a confined tool server sees (`environment.sandbox.walls`), its working folder read-only, and
 no network. One port leads in: connections to it go over a socket that was made out here, and nothing goes the other
 way. The port answers here once the program answers inside, and no longer than the program is kept.
 """
@@ -26,15 +26,15 @@ from ajet.config.schema.services import Companion
 from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.sandbox.choose import chosen_mechanism
 from ajet.environment.sandbox.contract import Limits
+from ajet.environment.sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
-from ajet.environment.sandbox.program import Walled, Walls, walled
-from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, listen_at, run_to_its_end, sweep
+from ajet.environment.sandbox.program import Walls, walled_program
+from ajet.environment.sandbox.walls import Walled, holds_more
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 
 FOLDERS = "ajet-service-"
-BACKLOG = 1024
 HERE = ("127.0.0.1", "localhost")
 FILES = resource.RLIMIT_NOFILE
 DISK = 8 << 30
@@ -135,14 +135,11 @@ class Cell:
 
     def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()
-        theirs = (folder, *_shows(companion, folder))
-        shown = (*theirs, Path(ajet.__file__).parent, Path(door.__file__))
-        found = {one.resolve() for each in theirs for one in dotenv_files(each) if one.is_file()}
-        secrets = tuple(each for each in sorted(found) if any(map(each.is_relative_to, theirs)))
-        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits(), secrets)
+        shown = (folder, *_shows(companion, folder), Path(ajet.__file__).parent)
+        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]
-        return walled(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
+        return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
 
     def _serve(self) -> None:
         async def connect() -> door.Streams:

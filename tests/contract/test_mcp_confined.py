@@ -51,7 +51,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SOME_SECRET", "of mine")
     home = tmp_path / "project"
     for name, text in (
-        ("shell.py", SHELL), (".env", "KEY=of mine"), ("data.txt", "shown"), ("../more/book.txt", "shown, too")
+        ("shell.py", SHELL), (".env", "KEY=of mine"), ("back/end/.env.local", "KEY=of mine"), ("data.txt", "shown"),
+        ("../more/book.txt", "shown, too"),
     ):  # fmt: skip
         (home / name).resolve().parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
@@ -74,12 +75,12 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
         made.append(Path(make(**of)))
         return str(made[-1])
 
-    monkeypatch.setattr("ajet.environment.mcp.confined.tempfile.mkdtemp", noted)
+    monkeypatch.setattr("ajet.record.held_folder.tempfile.mkdtemp", noted)
 
     async def plays() -> tuple[dict[str, str], list[str]]:
         asked = {
-            "one__shell": f"cat {file.parent}/data.txt {file.parent}/.env {elsewhere}; env; id -u; echo x > "
-            f"{file.parent}/left; cat /proc/1/environ; ls {file.parent.parent}/more; echo hello > a; pwd",
+            "one__shell": f"cd {file.parent}; cat data.txt .env back/end/.env.local {elsewhere}; cd; env; id -u; "
+            f"echo x > {file.parent}/left; cat /proc/1/environ; ls {file.parent.parent}/more; echo hello > a; pwd",
             "two__shell": f"cat a {file.parent.parent}/more/book.txt; ln -s {file.parent} link; "
             f"setsid {' '.join(mark)} > /dev/null 2>&1 &",
         }

@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from ajet.config import Experiment, resolve_reference
+from ajet.environment.sandbox import walls
+from ajet.environment.sandbox.identity import fresh_uid
 from ajet.rollout.isolation import sandbox
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
@@ -225,14 +227,14 @@ def test_what_the_machine_or_the_experiment_lacks_is_said_at_launch(
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="holds a person's whole home"):
         patch.setenv("HOME", str(tmp_path / "me"))
         opened(tmp_path, {})()
-    monkeypatch.setattr(sandbox, "bubblewrap_program", lambda: None)
+    monkeypatch.setattr(walls, "bubblewrap_program", lambda: None)
     with pytest.raises(ConfigError, match="No sandbox for workflows here: bubblewrap is not installed"):
         opened(tmp_path, {})()
 
 
 def test_a_project_folder_that_its_user_cannot_read_is_said_at_launch(tmp_path: Path) -> None:
     require("bubblewrap")
-    if sandbox.user_inside()[0] is None:
+    if fresh_uid() is None:
         pytest.skip("sandboxes have no user of their own here")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from ajet.environment.mcp.servers import Server as McpServer
 from ajet.environment.sandbox.bubblewrap import FOLDER
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
+from ajet.record.held_folder import HeldFolder
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 
@@ -107,30 +107,29 @@ class Workdirs:
     """A working folder for each episode. `of` on the front's loop; `remove` in any thread."""
 
     def __init__(self) -> None:
-        self._root: Path | None = None
+        self._root: HeldFolder | None = None
         self._users: dict[Path, int | None] = {}
 
     def of(self, episode: str) -> tuple[Path, int | None]:
         """Made when it is asked for first; and the user whose it is, where it can be one's own."""
         if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="ajet-env-"))
-            self._root.chmod(0o711)
-        folder = self._root / (episode or "ahead")
+            self._root = HeldFolder("ajet-env-", mode=0o711)
+        folder = self._root.path / (episode or "ahead")
         if folder not in self._users:
             uid = self._users[folder] = fresh_uid()
-            workdir_in(self._root, folder.name, uid)
+            workdir_in(self._root.path, folder.name, uid)
         return folder, self._users[folder]
 
     def remove(self, episode: str) -> None:
         """Remove an episode's folder with what is in it."""
         if self._root is not None:
-            self._users.pop(self._root / episode, None)
-            shutil.rmtree(self._root / episode, ignore_errors=True)
+            self._users.pop(self._root.path / episode, None)
+            shutil.rmtree(self._root.path / episode, ignore_errors=True)
 
     def close(self) -> None:
         """Remove all folders."""
         if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.remove()
 
 
 def tools_of(section: Gaia, base: Path, where: str) -> list[Tools]:

@@ -2,15 +2,13 @@
 
 Invariant: all confined servers of an attempt, or of an episode of `ajet env up`, share one empty working folder, which
 goes with it, and one user where there can be one; they see nothing else of this machine but its programs, the folder of
-the file that names them (without the `.env` files at its top) and the folders under `shows`, read-only. Where there is
-no sandbox they are not started.
+the file that names them and the folders under `shows`, read-only and their `.env` files empty. Where there is no
+sandbox they are not started.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from ajet.environment.mcp.servers import Server
 from ajet.environment.sandbox.choose import chosen_mechanism
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
+from ajet.record.held_folder import HeldFolder
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
@@ -57,21 +56,21 @@ class Workdir:
     """An attempt's. Made when the first server needs it."""
 
     def __init__(self) -> None:
+        self._root: HeldFolder | None = None
         self._made: tuple[Path, int | None] | None = None
 
     def made(self) -> tuple[Path, int | None]:
         """The folder, and whose it is where it can be one's own."""
         if self._made is None:
-            root, uid = Path(tempfile.mkdtemp(prefix="ajet-tools-")), fresh_uid()
-            root.chmod(0o711)
-            self._made = workdir_in(root, "work", uid), uid
+            self._root, uid = HeldFolder("ajet-tools-", mode=0o711), fresh_uid()
+            self._made = workdir_in(self._root.path, "work", uid), uid
         return self._made
 
     def remove(self) -> None:
-        """Remove the folder with what is in it. Idempotent."""
-        if self._made is not None:
-            shutil.rmtree(self._made[0].parent, ignore_errors=True)
-            self._made = None
+        """With what is in it. Idempotent."""
+        if self._root is not None:
+            self._root.remove()
+        self._root = self._made = None
 
 
 def workdir_in(root: Path, name: str, uid: int | None) -> Path:

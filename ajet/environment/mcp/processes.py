@@ -22,7 +22,8 @@ from ajet.environment.mcp.images import Contained, contained
 from ajet.environment.mcp.servers import Server
 from ajet.environment.sandbox.choose import chosen_mechanism
 from ajet.environment.sandbox.engine import remove
-from ajet.environment.sandbox.program import walled
+from ajet.environment.sandbox.program import walled_program
+from ajet.environment.sandbox.walls import Shown
 from ajet.schema.errors import ConfigError, SandboxFailure
 
 MARK = "AJET_TOOL_SERVER"
@@ -158,7 +159,8 @@ async def _behind_walls(server: Server) -> Child:
     assert server.walls is not None
     try:
         await asyncio.to_thread(chosen_mechanism, "bubblewrap")
-        wall = walled(server.command, server.walls, server.env)
+        shown = await asyncio.to_thread(Shown.of, server.walls.shown)  # however many files it has to look at
+        wall = walled_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailed(f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True) from problem
     settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}

@@ -38,6 +38,8 @@ class Verdict:
 
 Attack = Callable[[Warm, Targets], Verdict]
 ATTACKS: dict[str, Attack] = {}
+REACHES: dict[str, Callable[[Targets], str]] = {}
+"""Those of them that reach for what is outside, as programs: each prints what it got hold of (`reached`)."""
 _TELL = "\nexcept BaseException as error:\n    print('held', type(error).__name__, error)\n"
 
 
@@ -56,15 +58,25 @@ def run_attacks(box: Warm, targets: Targets, names: list[str] | None = None) -> 
     return [ATTACKS[name](box, targets) for name in names or ATTACKS]
 
 
+def reached(text: str) -> bool:
+    """Whether the program that printed this got through."""
+    return SECRET in text or "THROUGH" in text
+
+
 def _reaches(name: str, code: Callable[[Targets], str]) -> None:
     """An attack that prints the secret where it gets through, or THROUGH and what it saw."""
 
+    def program(targets: Targets) -> str:
+        body = "\n".join(f"    {row}" for row in code(targets).strip().splitlines())
+        return f"import os, sys, socket, ctypes\ntry:\n{body}{_TELL}"
+
+    REACHES[name] = program
+
     @attack(name)
     def tries(box: Warm, targets: Targets) -> Verdict:
-        body = "\n".join(f"    {row}" for row in code(targets).strip().splitlines())
-        done = box.python(f"import os, sys, socket, ctypes\ntry:\n{body}{_TELL}")
+        done = box.python(program(targets))
         text = done.stdout.decode(errors="replace").strip()
-        through = SECRET in text or "THROUGH" in text
+        through = reached(text)
         detail = (text or done.stderr.decode(errors="replace").strip() or done.ended)[-120:]
         return Verdict(name, "got through" if through else "held", detail if through else "")
 
@@ -79,6 +91,7 @@ print('THROUGH' if ticks == 'TICKS' else '')"""
 _reaches("the users of this machine", lambda at: f"""
 print('THROUGH' if any(row in open('/etc/passwd').read().splitlines() for row in {at.users!r}) else '')""")  # fmt: skip
 _reaches("a file of mode 600", lambda at: f"print(open({at.file!r}).read())")
+_reaches("keys in a folder that is shown", lambda at: f"print(open({at.dotenv!r}).read())")
 _reaches(
     "the environment of the process outside",
     lambda at: f"""

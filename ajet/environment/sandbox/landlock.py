@@ -8,7 +8,6 @@ as root a user of its own, else a kernel whose Landlock keeps signals in (ABI 6)
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 
@@ -18,6 +17,7 @@ from ajet.environment.sandbox.inside.kernel import landlock_version
 from ajet.environment.sandbox.interpreter import Interpreter, own_interpreter, reachable
 from ajet.environment.sandbox.seccomp import seccomp_filter
 from ajet.environment.sandbox.warm import Plan, Warm
+from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
 
 KEEPS_SIGNALS = 6
@@ -39,30 +39,32 @@ class Beside(Warm):
         cgroups: bool = True,
     ) -> None:
         self._python = python or own_interpreter()
-        self._made = ""
+        self._made: HeldFolder | None = None
         super().__init__(limits, environment, cgroups=cgroups)
 
     def _beside(self, line: int, user: int | None, code: bytes, *, confined: bool) -> Plan:
         python = self._python.for_user(user)
         self.counts_apart = user is not None
-        self._made = self.folder = tempfile.mkdtemp(prefix="ajet-sandbox-", dir=_place(user))
+        self._made = HeldFolder("ajet-sandbox-", _place(user), mode=0o711)
+        self.folder = str(self._made.path / "box")
+        os.mkdir(self.folder, 0o700)
         if user is not None:
-            os.chown(self._made, user, user)
+            os.chown(self.folder, user, user)
         readable = [*_READABLE, python.prefix, *python.packages]
         environment = {
-            "PATH": f"{python.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self._made, "TMPDIR": self._made,
+            "PATH": f"{python.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.folder, "TMPDIR": self.folder,
             "LANG": "C.UTF-8",
         }  # fmt: skip
         settings = {
-            "line": line, "uid": None, "folder": self._made, "filter": code, "longest": 1 << 30,
-            "landlock": (readable, [self._made], list(_DEVICES)) if confined else None,
+            "line": line, "uid": None, "folder": self.folder, "filter": code, "longest": 1 << 30,
+            "landlock": (readable, [self.folder], list(_DEVICES)) if confined else None,
             "packages": list(python.packages), "environment": environment | self._environment,
         }  # fmt: skip
         return Plan([python.path], settings, python.compiled, user)
 
     def _clean(self) -> None:
-        if self._made:
-            shutil.rmtree(self._made, ignore_errors=True)
+        if self._made is not None:
+            self._made.remove()
 
 
 def _place(user: int | None) -> str:

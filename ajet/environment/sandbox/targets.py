@@ -25,6 +25,10 @@ class Targets:
 
     folder: str
     """One of mode 777."""
+    shown: str
+    """A project's, which a sandbox may be shown."""
+    dotenv: str
+    """A file of keys below it, which everybody may read."""
     file: str
     pid: int
     ticks: str
@@ -47,6 +51,12 @@ def targets() -> Iterator[Targets]:
         file = Path(folder, "secret")
         file.write_text(SECRET)
         file.chmod(0o600)
+        shown = made.enter_context(tempfile.TemporaryDirectory(prefix="ajet-attacks-"))
+        os.chmod(shown, 0o755)
+        dotenv = Path(shown, "backend", ".env")
+        dotenv.parent.mkdir(mode=0o755)
+        dotenv.write_text(SECRET)
+        dotenv.chmod(0o644)
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = SECRET
         made.callback(os.environ.pop, VARIABLE, before)
@@ -64,7 +74,8 @@ def targets() -> Iterator[Targets]:
         users = Path("/etc/passwd").read_text().splitlines() if os.path.exists("/etc/passwd") else []
         tcp, name = sockets[0].getsockname()[1], f"ajet-{secrets.token_hex(8)}"
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        yield Targets(folder, str(file), os.getpid(), ticks, name, users, tcp, udp.getsockname()[1], path, abstract)
+        at = (tcp, udp.getsockname()[1], path, abstract)
+        yield Targets(folder, shown, str(dotenv), str(file), os.getpid(), ticks, name, users, *at)
 
 
 def _opened(made: ExitStack, family: int, address: str | tuple[str, int]) -> socket.socket:

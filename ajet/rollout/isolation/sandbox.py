@@ -8,7 +8,6 @@ gateway's door. An attempt's sandbox is never another's: with it ends all that r
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -26,24 +25,14 @@ from urllib.parse import urlsplit
 
 import ajet
 from ajet.config.programs import program
-from ajet.environment.sandbox.bubblewrap import (
-    FOLDER,
-    bubblewrap_program,
-    confined,
-    filled,
-    folders_shown,
-    identity_files,
-    outermost,
-    programs_shown,
-    told_pid,
-    user_inside,
-    writable,
-)
+from ajet.environment.sandbox.bubblewrap import FOLDER, told_pid
 from ajet.environment.sandbox.cgroup import control_group
 from ajet.environment.sandbox.choose import limits_of
 from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.identity import counts_by_namespace
+from ajet.environment.sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
+from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
+from ajet.environment.sandbox.walls import Shown, holds_more, walled
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.priority import give_way
 from ajet.rollout.isolation.process import WORKER, ProcessIsolation
@@ -58,8 +47,6 @@ if TYPE_CHECKING:
 KEY = "ajet.rollout.isolation: sandbox"
 DOOR = "/run/ajet/gateway"
 _FOLDERS = "ajet-door-"
-BACKLOG = 1024
-_NOT_THE_PROJECTS = frozenset({".git", "node_modules", "__pycache__"})
 _PROBE_S = 30.0
 _PROBE = "import os, sys; [os.listdir(folder) for folder in sys.argv[1:]]; print('ready')"
 
@@ -106,7 +93,7 @@ class Box:
 
     def probe(self) -> None:
         """Start a Python in one, which looks at the folders that it is shown. Raises ConfigError."""
-        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self._shown]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self._shown.folders]
         said, says = os.pipe()
         words = ""
         try:
@@ -138,41 +125,32 @@ class Box:
             )
 
     def _started(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> Started:
-        bubblewrap = bubblewrap_program()
-        if bubblewrap is None:
-            raise SandboxFailure("bubblewrap is not installed", retryable=False)
-        uid, as_root = user_inside()
-        descriptors: list[int] = []
-        argv = [bubblewrap, "--die-with-parent", *confined(as_root, descriptors), *programs_shown()]
-        argv += [*identity_files(uid if as_root else None, descriptors), *writable(self._limits.disk)]
-        argv += folders_shown(self._shown, DOOR)
-        for secret in self._secrets:
-            descriptors.append(filled(b""))
-            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), secret]
-        argv += ["--ro-bind", self._door, DOOR]
-        for name, value in self._environment().items():
-            argv += ["--setenv", name, value]
         told, tells = os.pipe()
         waits, goes = os.pipe()
-        descriptors += [tells, waits]
-        argv += ["--info-fd", str(tells), "--block-fd", str(waits), "--remount-ro", "/", "--chdir", FOLDER, "--"]
-        inside = {
-            "uid": uid if as_root else None, "door": DOOR, "files": self._limits.files, "command": list(command),
-            "processes": self._limits.processes if uid is not None or counts_by_namespace() else 0,
-        }  # fmt: skip
-        argv += [sys.executable, "-I", "-S", door.__file__, json.dumps(inside)]
+        more = ["--ro-bind", self._door, DOOR]
+        for name, value in self._environment().items():
+            more += ["--setenv", name, value]
+        more += ["--info-fd", str(tells), "--block-fd", str(waits)]
+        given: tuple[int, ...] = ()
         try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/", start_new_session=True,
-                pass_fds=(*passed, *descriptors), user=None if as_root else uid, group=None if as_root else uid,
-                extra_groups=None if as_root or uid is None else [],
+            wall = walled(
+                door.__file__, command, self._shown, self._limits, fresh_uid(), more=more, ways=[DOOR],
+                told={"door": DOOR},
             )  # fmt: skip
-        except OSError as error:
+            given = wall.descriptors
+            process = subprocess.Popen(
+                wall.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/",
+                start_new_session=True, pass_fds=(*passed, *given, tells, waits), user=wall.user, group=wall.user,
+                extra_groups=None if wall.user is None else [],
+            )  # fmt: skip
+        except BaseException as error:
             os.close(told)
             os.close(goes)
-            raise SandboxFailure(f"{bubblewrap} cannot be started: {error.strerror}") from error
+            if isinstance(error, OSError):
+                raise SandboxFailure(f"bubblewrap cannot be started: {error.strerror}") from error
+            raise
         finally:
-            for each in descriptors:
+            for each in (*given, tells, waits):
                 os.close(each)
         return self._held(process, told_pid(told, process.pid), goes)
 
@@ -193,34 +171,21 @@ class Box:
         return Started(process, gone, self._base_url, polite=False)
 
     @cached_property
-    def _shown(self) -> list[str]:
-        """Folders of code, outermost first; none within another. Looked for once a run."""
+    def _shown(self) -> Shown:
+        """Folders of code, looked for once a run: the project and what else is imported from, but for what Python
+        brings with it and whole homes."""
         package = Path(ajet.__file__).resolve().parent
-        wanted = [Path(sys.prefix), Path(sys.base_prefix), *_pythons(), package, *map(Path, self._home.paths)]
-        wanted = [self._home.base, *(folder for folder in wanted if folder.is_dir() and not holds_more(folder))]
-        return outermost(wanted)
-
-    @cached_property
-    def _secrets(self) -> list[str]:
-        """Files of the project that hold keys: they are empty inside. Looked for once a run."""
-        found = {each.resolve() for each in dotenv_files(self._home.base) if each.is_file()}
-        return [str(each) for each in sorted(found) if any(each.is_relative_to(folder) for folder in self._shown)]
+        pythons = (Path(sys.prefix), Path(sys.base_prefix))
+        also = [each for each in map(Path, self._home.paths) if each.is_dir() and not holds_more(each)]
+        brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
+        own = [each for each in also if each not in brought]
+        return Shown.of([self._home.base, *own], [package, *brought])
 
     def _environment(self) -> dict[str, str]:
         path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         paths = os.pathsep.join(filter(None, self._home.paths))
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box", "PYTHONPATH": paths,
                 "OMP_NUM_THREADS": "1"}  # fmt: skip
-
-
-def dotenv_files(project: Path) -> Iterator[Path]:
-    """The `.env` files of the project and of all folders below it, but for environments and what others wrote."""
-    for folder, below, files in os.walk(project):
-        below[:] = [name for name in below if name not in _NOT_THE_PROJECTS]
-        if "pyvenv.cfg" in files:
-            below.clear()
-            continue
-        yield from (Path(folder, name) for name in files if name.startswith(".env"))
 
 
 class Door:
@@ -268,16 +233,6 @@ class Door:
         self._loop.close()
 
 
-def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
-    """Run the coroutine in this thread, and cancel what is under way on the loop then. The loop stays open."""
-    asyncio.set_event_loop(loop)
-    loop.run_until_complete(until_closed)
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
-
 def _listening(path: str) -> socket.socket:
     """A socket at this path that everybody may reach. Raises OSError."""
     listening = socket.socket(socket.AF_UNIX)
@@ -288,28 +243,6 @@ def _listening(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
-
-
-def listen_at(path: str, listening: socket.socket) -> None:
-    """The socket is there when it listens: no `sweep` of another process takes it for one that was left, as one is that
-    is bound and does not listen yet. Raises OSError."""
-    coming = f"{path[:-1]}~"  # as long: longer ones cannot be had
-    listening.bind(coming)
-    listening.listen(BACKLOG)
-    os.rename(coming, path)
-
-
-def sweep(folders: str, name: str) -> None:
-    """Remove what runs that were killed left: doors of that name that nobody listens behind, in folders of temporary
-    files whose names begin so."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
-        with socket.socket(socket.AF_UNIX) as guest:
-            try:
-                guest.connect(str(folder / name))
-            except ConnectionRefusedError:
-                shutil.rmtree(folder, ignore_errors=True)
-            except OSError:
-                continue  # it is just being made, or somebody else's
 
 
 def _refuse_what_needs_a_network(experiment: Experiment) -> None:
@@ -330,19 +263,3 @@ def _refuse_what_needs_a_network(experiment: Experiment) -> None:
             where=KEY,
             do="move the YAML and its code to a folder of their own",
         )
-
-
-def holds_more(folder: Path) -> bool:
-    """Whether it is a home folder, or holds one."""
-    whole = Path(os.path.abspath(folder))
-    return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
-
-
-def _pythons() -> Iterator[Path]:
-    """Folders of the Pythons that this one is a link to."""
-    here = Path(sys.executable)
-    for _ in range(16):
-        yield here.parent.parent
-        if not here.is_symlink():
-            return
-        here = here.parent / os.readlink(here)

@@ -83,7 +83,7 @@ def main() -> None:
     listening.close()
     if leads_in:
         os.close(told["says"])
-        os.chdir(told["folder"])
+    os.chdir(told["folder"])
     os.execvp(told["command"][0], told["command"])
 
 

@@ -1,0 +1,50 @@
+"""The outer side of a sandbox's door: a socket in a temporary folder, and who serves it.
+
+Invariant: a door that is there listens, so that one that nobody listens behind was left by a process that was killed,
+and whoever comes next removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+BACKLOG = 1024
+
+
+def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
+    """In this thread; what is under way on the loop then is cancelled. The loop stays open."""
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(until_closed)
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+def listen_at(path: str, listening: socket.socket) -> None:
+    """The socket is there when it listens: no `sweep` of another process takes it for one that was left, as one is that
+    is bound and does not listen yet. Raises OSError."""
+    coming = f"{path[:-1]}~"  # as long: longer ones cannot be had
+    listening.bind(coming)
+    listening.listen(BACKLOG)
+    os.rename(coming, path)
+
+
+def sweep(folders: str, name: str) -> None:
+    """Remove what runs that were killed left: doors of that name that nobody listens behind, in folders of temporary
+    files whose names begin so."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
+        with socket.socket(socket.AF_UNIX) as guest:
+            try:
+                guest.connect(str(folder / name))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:
+                continue  # it is just being made, or somebody else's
