@@ -4,10 +4,11 @@ Each agent plays one episode of 5 calls through AsyncOpenAI over the gateway's l
 in a process (or in a sandbox) that is started for it. Beside them somebody asks the gateway for a turn, in process,
 again and again, with a pause of 50 ms: the time of a turn as a median and two percentiles, while the processes start
 and while they talk, against the same before the first of them. Printed too: processor time of the agents (of those in
-processes: a sandbox does not hand it on) and of this process. The engine takes no time. No limit: the time by the
-clock is that of whatever else runs on the machine.
+processes: a sandbox does not hand it on) and of this process, and by how much the machine's available memory shrank, at
+most. The engine takes no time. `--starts` is how many agents may start at once for each processor (2; 1000: all). No
+limit: time by the clock and memory are those of whatever else runs on the machine, too.
 
-    python benchmarks/bench_isolation.py [--agents N] [--isolation process|sandbox]
+    python benchmarks/bench_isolation.py [--agents N] [--isolation process|sandbox] [--starts N]
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import psutil
 from ratios import kept
 
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.gateway import Gateway, TurnRequest
 from ajet.rollout import Rollout
+from ajet.rollout.isolation import pace
 from ajet.schema.task import Task
 from benchmarks.bench_rollout import CALLS, Talks, a_gateway, of_agents, opening
 from tests.rollout_fixtures import AnswerJudge
@@ -37,12 +40,14 @@ PAUSE_S = 0.05
 
 
 class Asks:
-    """Asks for turns until it is told to end, from a thread of its own."""
+    """Asks for turns until it is told to end, from a thread of its own, and looks at the machine's memory."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.took: list[float] = []
         """Seconds of each turn."""
+        self.least = psutil.virtual_memory().available
+        """Bytes of memory that were available, at least; looked at every second."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
@@ -57,6 +62,8 @@ class Asks:
             self._gateway.call(session.turn(TurnRequest("default", opening(number)))).result()
             self.took.append(time.perf_counter() - began)
             session.close()
+            if number % 20 == 0:
+                self.least = min(self.least, psutil.virtual_memory().available)
 
     def end(self) -> list[float]:
         """All of them, in milliseconds."""
@@ -76,7 +83,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--isolation", choices=("process", "sandbox"), default="process")
+    parser.add_argument("--starts", type=int, default=pace.A_PROCESSOR)
     chosen = parser.parse_args()
+    pace.A_PROCESSOR = chosen.starts
     settings = {
         "isolation": chosen.isolation, "max_env_worker": chosen.agents, "num_repeat": 1, "episode_timeout": None,
         "user_workflow": "benchmarks.bench_rollout->Talks",
@@ -88,7 +97,7 @@ def main() -> None:
     alone = asks.end()
     rollout = Rollout(experiment, gateway, Talks, cast(Any, AnswerJudge()), run_id="bench")
     tasks = [(order, Task(main_query="sum", task_id=str(order))) for order in range(chosen.agents)]
-    own, began = time.process_time(), time.monotonic()
+    own, began, memory = time.process_time(), time.monotonic(), psutil.virtual_memory().available
     asks = Asks(gateway)
     groups = list(rollout.play(tasks, step=0, split="train"))
     wall, own = time.monotonic() - began, time.process_time() - own
@@ -99,7 +108,7 @@ def main() -> None:
     assert all(group.scored for group in groups), rollout.tally
     print(f"{len(groups)} agents of {CALLS} calls, isolation {chosen.isolation}: {wall:.1f} s by the clock")
     of_each = f"agents {theirs / chosen.agents:.2f} s each, " if chosen.isolation == "process" else ""
-    print(f"processor time: {of_each}here {own:.1f} s")
+    print(f"processor time: {of_each}here {own:.1f} s; memory: {(memory - asks.least) / (1 << 30):.1f} GB at most")
     print(said("alone", alone))
     print(said("beside", beside))
     kept(f"median turn beside agents in a {chosen.isolation}", statistics.median(beside) / statistics.median(alone))

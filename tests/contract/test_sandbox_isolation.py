@@ -265,6 +265,19 @@ def test_a_door_that_is_being_made_is_not_swept_away_by_another_run(monkeypatch:
     door.close()
 
 
+def test_a_door_that_is_shut_before_somebody_in_it_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gateway, socket.socket(socket.AF_UNIX) as guest:
+        door = sandbox.Door(f"http://127.0.0.1:{gateway.getsockname()[1]}/v1")
+        guest.connect(door.path)
+        there, _ = gateway.accept()
+        guest.sendall(b"?")
+        assert there.recv(1) == b"?"
+        door.close()
+        assert there.recv(1) == b"" and guest.recv(1) == b""
+        there.close()
+    assert caplog.records == []
+
+
 def test_a_door_may_be_closed_before_anybody_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.config.programs import program
+from ajet.record.processors import usable_cpus
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import failed
 from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.pace import Pace, Start
 from ajet.rollout.isolation.thread import settle
 from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
 from ajet.schema.endpoint import Endpoint
@@ -54,6 +56,7 @@ class ProcessIsolation:
         self._killed: set[WorkerHandle] = set()
         self._said: set[str] = set()
         self._closed = False
+        self._pace = Pace.of(usable_cpus())
 
     @property
     def abandoned(self) -> int:
@@ -83,6 +86,7 @@ class ProcessIsolation:
             worker = self._busy.pop(attempt, None)
             if worker is not None:
                 self._killed.add(worker)
+        self._pace.look()
         if worker is not None:
             attempt.printed = worker.printed()
             worker.kill()
@@ -93,14 +97,17 @@ class ProcessIsolation:
             self._closed = True
             workers = [worker for worker in (*self._busy.values(), *self._idle) if worker is not None]
             self._idle, self._busy = [], {}
+        self._pace.look()
         for worker in workers:
             worker.kill()
 
     def _run(self, attempt: Attempt) -> WorkflowOutput:
-        worker = self._take(attempt)
+        worker, start = self._take(attempt)
         try:
-            return worker.run(attempt)
+            return worker.run(attempt, start.over if start is not None else lambda: None)
         finally:
+            if start is not None:
+                start.over()
             attempt.printed = attempt.printed or worker.printed()
             with self._lock:
                 mine = self._busy.pop(attempt, None) is worker
@@ -108,6 +115,7 @@ class ProcessIsolation:
                 if mine and usable and not self._closed:
                     worker.forget_printed()
                     self._idle.append(worker)
+            self._pace.look()
             if mine and not usable:
                 self._retire(worker)
 
@@ -126,21 +134,41 @@ class ProcessIsolation:
     def _new(self) -> WorkerHandle:
         return WorkerHandle(self._home, start_process)
 
-    def _take(self, attempt: Attempt) -> WorkerHandle:
+    def _take(self, attempt: Attempt) -> tuple[WorkerHandle, Start | None]:
+        """An idle worker, or a new one with its start, whichever is there first. Raises EpisodeFailed."""
+        while self._wants(attempt):
+            if (worker := self._free(attempt)) is not None:
+                return worker, None
+            start = self._pace.turn(lambda: bool(self._idle) or not self._wants(attempt))
+            if start is None:
+                continue
+            try:
+                worker = self._new()
+            except BaseException:
+                start.over()
+                raise
+            with self._lock:
+                if attempt in self._busy and not self._closed:
+                    self._busy[attempt] = worker
+                    return worker, start
+            start.over()
+            worker.kill()
+        raise failed("stopped", "the episode was stopped before its process began", boundary="ajet")
+
+    def _free(self, attempt: Attempt) -> WorkerHandle | None:
+        """One that is idle, for this attempt, if it is still wanted."""
         with self._lock:
-            while self._idle:
+            while self._idle and attempt in self._busy:
                 worker = self._idle.pop()
                 if worker.alive:
                     self._busy[attempt] = worker
                     return worker
                 worker.kill()
-        worker = self._new()
+        return None
+
+    def _wants(self, attempt: Attempt) -> bool:
         with self._lock:
-            if attempt in self._busy and not self._closed:
-                self._busy[attempt] = worker
-                return worker
-        worker.kill()
-        raise failed("stopped", "the episode was stopped before its process began", boundary="ajet")
+            return attempt in self._busy and not self._closed
 
 
 def start_process(home: Home, ends: Ends, worker: str = WORKER) -> Started:

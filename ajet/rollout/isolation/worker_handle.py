@@ -119,13 +119,13 @@ class WorkerHandle:
         except psutil.NoSuchProcess:  # somebody else waited for it
             return False
 
-    def run(self, attempt: Attempt) -> WorkflowOutput:
-        """Serve one attempt until it ends. Raises EpisodeFailed."""
+    def run(self, attempt: Attempt, heard: Callable[[], None] = lambda: None) -> WorkflowOutput:
+        """Serve one attempt until it ends. `heard`: called when it says something. Raises EpisodeFailed."""
         self._number += 1
         body = attempt_handed_on(attempt)
         try:
             self.say(self._number, "attempt", body)
-            ended = self._served(attempt)
+            ended = self._served(attempt, heard)
         except (ValueError, EOFError, OSError) as problem:
             raise failed("process_died", self.died_of(problem)) from problem
         self.changes = ended.left
@@ -133,10 +133,11 @@ class WorkerHandle:
             raise EpisodeFailed(ended.outcome)
         return ended.outcome
 
-    def _served(self, attempt: Attempt) -> Ended:
+    def _served(self, attempt: Attempt, heard: Callable[[], None]) -> Ended:
         """How it ended. Raises ValueError for a message that nobody who plays this attempt has sent."""
         while True:
             message = self.hear()
+            heard()
             if message.about != self._number:
                 raise ValueError("it spoke of another attempt")
             if message.kind == "ended":

@@ -43,10 +43,11 @@ def forwarding(
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await connect()
+            await asyncio.gather(_carry(reader, back), _carry(there, writer))
         except OSError:
             writer.close()
-            return
-        await asyncio.gather(_carry(reader, back), _carry(there, writer))
+        except asyncio.CancelledError:  # the door is shut: before Python 3.12 a server calls that an unhandled error
+            writer.close()
 
     return forward
 
