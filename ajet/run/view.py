@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.episode_page import Spell
 
+END_S = 10.0
+"""How long a viewer beside a run may take to end."""
+
 
 def view(
     place: Path,
@@ -119,9 +122,13 @@ class Beside:
     address: str
 
     def end(self) -> None:
-        """End it and wait until it has."""
+        """End it and wait until it has; one that a page holds up is not waited for long."""
         self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def beside(run: RunDirectory) -> Beside | None:
@@ -135,7 +142,8 @@ def beside(run: RunDirectory) -> Beside | None:
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
     if not line.startswith("Viewer: "):
-        process.terminate()
+        process.kill()
+        process.wait()
         logger.warning("--with-logview: the viewer did not start; `{}` says why", command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")

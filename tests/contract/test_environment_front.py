@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 import sys
 import threading
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent
@@ -19,6 +21,7 @@ from rich.console import Console
 
 from ajet.environment.deployment.state import running, state_file, token_for
 from ajet.environment.mcp import CallFailed
+from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.lifetime import down, listed, show, up
 from ajet.schema.errors import ConfigError, UserError
 from tests.ajet_command import start
@@ -333,7 +336,23 @@ def test_an_episode_that_was_ended_is_lost(shop):
 def test_it_drains_and_leaves_no_process(place, tmp_path):
     file = tmp_path / "brief.yaml"
     file.write_text(f"mcpServers:\n  notes: {{command: {sys.executable}, args: [-I, {NOTES}]}}\n")
-    brief = up(str(file), port=0, token=False)
+    found, refused = [], []
+
+    def start_one():
+        try:
+            found.append(up(str(file), port=0, token=False))
+        except UserError as problem:
+            refused.append(problem.what)
+
+    both = [threading.Thread(target=start_one) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    (brief,) = found
+    assert refused == [f"brief is running already, at {brief.url}."], "two that are asked for at once are one"
+    replace(brief, process=ProcessIdentity.of(os.getpid())).forget()
+    assert running("brief") == brief, "another's end is not its own"
     assert brief.token == ""
     children = psutil.Process(brief.process.pid).children(recursive=True)
     assert children

@@ -75,8 +75,10 @@ class RunningEnvironment:
             os.umask(before)
 
     def forget(self) -> None:
-        """Remove the state of an environment that has ended."""
-        state_file(self.name).unlink(missing_ok=True)
+        """It has ended. Nothing happens where another of its name is known by now."""
+        known = running(self.name)
+        if known is None or known.process == self.process:
+            state_file(self.name).unlink(missing_ok=True)
 
 
 def state_folder() -> Path:

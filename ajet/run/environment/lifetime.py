@@ -28,6 +28,7 @@ from ajet.environment.mcp.images import require_images
 from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
+from ajet.record.file_lock import alone
 from ajet.schema.addresses import LOOPBACK
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
@@ -52,9 +53,7 @@ def up(
     file = file_of(named)
     description = described(file)
     name = description.name
-    already = running(name)
-    if already is not None:
-        raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
+    _refuse_second(name)
     settings: dict[str, Any] = {"file": str(file), "host": host, "port": port}
     if image is None:
         _prepare(description)
@@ -64,14 +63,37 @@ def up(
         module, settings["image"], settings["network"] = "contained", image, network
     state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     log = state_file(name).with_suffix(".log")
-    with log.open("wb") as said:  # each start draws a token of its own
-        environment = {key: value for key, value in os.environ.items() if key != TOKEN}
-        process = subprocess.Popen(
-            program(f"ajet.run.environment.{module}", json.dumps(settings)),
-            stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
-            env=environment,
-        )  # fmt: skip
-    return _when_ready(name, process, log)
+    with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
+        _refuse_second(name)  # two that were asked for at once
+        with log.open("wb") as said:  # each start draws a token of its own
+            environment = {key: value for key, value in os.environ.items() if key != TOKEN}
+            process = subprocess.Popen(
+                program(f"ajet.run.environment.{module}", json.dumps(settings)),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
+                env=environment,
+            )  # fmt: skip
+        try:
+            return _when_ready(name, process, log)
+        except BaseException:  # an interrupt, too: nobody would know of what comes up then
+            _end(process)
+            raise
+
+
+def _refuse_second(name: str) -> None:
+    """Raises UserError."""
+    if (already := running(name)) is not None:
+        raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    from ajet.environment.family import end_family
+
+    process.terminate()
+    try:
+        process.wait(DOWN_S)
+    except subprocess.TimeoutExpired:
+        end_family(process.pid, grace=1.0)
+        process.wait()
 
 
 def foreground(
@@ -208,7 +230,6 @@ def _when_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> Runni
         if process.poll() is not None:
             raise UserError(f"{name} did not start.\n{_end_of(log)}", where=str(log))
         time.sleep(0.02)
-    process.terminate()
     raise UserError(f"{name} was not ready within {READY_S:.0f} s.", where=str(log))
 
 
