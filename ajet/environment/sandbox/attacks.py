@@ -347,7 +347,7 @@ def _number(done: Result) -> int:
     text = done.stdout.strip()
     if text.isdigit():
         return int(text)
-    return 0 if done.ended in ("memory", "signal", "time") else -1
+    return 0 if done.ended in ("memory", "signal", "time", "disk") else -1
 
 
 def _size(box: Warm, path: str) -> int:
