@@ -57,7 +57,7 @@ def alone(
 
 
 class _FileLock:
-    """One that a block of `alone` waits for, or holds."""
+    """A lock that a block of `alone` waits for, or holds."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""

@@ -20,7 +20,7 @@ LOCK = ".held"
 
 
 class HeldFolder:
-    """One of them. `remove` may be called from any thread."""
+    """A temporary folder that its maker holds. `remove` may be called from any thread."""
 
     def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
         """`kind`: what its name begins with; `place`: where, or the usual folder. Raises OSError."""
@@ -40,7 +40,7 @@ class HeldFolder:
             raise
 
     def remove(self) -> None:
-        """With what is in it. Idempotent."""
+        """Remove the folder with what is in it. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

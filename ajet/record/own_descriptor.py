@@ -16,7 +16,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class OwnDescriptor:
-    """One that is opened now."""
+    """A descriptor that is opened now."""
 
     def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:
         """Raises OSError."""

@@ -75,7 +75,7 @@ class RunningEnvironment:
             os.umask(before)
 
     def forget(self) -> None:
-        """It has ended. Nothing happens where another of its name is known by now."""
+        """Remove the state of an environment that has ended, unless another of its name is known by now."""
         known = running(self.name)
         if known is None or known.process == self.process:
             state_file(self.name).unlink(missing_ok=True)

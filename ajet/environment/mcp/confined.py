@@ -67,7 +67,7 @@ class Workdir:
         return self._made
 
     def remove(self) -> None:
-        """With what is in it. Idempotent."""
+        """Remove the folder with what is in it. Idempotent."""
         if self._root is not None:
             self._root.remove()
         self._root = self._made = None

@@ -19,7 +19,7 @@ BACKLOG = 1024
 
 
 def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
-    """In this thread; what is under way on the loop then is cancelled. The loop stays open."""
+    """Run the coroutine in this thread, and cancel what is under way on the loop then. The loop stays open."""
     asyncio.set_event_loop(loop)
     loop.run_until_complete(until_closed)
     tasks = asyncio.all_tasks(loop)

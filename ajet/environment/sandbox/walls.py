@@ -117,7 +117,7 @@ def holds_more(folder: Path) -> bool:
 
 
 def dotenv_files(folder: Path) -> Iterator[Path]:
-    """Those in a folder and in all folders below it, but for what others wrote: packages, environments, git's own."""
+    """The `.env` files of a folder and of all folders below it, but for what others wrote: packages, git's own."""
     for here, below, files in os.walk(folder):
         others = _NOT_THE_PERSONS | _OF_AN_ENVIRONMENT if "pyvenv.cfg" in files else _NOT_THE_PERSONS
         below[:] = [name for name in below if name not in others]

@@ -93,7 +93,7 @@ class WorldServer:
 
     @property
     def instances(self) -> int:
-        """How many there are now, those being made and being released among them."""
+        """The number of instances now, those being made and being released among them."""
         return len(self._living)
 
     async def start(self, host: str, port: int) -> int:

@@ -19,7 +19,7 @@ A_PROCESSOR = 2
 
 
 class Pace:
-    """Of one rollout. Called from any thread."""
+    """The pace of one rollout's workers. Called from any thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -28,7 +28,7 @@ class Pace:
 
     @classmethod
     def of(cls, processors: int | None) -> Pace:
-        """That of a machine."""
+        """The pace for a machine of so many processors."""
         return cls(A_PROCESSOR * (processors or 1))
 
     def turn(self, instead: Callable[[], bool]) -> Start | None:
@@ -62,13 +62,13 @@ class Pace:
 
 
 class Start:
-    """One of them."""
+    """A worker's start."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace, self._over = pace, False
 
     def over(self) -> None:
-        """It was heard, or has ended. Idempotent."""
+        """Count the start no longer: its worker was heard, or has ended. Idempotent."""
         if not self._over:
             self._over = True
             self._pace.end(self)
