@@ -97,6 +97,8 @@ def test_the_commands_that_follow_a_training_follow_it(project, tmp_path):
     assert played.returncode == 0, played.stdout
     for objective in ("sft", "dpo"):
         named = ["--objective", objective, "--from-run", "rl", f"experiment_name={objective}", two, *pace[:2]]
+        if objective == "dpo":  # what reinforcement learning left is where it begins
+            named.append(f"model.path={project / 'launcher_record/rl/checkpoints/step-2'}")
         learned = ajet("sft", "--conf", yaml, *named, cwd=project)
         assert learned.returncode == 0, learned.stdout
         run = project / "launcher_record" / objective
