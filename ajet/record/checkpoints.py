@@ -47,6 +47,10 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
     return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
 
 
+ROOM = "one more checkpoint than trainer_common.max_checkpoints_to_keep, and the records"
+"""What a run's disk has to have, for who finds it full."""
+
+
 class Checkpoints:
     """The checkpoints of one run; only the holder of its lock may call `save` and `clean`."""
 
@@ -155,8 +159,11 @@ class Checkpoints:
         shutil.rmtree(aside, ignore_errors=True)
         latest = self.latest()
         kept = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
+        on = ": it continues from the last complete checkpoint" if latest else ""
         try:
-            with write_errors.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
+            with write_errors.explained(
+                f"the checkpoint of step {step}", self.folder, kept=kept, room=ROOM, elsewhere="", then=on
+            ):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 aside.mkdir()
                 write(aside)

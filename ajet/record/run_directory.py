@@ -128,7 +128,9 @@ class RunDirectory:
         """
         root = Path(root).absolute()
         redact = redactor_of(experiment)
-        with write_errors.explained("the record of the run", root, kept="nothing was begun"):
+        with write_errors.explained(
+            write_errors.RECORD, root, kept="nothing was begun", elsewhere=write_errors.EXP_DIR
+        ):
             if kind != "train":
                 place = RunPlace.again(again, root) if again else RunPlace.new(root, experiment.name, kind)
                 try:

@@ -19,22 +19,34 @@ WORDS = ("no space left", "os error 28", "os error 27", "file too large")
 NEARLY_NOTHING = 2**20
 REFUSALS = {
     errno.EDQUOT: ("The quota is used up", "free some space, or have the quota raised"),
-    errno.EROFS: ("The file system is read-only", "mount it for writing, or name another folder with --exp-dir"),
-    errno.EACCES: ("Writing is not permitted", "give this user the right, or name another folder with --exp-dir"),
-    errno.EPERM: ("Writing is not permitted", "give this user the right, or name another folder with --exp-dir"),
+    errno.EROFS: ("The file system is read-only", "mount it for writing{elsewhere}"),
+    errno.EACCES: ("Writing is not permitted", "give this user the right{elsewhere}"),
+    errno.EPERM: ("Writing is not permitted", "give this user the right{elsewhere}"),
     errno.ENOENT: ("The folder was moved or deleted", "leave a run's folder where it is while the run lives"),
-    errno.ENOTDIR: ("A file is where a folder should be", "move it away, or name another folder with --exp-dir"),
+    errno.ENOTDIR: ("A file is where a folder should be", "move it away{elsewhere}"),
     errno.EIO: ("The disk reports an error", "look at the system's log: the disk may be failing"),
     errno.ESTALE: ("The file system has gone away", "mount it again"),
 }
-"""What an error of the operating system means here, and what to do."""
+"""What an error of the operating system means here, and what to do; `elsewhere`: a way to name another folder."""
+RECORD = "the record of the run"
+EXP_DIR = ", or name another folder with --exp-dir"
 
 
 @contextmanager
-def explained(what: str, folder: Path, *, kept: str) -> Iterator[None]:
+def explained(
+    what: str,
+    folder: Path,
+    *,
+    kept: str,
+    room: str = RECORD,
+    elsewhere: str | None = None,
+    then: str = "",
+) -> Iterator[None]:
     """Turn the failure of the block into a UserError when the disk below `folder` refuses what it writes.
 
-    `what` could not be written; `kept` says what is safe.
+    `what` could not be written; `kept` says what is safe. `room`: what has to fit; `elsewhere`: a way to name another
+    folder ("" for none; None: --exp-dir, though not for room, as the run would begin anew there); `then`: what the same
+    command does once it is started again.
     """
     try:
         yield
@@ -42,21 +54,22 @@ def explained(what: str, folder: Path, *, kept: str) -> Iterator[None]:
         raise
     except BaseException as error:
         number = refusal(error, folder)
+        again = f"; then start the same command again{then}"
         if number is not None:
             meaning, do = REFUSALS[number]
             raise UserError(
                 f"{meaning}: {what} could not be written ({kept}).",
                 where=str(folder),
-                expected="a folder that can be written to for as long as the run lives",
-                do=f"{do}; then start the same command again",
+                expected="a folder that can be written to",
+                do=do.format(elsewhere=EXP_DIR if elsewhere is None else elsewhere) + again,
             ) from error
         if not is_full(error, folder):
             raise
         raise UserError(
             f"The disk is full: {what} could not be written ({kept}).",
             where=f"{folder} ({_free(folder) / 2**20:.0f} MiB free)",
-            expected="room for one more checkpoint than trainer_common.max_checkpoints_to_keep, and the records",
-            do="free some space and start the same command again: it continues from the last complete checkpoint",
+            expected=f"room for {room}",
+            do=f"free some space{elsewhere or ''}{again}",
         ) from error
 
 

@@ -31,10 +31,12 @@ def export(
     out: Path | None = None,
     dtype: str | None = None,
     again: bool = False,
+    merging: bool = False,
 ) -> Path:
     """The folder with the model of `step`, or of the last checkpoint.
 
-    out: a folder that does not exist yet; None is `exports/step-N` in the run's. dtype: float32 or bfloat16, of a
+    out: a folder that does not exist yet; None is `exports/step-N` in the run's. merging: for a command that needs the
+    model there, and takes no other place. dtype: float32 or bfloat16, of a
     checkpoint of verl; None keeps the one that was trained in. again: a folder that is there already is answered as it
     is. Raises UserError.
     """
@@ -47,10 +49,16 @@ def export(
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    with written(target, "--out"):
+    with written(target, "the merged checkpoint" if merging else "--out"):
         aside.mkdir(parents=True)
     try:
-        with explained(f"the model of step {checkpoint.step}", target.parent, kept="the checkpoint is as it was"):
+        with explained(
+            f"the model of step {checkpoint.step}",
+            target.parent,
+            kept="the checkpoint is as it was",
+            room=f"the model: {_gib(checkpoint.path)} are in its checkpoint, the optimizer's numbers among them",
+            elsewhere="" if merging else ", or name a folder on another disk with --out",
+        ):
             _fill(aside, checkpoint, dtype)
             write_card(folder, checkpoint, aside)
             sync_tree(aside)
@@ -59,6 +67,11 @@ def export(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
+
+
+def _gib(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def run_of(run: str, root: Path) -> Path:
@@ -72,7 +85,7 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     if owner_of(checkpoint.state) is None:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
-    return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step)
+    return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step, merging=True)
 
 
 def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
