@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +13,10 @@ from ajet.backbone.trinity.launch import TrinityRunner
 from ajet.backbone.trinity.package import ASIDE, require_trinity
 from ajet.backbone.trinity.users_section import OWNED, trinitys_keys
 from ajet.config import load_experiment
+from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
+
+ON_CPU = ", trainer_common: {device: cpu}"
 
 
 def experiment(tmp_path, ajet: str = "", trinity: str = ""):
@@ -143,8 +146,21 @@ def test_where_samplers_play_trinity_trains_alone_and_saves_each_step(tmp_path):
     whole = experiment(tmp_path, ", trainer_common: {device: cuda, n_gpus_per_node: 2, mode: async}")
     assert demand_of(trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
     with pytest.raises(ConfigError, match="none is named") as refused:
-        TrinityRunner().require(whole, SimpleNamespace(from_store=None))
+        TrinityRunner().require(whole, LaunchOptions())
     assert "--from-store ADDRESS" in refused.value.expected
+
+
+def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = f", gateway: {{port: {taken.getsockname()[1]}}}"
+        with pytest.raises(UserError, match="gateway cannot listen on 127.0.0.1"):
+            TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
+    TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
+    many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
+    monkeypatch.setattr("ajet.backbone.trinity.own_environment.python_there", lambda device: None)
+    with pytest.raises(ConfigError, match="32 processes play"):
+        TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 
 
 def test_keys_that_trinity_does_not_have(tmp_path):

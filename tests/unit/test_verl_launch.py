@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from ajet.backbone.verl import cpu
+from ajet.backbone.verl.launch import VerlRunner
 from ajet.backbone.verl.mailbox import Died, Phase, Stepped
 from ajet.backbone.verl.trainer import reporting
 from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
@@ -23,7 +25,7 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.sink import RunSink
-from ajet.schema.errors import ConfigError, RunFailed
+from ajet.schema.errors import ConfigError, RunFailed, UserError
 from tests.verl_fixtures import without_verl
 
 
@@ -266,6 +268,36 @@ def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path:
     with pytest.raises(ConfigError, match="none is named"):
         launch(experiment, LaunchOptions())
     assert not (tmp_path / "record").exists()
+
+
+@without_verl
+def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
+    """Each process that plays has a gateway: one port is one process's, and not another program's."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    taken = socket.create_server(("127.0.0.1", 0))
+    tree: dict[str, Any] = {
+        "backbone": "verl",
+        "model": {"path": "embedded:tiny-tools"},
+        "task_reader": {"type": "random_dummy"},
+        "rollout": {"user_workflow": "agent.py->Agent", "max_model_len": 1000},
+        "data": {"max_prompt_length": 500, "max_response_length": 500},
+        "trainer_common": {"device": "cuda", "n_gpus_per_node": 8},
+        "gateway": {"port": taken.getsockname()[1]},
+    }
+
+    def of(**more: Any) -> Experiment:
+        return Experiment.from_dict({"ajet": tree, **more}, base=tmp_path, exp_dir=tmp_path / "record")
+
+    with taken, pytest.raises(UserError, match="gateway cannot listen on 127.0.0.1") as refused:
+        launch(of(), LaunchOptions())
+    assert "gateway.port" in refused.value.where and not (tmp_path / "record").exists()
+    with pytest.raises(ConfigError, match="8 processes play, each with a gateway of its own") as shared:
+        launch(of(), LaunchOptions())
+    assert "agent.num_workers: 1" in shared.value.expected and not (tmp_path / "record").exists()
+    one = of(verl={"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}}}})
+    VerlRunner().require(one, LaunchOptions())
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # what is free there is not seen from here
+    VerlRunner().require(of(), LaunchOptions())
 
 
 @without_verl

@@ -33,10 +33,11 @@ class TrinityRunner(Runner):
         return experiment.ajet
 
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
-        """A store where samplers are to play. On GPUs the command goes on in Trinity's own environment, if there is
-        one."""
+        """A store where samplers are to play, and a port for each gateway. On GPUs the command goes on in Trinity's own
+        environment, if there is one."""
         from ajet.backbone.trinity.config import TRAIN, device_of, mode_of, trinity_config
         from ajet.backbone.trinity.own_environment import go_on_in, python_there
+        from ajet.backbone.verl.cluster.gateway_port import require_gateways
         from ajet.schema.errors import ConfigError
 
         if mode_of(experiment) == TRAIN and options.from_store is None:
@@ -45,7 +46,13 @@ class TrinityRunner(Runner):
                 where="ajet.trainer_common.mode: async",
                 expected="--from-store ADDRESS, with `ajet sample` beside it",
             )
-        trinity_config(experiment)
+        config = trinity_config(experiment)
+        explorer = config["explorer"]
+
+        def playing() -> int:
+            return int(explorer["runner_per_model"]) * int(explorer["rollout_model"]["engine_num"])
+
+        require_gateways(experiment, options, playing, named="trinity.explorer.runner_per_model: 1, with one engine")
         if (python := python_there(device_of(experiment))) is not None:
             go_on_in(python)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ajet.schema.finding import Finding
 
 
+PROCESSES = "verl.actor_rollout_ref.rollout.agent.num_workers: 1"
+
+
 class VerlRunner(Runner):
     """Ray's processes around verl's trainer."""
 
@@ -28,7 +31,10 @@ class VerlRunner(Runner):
         return credit_settings(verl_settings(experiment))
 
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
-        """A store where samplers are to play, and settings that samplers can follow."""
+        """A store where samplers are to play, settings that samplers can follow, and a port for each gateway."""
+        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+
+        require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
         if options.from_store is None and experiment.ajet.trainer_common.mode != "async":
             return
         from ajet.backbone.verl import verl_settings
@@ -38,6 +44,11 @@ class VerlRunner(Runner):
         require_store(config, options.from_store)
         if options.from_store is not None:
             require_one_sampling(experiment.ajet, config)
+
+    def _playing(self, experiment: Experiment) -> int:
+        from ajet.backbone.verl import verl_settings
+
+        return int(verl_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
 
     def shown(self, experiment: Experiment) -> str:
         """verl's whole config."""
