@@ -18,6 +18,13 @@ def observe(
         float,
         typer.Option("--idle", metavar="SECONDS", min=0, help="A session that is not used for so long is over."),
     ] = 1800.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0.1,
+            help="For so long the endpoint may send nothing; then it hangs, and its client is told (504).",
+        ),
+    ] = 600.0,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Ask the endpoint for token ids (vLLM gives them).")
     ] = False,
@@ -35,4 +42,4 @@ def observe(
     from ajet.run.observe import Observing
     from ajet.run.observe import observe as run
 
-    return run(experiment, Observing(endpoint, host or "127.0.0.1", port or 0, idle, token_ids))
+    return run(experiment, Observing(endpoint, host or "127.0.0.1", port or 0, idle, token_ids, timeout))

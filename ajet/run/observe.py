@@ -43,6 +43,8 @@ class Observing:
     port: int = 0
     idle: float = 1800.0
     token_ids: bool = False
+    timeout: float = 600.0
+    """Seconds for which the endpoint may send nothing."""
 
 
 def observe(experiment: Experiment, wanted: Observing) -> int:
@@ -83,7 +85,8 @@ def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_left(run.path)):
         logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
-    server = Server(Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids), sessions, listening)
+    proxy = Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
+    server = Server(proxy, sessions, listening)
     recording = Recording(run)
     run.status.set(phase="serving", step=0, url=address)
     _say(address, endpoint, run, key)

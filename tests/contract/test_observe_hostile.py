@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from ajet.gateway.observing import Sessions, proxy, sessions
+from ajet.gateway.observing import Sessions, copied_reply, sessions
 from ajet.gateway.observing.feedback import Feedback
 from ajet.gateway.observing.sessions import Ended
 from ajet.record.episodes import EpisodeFiles
@@ -109,7 +109,7 @@ def test_a_word_for_a_key_is_no_key(tmp_path):
 
 
 def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(proxy, "MOST_KEPT", 1 << 16)
+    monkeypatch.setattr(copied_reply, "MOST_KEPT", 1 << 16)
     monkeypatch.setattr(Endpoint, "end_headers", _packed)
     packed = gzip.compress(b" " * (1 << 24))
     with endpoint([packed]) as (url, _), observed(url, tmp_path) as observing:

@@ -196,11 +196,11 @@ def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict
     param = refused.param
     if names and param and refused.code != "unknown_parameter":
         param = names.get(param, param)
-    kind = {401: "authentication_error", 429: "rate_limit_error", 503: "server_error", 500: "server_error"}
+    kind = {401: "authentication_error", 429: "rate_limit_error"}
     return {
         "error": {
             "message": refused.message,
-            "type": kind.get(refused.status, "invalid_request_error"),
+            "type": kind.get(refused.status, "server_error" if refused.status >= 500 else "invalid_request_error"),
             "param": param,
             "code": refused.code,
         }

@@ -15,7 +15,6 @@ import json
 import re
 import secrets
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -26,13 +25,13 @@ import httpx
 from loguru import logger
 
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse, request_body
+from ajet.gateway.exchange import Receive, Scope, Send, answer, refuse, request_body
 from ajet.gateway.limits import PEER, after_wrong_key, welcome
+from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, without_keys
-from ajet.gateway.observing.sessions import CLIENT_LEFT, Asked, Ended, Session, Sessions
-from ajet.gateway.observing.streams import Stream
+from ajet.gateway.observing.sessions import Asked, Ended, Session, Sessions
 from ajet.gateway.turn import Refused
 from ajet.schema.addresses import LOOPBACK
 from ajet.schema.settled import settled, settled_json
@@ -46,19 +45,31 @@ _CONNECTION = {
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
-MOST_KEPT = MAX_BODY
-"""Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
-"""Seconds between bytes of a reply, and to connect."""
+TIMEOUT = 600.0
+"""Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
+CONNECT = 20.0
+"""Seconds to connect to it, at most."""
+SAID_AGAIN = 60.0
+"""Seconds before what goes wrong at an endpoint is said again."""
 
 
 class Proxy:
     """The ASGI app. `endpoint` ends in /v1. `key`: what feedback must bear; None: nothing. `token_ids`: ask the
-    endpoint for them (vLLM's `return_token_ids`), which changes the request and adds to the reply."""
+    endpoint for them (vLLM's `return_token_ids`), which changes the request and adds to the reply. `timeout`: see
+    TIMEOUT."""
 
-    def __init__(self, endpoint: str, sessions: Sessions, *, key: str | None = None, token_ids: bool = False) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        sessions: Sessions,
+        *,
+        key: str | None = None,
+        token_ids: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> None:
         self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
-        self._key, self._token_ids = key, token_ids
+        self._key, self._token_ids, self._timeout = key, token_ids, timeout
+        self._said: dict[str, float] = {}
         self._salt = secrets.token_bytes(16)
         self._client: httpx.AsyncClient | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -143,13 +154,13 @@ class Proxy:
                 agent = _header(headers, AGENT) or DEFAULT_AGENT
                 session, asked = self._sessions.begin(name, dialect, said, agent)
                 body = self._with_token_ids(body, dialect)
-        copy = _Copy(dialect if asked is not None else None, hidden)
+        copy = CopiedReply(dialect if asked is not None else None, hidden)
         passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
         watching = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
-                copy.problem, copy.finish = CLIENT_LEFT, "aborted"
+                copy.left()
         except asyncio.CancelledError:
             copy.problem, copy.finish = "the proxy was ended before the reply was whole", "aborted"
             raise
@@ -160,8 +171,10 @@ class Proxy:
                 with suppress(asyncio.CancelledError):
                     await passing
             finally:
+                ended = copy.ended()
                 if session is not None and asked is not None:
-                    await self._record(session, asked, copy.ended())
+                    await self._record(session, asked, ended)
+                self._say(copy, asked.entry.call.error if asked is not None else ended.problem)
         if copy.broken:
             _break_off(scope)
 
@@ -172,15 +185,26 @@ class Proxy:
         task.add_done_callback(self._ending.discard)
         await asyncio.shield(task)
 
-    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: _Copy) -> None:
+    def _say(self, copy: CopiedReply, problem: str | None) -> None:
+        """What went wrong at the endpoint, to whoever watches: the same not all the time."""
+        now = time.monotonic()
+        if not problem or (copy.finish == "aborted" and not copy.waited):
+            return
+        self._said = {text: at for text, at in self._said.items() if now - at < SAID_AGAIN}
+        if problem not in self._said:
+            self._said[problem] = now
+            logger.warning("{}: {}", self._endpoint, problem)
+
+    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: CopiedReply) -> None:
         """Ask the endpoint and send on what it says."""
         query = scope.get("query_string", b"").decode("latin-1")
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
         asked = [(name, value) for name, value in scope["headers"] if _passed(name)]
         if self._client is None:
             nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
+            patience = httpx.Timeout(self._timeout, connect=min(CONNECT, self._timeout))
             self._client = httpx.AsyncClient(
-                timeout=TIMEOUT, limits=httpx.Limits(max_connections=None), cookies=nobodys
+                timeout=patience, limits=httpx.Limits(max_connections=None), cookies=nobodys
             )
         request = self._client.build_request(
             scope["method"], url, headers=[*asked, (b"accept-encoding", b"identity")], content=body or None
@@ -201,16 +225,17 @@ class Proxy:
                 await reply.aclose()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
-            copy.problem, copy.finish = CLIENT_LEFT, "aborted"
+            copy.left()
         except httpx.HTTPError as problem:
-            why = f"{type(problem).__name__}: {problem}".rstrip(": ")
+            hangs = isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout))
+            why = f"nothing came for {self._timeout:g} s (--timeout)" if hangs else _named_error(problem)
             copy.finish = "error"
             if begun:
                 copy.problem, copy.broken = f"the endpoint broke off its reply: {why}", True
                 return
             copy.problem = f"the endpoint did not answer: {why}"
-            logger.warning("{}", copy.problem)
-            refused = Refused(copy.problem, status=502, code="endpoint_unreachable")
+            status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
+            refused = Refused(copy.problem, status=status, code=code)
             await refuse(send, refused, _error("/v1/" + path, refused))
 
     def _with_token_ids(self, body: bytes, dialect: str) -> bytes:
@@ -229,64 +254,8 @@ class Proxy:
         )
 
 
-class _Copy:
-    """What of a reply is kept. `dialect` None: nothing."""
-
-    def __init__(self, dialect: str | None, hidden: Hidden) -> None:
-        self._dialect, self._hidden = dialect, hidden
-        self._stream: Stream | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._unpack: Any = None
-        self._status = 200
-        self.broken = False
-        self.problem = ""
-        self.finish: Any = None
-
-    def begin(self, reply: httpx.Response) -> None:
-        self._status = reply.status_code
-        if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
-            self._unpack = zlib.decompressobj(47)
-        if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
-            self._stream = Stream(self._dialect)
-
-    def feed(self, part: bytes) -> None:
-        if self._dialect is None or self._size > MOST_KEPT:
-            return
-        if self._unpack is not None:
-            try:
-                part = self._unpack.decompress(part, MOST_KEPT + 1 - self._size)
-            except zlib.error:
-                part = b""
-        self._size += len(part)
-        if self._size > MOST_KEPT:
-            self._parts.clear()
-        elif self._stream is not None:
-            self._stream.feed(part)
-        else:
-            self._parts.append(part)
-
-    def ended(self) -> Ended:
-        """How the call ended."""
-        problem, finish = self.problem, self.finish
-        if self._size > MOST_KEPT:
-            problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
-        if self._stream is not None:
-            body = self._stream.body()
-            problem = problem or self._stream.problem
-            if not problem and not self._stream.ended:
-                problem = "the endpoint broke off its reply"
-        else:
-            data = b"".join(self._parts)
-            body = settled_json(data) if data else None
-        if self._status >= 400:
-            said = self._hidden.text(json.dumps(body, ensure_ascii=False))[:500]
-            return Ended(None, f"the endpoint refused with status {self._status}: {said}", "error")
-        if problem and self._stream is None:
-            body = None  # half a JSON object says nothing
-        if problem and finish is None:
-            finish = "error"
-        return Ended(self._hidden.tree(body), self._hidden.text(problem)[:500], finish)
+def _named_error(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}".rstrip(": ")
 
 
 def _named(scope: Scope) -> tuple[str | None, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from ajet.gateway.dialects.anthropic.messages import read_messages as read_anthropic
+from ajet.gateway.observing.no_reply import no_reply
 from ajet.gateway.observing.requests import assistant_message
 from ajet.gateway.proxy import read_answer
 from ajet.gateway.turn import Refused
@@ -61,13 +62,14 @@ class Answer:
 
 
 def read_reply(dialect: str, body: Any) -> Answer:
-    """The answer in a whole body, as it came or put together from a stream. Never fails."""
+    """The answer in a whole body, as it came or put together from a stream; None: nothing came. Never fails."""
     try:
         name = body["id"] if isinstance(body.get("id"), str) else ""
         usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-        return Answer(name, _READERS[dialect](body), usage)
-    except _UNREADABLE as problem:
-        return Answer("", problem=f"the reply could not be read: {type(problem).__name__}: {problem}"[:300])
+        choices = _READERS[dialect](body)
+        return Answer(name, choices, usage, problem="" if choices else no_reply(dialect, body))
+    except _UNREADABLE:
+        return Answer("", problem=no_reply(dialect, body))
 
 
 def _chat(body: Mapping[str, Any]) -> list[Said]:

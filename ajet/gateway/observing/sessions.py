@@ -91,7 +91,8 @@ class Session:
     def settle(self, asked: Asked, ended: Ended) -> Answer:
         """Settle a call that has ended."""
         self.calls += 1
-        answer = read_reply(asked.dialect, ended.body) if ended.body is not None else Answer("")
+        broken = ended.body is None and bool(ended.problem)
+        answer = Answer("") if broken else read_reply(asked.dialect, ended.body)
         problem = ended.problem or answer.problem
         choices = answer.choices or (None,)
         entries = [asked.entry, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
@@ -178,9 +179,7 @@ class Session:
             call.extra["said"] = ended.body
         if said is not None and said.tokens is not None and not problem:
             self._set_tokens(call, said.tokens, entry.extends)
-        self._recorder.settle(
-            entry, finish, message=said.message if said else None, error=problem or (None if said else "no reply")
-        )
+        self._recorder.settle(entry, finish, message=said.message if said else None, error=problem or None)
 
     def _set_tokens(self, call: Call, tokens: Tokens, extends: int | None) -> None:
         calls = self._recorder.capture.calls

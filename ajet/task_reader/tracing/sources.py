@@ -40,6 +40,8 @@ class Found:
     silent: int = 0
     loose: int = 0
     """Words of feedback that belong to nothing that was read."""
+    failed: int = 0
+    """Calls of observed agents that got no reply."""
 
 
 @dataclass(slots=True)
@@ -244,6 +246,7 @@ def _read_folder(folder: Path, found: Found, words: Words) -> None:
                 if episode.uuid in seen:
                     continue  # several steps may have trained on it
                 seen.add(episode.uuid)
+                found.failed += sum(call.reply is None or bool(call.error) for call in episode.calls)
                 where = f"{file} {episode.uuid}"
                 try:
                     found.traces += _of_episode(episode, where, words)

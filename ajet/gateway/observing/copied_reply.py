@@ -1,0 +1,113 @@
+"""Copied reply: what of an endpoint's reply is kept, while its bytes go to the client.
+
+Invariant: nothing of it changes what passes, and no key is in it. What ended it is said by the endpoint's side of it:
+a status, silence, an end that never came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from typing import Any
+
+import httpx
+
+from ajet.gateway.exchange import MAX_BODY
+from ajet.gateway.observing.hidden import Hidden
+from ajet.gateway.observing.json_said import settled_json
+from ajet.gateway.observing.no_reply import what_came
+from ajet.gateway.observing.sessions import CLIENT_LEFT, Ended
+from ajet.gateway.observing.streams import Stream
+
+MOST_KEPT = MAX_BODY
+"""Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
+WORTH_A_WORD = 5.0
+"""Seconds of an endpoint's silence that are said where its client left."""
+_PASSWORD = re.compile("//[^/@]*@")
+
+
+class CopiedReply:
+    """Of one request. `dialect` None: nothing is kept."""
+
+    def __init__(self, dialect: str | None, hidden: Hidden) -> None:
+        self._dialect, self._hidden = dialect, hidden
+        self._stream: Stream | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._unpack: Any = None
+        self._status = 200
+        self._to = ""
+        self._heard = time.monotonic()
+        self.waited = False
+        """The client left an endpoint that had said nothing for a while."""
+        self.broken = False
+        self.problem = ""
+        self.finish: Any = None
+
+    def left(self) -> None:
+        """The client has."""
+        silent = time.monotonic() - self._heard
+        self.problem, self.finish, self.waited = CLIENT_LEFT, "aborted", silent >= WORTH_A_WORD
+        if self.waited:
+            self.problem += f"; the endpoint had sent nothing for {silent:.0f} s"
+
+    def begin(self, reply: httpx.Response) -> None:
+        """Its headers came."""
+        self._status, self._heard = reply.status_code, time.monotonic()
+        self._to = _PASSWORD.sub("//", reply.headers.get("location", "").partition("?")[0])
+        if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
+            self._unpack = zlib.decompressobj(47)
+        if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
+            self._stream = Stream(self._dialect)
+
+    def feed(self, part: bytes) -> None:
+        """Some more of it."""
+        self._heard = time.monotonic()
+        if self._dialect is None or self._size > MOST_KEPT:
+            return
+        if self._unpack is not None:
+            try:
+                part = self._unpack.decompress(part, MOST_KEPT + 1 - self._size)
+            except zlib.error:
+                part = b""
+        self._size += len(part)
+        if self._size > MOST_KEPT:
+            self._parts.clear()
+        elif self._stream is not None:
+            self._stream.feed(part)
+        else:
+            self._parts.append(part)
+
+    def ended(self) -> Ended:
+        """How the call ended."""
+        problem, finish = self.problem, self.finish
+        if self._size > MOST_KEPT:
+            problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
+        if self._stream is not None:
+            body = self._stream.body()
+            problem = problem or self._stream.problem
+            if not problem and not self._stream.ended:
+                problem = "the endpoint broke off its reply"
+            if not problem and body is None:
+                problem = "the endpoint's stream held no reply"
+        else:
+            data = b"".join(self._parts)
+            body = settled_json(data) if data else None
+        if self._status >= 300 and self._dialect is not None and not (problem and self._status < 400):
+            to = f" to {self._to}" if self._to else ""
+            what = f"answered with a redirect{to}" if self._status < 400 else "refused"
+            said = self._hidden.text(_told(self._dialect, self._hidden.tree(body)))[:500]  # it cuts: no key by halves
+            return Ended(None, self._hidden.text(f"the endpoint {what} with status {self._status}: ") + said, "error")
+        if problem and self._stream is None:
+            body = None  # half a JSON object says nothing
+        if problem and finish is None:
+            finish = "error"
+        return Ended(self._hidden.tree(body), self._hidden.text(problem)[:500], finish)
+
+
+def _told(dialect: str, body: Any) -> str:
+    """What a refusal said: an endpoint's JSON as it is, all else in words."""
+    page = body is None or (isinstance(body, dict) and list(body) == ["text"])
+    return what_came(dialect, body) if page else json.dumps(body, ensure_ascii=False)
