@@ -34,12 +34,16 @@ def why_no_model(base_url: str, model: str, key: str | None, seconds: float, *, 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(f"{base_url}/models", headers=headers, timeout=seconds)
+    except (httpx.ReadTimeout, httpx.WriteTimeout):
+        return f"it hangs: it took the request and sent nothing for {seconds:g} s"
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         return f"{type(problem).__name__}: {problem}"
     if answer.status_code in (401, 403):
         return f"it refuses the key (status {answer.status_code})"
-    if answer.status_code >= 500:
+    if answer.status_code >= 500 or 300 <= answer.status_code < 400:
         return f"it answers {answer.status_code}"
+    if answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html"):
+        return "it answers with a page of HTML, as a login or another program's address does"
     try:
         listed = [str(each["id"]) for each in answer.json()["data"]] if answer.status_code == 200 else []
     except (ValueError, KeyError, TypeError):

@@ -1,6 +1,7 @@
 """AskedServer: a server elsewhere and its key, asked over HTTP from any event loop.
 
-Invariant: a client belongs to one loop and is closed there; the key stands in no message.
+Invariant: a client belongs to one loop and is closed there; the key stands in no message. A server that takes a
+request and then sends nothing is given up after its seconds, by name, and said so to whoever watches.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
+from loguru import logger
 
-from ajet.schema.errors import EngineFailure, UserError
+from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
-"""Seconds between bytes of a reply, and to connect."""
+SILENCE = 300.0
+"""Seconds for which a server may send nothing, unless its settings say otherwise."""
+CONNECT = 20.0
+"""Seconds to connect to it, at most."""
+SAID_AGAIN = 60.0
+"""Seconds before it is said again that one hangs."""
 RETRYABLE = {408, 409, 425, 429}
 
 
@@ -32,11 +39,30 @@ def unanswered(problem: Exception) -> type[UserError]:
     return ServerAway if isinstance(problem, httpx.TransportError) and not never else UserError
 
 
-class AskedServer:
-    """At `base_url`. Thread-safe."""
+OF_AN_EPISODE = 0.8
+"""Of an episode's time that its server may be silent: an end of the time itself could be a slow model's."""
 
-    def __init__(self, base_url: str, key: str | None) -> None:
-        self.base_url = base_url
+
+def within_episode(seconds: float, key: str, episode: float | None) -> tuple[float, str]:
+    """How long a server may be silent to which the setting `key` gives so many seconds, and what says so. `episode`:
+    seconds of a whole attempt; None: it has no limit."""
+    if episode is None or seconds <= OF_AN_EPISODE * episode:
+        return seconds, key
+    return OF_AN_EPISODE * episode, f"{key}, at most {OF_AN_EPISODE:g} of rollout.episode_timeout"
+
+
+def patience(seconds: float) -> httpx.Timeout:
+    """Of a client whose server may send nothing for so long."""
+    return httpx.Timeout(seconds, connect=min(CONNECT, seconds))
+
+
+class AskedServer:
+    """At `base_url`. Thread-safe. `silence`: seconds for which it may send nothing; `named`: the setting that says
+    so."""
+
+    def __init__(self, base_url: str, key: str | None, *, silence: float = SILENCE, named: str = "") -> None:
+        self.base_url, self.silence = base_url, silence
+        self._named, self._said = named, float("-inf")
         self._key = key
         self._lock = threading.Lock()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
@@ -52,7 +78,11 @@ class AskedServer:
         with self._lock:
             if loop not in self._clients:
                 made = httpx.AsyncClient(
-                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS, **more
+                    base_url=self.base_url,
+                    headers=self.headers,
+                    timeout=patience(self.silence),
+                    limits=LIMITS,
+                    **more,
                 )
                 self._clients[loop] = made
             return self._clients[loop]
@@ -86,9 +116,28 @@ class AskedServer:
         message = f"{self.base_url} refused with status {status}: {self.clean(text)}"
         return EngineFailure(message, retryable=_may_pass(status))
 
-    def unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
-        """The failure of a server that did not answer."""
+    def unreachable(self, problem: httpx.HTTPError, *, begun: bool = False) -> EngineFailure:
+        """That it did not answer, or not to its end. `begun`: some of its reply came."""
+        if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
+            return self.hangs(begun=begun)
+        if begun:
+            why = f"{type(problem).__name__}: {self.clean(str(problem))}"
+            return EngineFailure(f"{self.base_url} broke off its reply: {why}")
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
+
+    def hangs(self, *, begun: bool = False) -> EngineHangs:
+        """That it sends nothing; it is also said, though not all the time."""
+        what = "began its reply and then" if begun else "took the request and"
+        limit = f" ({self._named})" if self._named else ""
+        told = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
+        now = time.monotonic()
+        with self._lock:
+            due = now - self._said >= SAID_AGAIN
+            self._said = now if due else self._said
+        if due:
+            raise_it = f", or raise {self._named} where its replies take longer" if self._named else ""
+            logger.warning("{}; look at that server{}", told, raise_it)
+        return EngineHangs(told)
 
     def clean(self, text: str) -> str:
         """Without the key, and not long."""

@@ -8,6 +8,7 @@ comes from the environment and is in no error and no log. A failed request is an
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from loguru import logger
 
 from ajet.config.other_models import key_in, outside
 from ajet.config.services import Service, why_no_model
-from ajet.engine.asked_server import AskedServer
+from ajet.engine.asked_server import SILENCE, AskedServer, within_episode
 from ajet.schema.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
@@ -27,14 +28,20 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
+TIMEOUT_KEY = "rollout.endpoint.timeout"
+_OF_A_STREAM = (":", "event:", "id:", "retry:")
+"""How lines of a stream of events begin that are no data."""
 
 
 class EndpointEngine:
     """Sends requests to `base_url` (ends in /v1) under the name `model`. May be used from any event loop."""
 
-    def __init__(self, base_url: str, model: str, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, model: str, *, api_key: str | None = None, silence: float = SILENCE, named: str = ""
+    ) -> None:
+        """`silence`, `named`: see AskedServer."""
         self.base_url, self.model = base_url.rstrip("/"), model
-        self._server = AskedServer(self.base_url, api_key)
+        self._server = AskedServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
             logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
 
@@ -42,7 +49,9 @@ class EndpointEngine:
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
         """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
         base_url, model, key = _named(settings)
-        return cls(base_url, model, api_key=key)
+        limit, episode = settings.rollout.endpoint.timeout, settings.rollout.episode_timeout
+        silence, named = within_episode(limit, TIMEOUT_KEY, episode)
+        return cls(base_url, model, api_key=key, silence=silence, named=named)
 
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
@@ -64,31 +73,44 @@ class EndpointEngine:
         try:
             reply = response.json()
         except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} answered what is no JSON: {response.text[:200]!r}") from problem
+            what = f"what is no JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "nothing"
+            raise EngineFailure(f"{self.base_url} answered {what} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
-            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {str(reply)[:200]}")
+            said = self._server.clean(str(reply))[:200]
+            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {said}")
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Ask the endpoint for one reply in chunks. Raises EngineFailure, also where the server breaks off."""
         body = {**request, "model": self.model, "stream": True}
-        ended = False
+        ended = begun = False
+        heard = time.monotonic()
+        other = ""
         try:
             async with self._client().stream("POST", "/chat/completions", json=body) as response:
-                if response.status_code >= 400:
+                status = response.status_code
+                if status >= 400:
                     await response.aread()
                     raise self._refused(response)
                 async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
+                    if not line.startswith("data:"):  # a sign of life of the connection is none of the model's
+                        other = other or ("" if line.startswith(_OF_A_STREAM) else line)
+                        if time.monotonic() - heard > self._server.silence:
+                            raise self._server.hangs(begun=begun)
                         continue
                     data = line[5:].strip()
                     if data == "[DONE]":
-                        return
+                        ended = True
+                        break
                     chunk = self._server.parsed(data)
+                    heard, begun = time.monotonic(), True
                     ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
                     yield chunk
         except httpx.HTTPError as problem:
-            raise self._server.unreachable(problem) from problem
+            raise self._server.unreachable(problem, begun=begun) from problem
+        if not begun:
+            what = f"what is no stream: {self._server.clean(other)[:200]!r}" if other else "nothing"
+            raise EngineFailure(f"{self.base_url} answered {what} (status {status})")
         if not ended:
             raise EngineFailure(f"{self.base_url} broke off its reply")
 

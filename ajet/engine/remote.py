@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import TIMEOUT, AskedServer, unanswered
+from ajet.engine.asked_server import SILENCE, AskedServer, ServerAway, patience, unanswered
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
@@ -38,6 +38,8 @@ QUIET_LOOK = 0.05
 PROBED = 2.0
 """A temperature at which the two kinds of logprobs differ."""
 PROBED_TOKENS = 8
+FIRST_S = 60.0
+"""Seconds for which a server may send nothing as it is asked who it is."""
 SAME = 0.05
 """Nats, on average of the probed tokens, within which two logprobs are the same: a server in bfloat16 that scores a
 token says not quite what it said as it drew it; at another temperature tokens differ by tenths and more."""
@@ -59,11 +61,15 @@ class RemoteEngine:
         vocabulary: int,
         max_model_len: int | None = None,
         api_key: str | None = None,
+        silence: float = SILENCE,
+        named: str = "",
     ) -> None:
+        """`silence`, `named`: see AskedServer."""
         self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
-        self._server, self._vocabulary = AskedServer(self.base_url, api_key), vocabulary
+        self._server = AskedServer(self.base_url, api_key, silence=silence, named=named)
+        self._vocabulary = vocabulary
         self._salt = secrets.token_urlsafe(16)
         self._idle = threading.Condition()
         self._closed = False
@@ -74,13 +80,21 @@ class RemoteEngine:
         """The server's name for its weights; None: not asked for."""
         self.surprised = False
         """Whether a call found another name, since `has` said which: until it does so again no call begins."""
+        first = min(silence, FIRST_S)
         try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=patience(first)) as client:
                 served = self._served(client)
                 self.model = str(served["id"])
                 longest = wire.longest(client, served)
                 self.max_model_len = min(max_model_len or longest, longest)
                 self.says_sampled = self.constrains = self._probe(client)
+        except httpx.ReadTimeout as error:
+            raise ServerAway(
+                f"The {wire.kind} server hangs: it took a request and sent nothing for {first:g} s.",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected=f"an answer of {PROBED_TOKENS} tokens within that time",
+                do="look at that server: it may be loading, or be stuck",
+            ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise unanswered(error)(
                 f"There is no {wire.kind} server with the route {wire.route}: "
@@ -171,7 +185,9 @@ class RemoteEngine:
         """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
         known = [int(token) for token in ids]
         try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
+            with httpx.Client(
+                base_url=self.base_url, headers=self.headers, timeout=patience(self._server.silence)
+            ) as client:
                 body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
                 return self._wire.scored(self._ask(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:

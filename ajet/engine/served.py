@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ajet.config.other_models import key_in
-from ajet.engine.asked_server import unanswered
+from ajet.engine.asked_server import unanswered, within_episode
 from ajet.engine.contract import Sampling
 from ajet.schema.errors import UserError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ajet.engine.sglang import RemoteSglang
     from ajet.engine.vllm.remote import RemoteVllm
 
+TIMEOUT_KEY = "rollout.vllm.timeout"
 SECONDS = 20.0
 """In which it must say who it is."""
 
@@ -32,7 +33,15 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
     assert settings.base_url is not None
     key = key_in(settings.api_key_env) or None
     kind = _kind(settings.base_url, key, settings.api_key_env)
-    made = kind(settings.base_url, vocabulary=vocabulary, max_model_len=rollout.max_model_len, api_key=key)
+    silence, named = within_episode(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
+    made = kind(
+        settings.base_url,
+        vocabulary=vocabulary,
+        max_model_len=rollout.max_model_len,
+        api_key=key,
+        silence=silence,
+        named=named,
+    )
     made.require_said(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
     return made
 

@@ -56,8 +56,9 @@ class TeacherEndpoint:
                 response = client.post(f"{self._url}/completions", json=self._asked(ids))
             rows = self._rows(response, ids)
         except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
+            why = f"it {self._silence(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
             raise ConfigError(
-                f"The teacher cannot be asked: {problem}",
+                f"The teacher cannot be asked: {why}",
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
             ) from problem
@@ -105,9 +106,12 @@ class TeacherEndpoint:
         try:
             return await self._client.post(f"{self._url}/completions", json=self._asked(ids))
         except httpx.HTTPError as problem:
-            raise TeacherFailure(
-                f"the teacher at {self._url} did not answer: {type(problem).__name__}: {problem}", own=True
-            ) from problem
+            raise TeacherFailure(f"the teacher at {self._url} {self._silence(problem)}", own=True) from problem
+
+    def _silence(self, problem: httpx.HTTPError) -> str:
+        if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
+            return f"hangs: it took the request and sent nothing for {self._timeout:g} s ({KEY}.timeout)"
+        return f"did not answer: {type(problem).__name__}: {problem}"
 
     def _asked(self, ids: list[int]) -> dict[str, Any]:
         return {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
@@ -115,13 +119,19 @@ class TeacherEndpoint:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
+    def _said(self, response: httpx.Response, most: int) -> str:
+        """The beginning of its answer, without the key."""
+        said = response.text.replace(self._key, "[redacted]") if self._key else response.text
+        return said[:most] or "nothing"
+
     def _rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
         """The teacher's answer for each id but the first. Raises TeacherFailure."""
         status = response.status_code
         if status >= 400:
-            said = response.text.replace(self._key, "[redacted]") if self._key else response.text
             again = status >= 500 or status in RETRYABLE
-            raise TeacherFailure(f"the teacher refused with status {status}: {said[:300]}", retryable=again, own=True)
+            raise TeacherFailure(
+                f"the teacher refused with status {status}: {self._said(response, 300)}", retryable=again, own=True
+            )
         try:
             told = response.json()["choices"][0]["prompt_logprobs"]
             rows = [row[str(token)] for token, row in zip(ids[1:], told[1:], strict=True)]
@@ -130,7 +140,9 @@ class TeacherEndpoint:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             pass
         raise TeacherFailure(
-            "the teacher did not answer prompt_logprobs of the ids it was sent", retryable=False, own=True
+            f"the teacher did not answer prompt_logprobs of the ids it was sent, but {self._said(response, 200)}",
+            retryable=False,
+            own=True,
         )
 
 

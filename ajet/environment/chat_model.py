@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,10 @@ LONGEST_WAIT_S = 60.0
 """That a server may ask for before the next request."""
 MOST_TOKENS = 1 << 53
 """That a reply may be said to have; what says more says nothing."""
+SAID_AGAIN_S = 60.0
+"""Before it is said again that one hangs."""
+_hung: dict[str, float] = of_this_process({})
+"""When that was last said, by server."""
 _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -120,8 +125,12 @@ async def asked(model: Model, prompt: str, seconds: float) -> str:
 
 
 async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> Answer:
-    """The model's reply to a request of Chat Completions. Raises NoAnswer."""
-    return _answer(await _posted(model, "chat/completions", body, seconds, ANSWER_BYTES))
+    """Its reply to a request of Chat Completions. Raises NoAnswer."""
+    whole = await _posted(model, "chat/completions", body, seconds, ANSWER_BYTES)
+    try:
+        return _answer(whole)
+    except NoAnswer as problem:
+        raise NoAnswer(f"{problem}: {_shown(model, whole)}", again=problem.again) from None
 
 
 async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list[list[float]]:
@@ -131,7 +140,7 @@ async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list
         rows = sorted(json.loads(body)["data"], key=lambda row: row["index"])
         found = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise NoAnswer("it answered what are no embeddings", again=False) from None
+        raise NoAnswer(f"it answered what are no embeddings: {_shown(model, body)}", again=False) from None
     if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_finite, found)):
         raise NoAnswer("it answered not one vector a text", again=False)
     return found
@@ -157,19 +166,33 @@ async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: flo
         ) as reply:
             whole = await _bounded(reply, most)
             if reply.status >= 400:
-                said = whole.decode("utf-8", "replace")
-                said = said.replace(key, "[redacted]") if key else said
                 raise NoAnswer(
-                    f"it refused with status {reply.status}: {said[:300]}",
+                    f"it refused with status {reply.status}: {_shown(model, whole, 300)}",
                     again=reply.status >= 500 or reply.status in AGAIN,
                     status=reply.status,
                     after=_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
+        _say_that_it_hangs(model, seconds)
         raise NoAnswer(f"it did not answer within {seconds:g} s", again=True) from None
     except (aiohttp.ClientError, OSError) as problem:
         raise NoAnswer(f"it did not answer: {type(problem).__name__}", again=True) from None
     return whole
+
+
+def _say_that_it_hangs(model: Model, seconds: float) -> None:
+    """To whoever watches, though not all the time."""
+    now = time.monotonic()
+    if now - _hung.get(model.place, float("-inf")) >= SAID_AGAIN_S:
+        _hung[model.place] = now
+        logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
+
+
+def _shown(model: Model, body: bytes, most: int = 120) -> str:
+    """The beginning of what it answered, without its key."""
+    key, said = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
+    line = " ".join((said.replace(key, "[redacted]") if key else said).split())
+    return (line if len(line) <= most else f"{line[:most]}…") or "nothing"
 
 
 def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:

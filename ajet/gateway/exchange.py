@@ -38,6 +38,8 @@ WATCH = "ajet.watch"
 """In a scope's state: takes what to call when the client leaves (None: nothing any more). Where it is absent, a task
 waits for what `receive` says."""
 Leave = Callable[[], None]
+NO_RETRY = (b"x-should-retry", b"false")
+"""By which OpenAI's and Anthropic's clients hear that they should not ask again."""
 _JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite).decode
@@ -276,7 +278,9 @@ async def answer(
 async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
     """Send an error."""
     later = refused.retry_after
-    await answer(send, refused.status, body, () if later is None else ((b"retry-after", str(later).encode()),))
+    told = [] if later is None else [(b"retry-after", str(later).encode())]
+    told += [NO_RETRY] if refused.final else []
+    await answer(send, refused.status, body, tuple(told))
 
 
 async def request_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Any
 from ajet.gateway.capture import Entry, Recorder, Sampled
 from ajet.gateway.turn import Refused
 from ajet.schema.call import Call
-from ajet.schema.errors import EngineFailure
+from ajet.schema.errors import EngineFailure, EngineHangs
 
 Inspect = Callable[[Call, dict[str, Any]], list[str]]
 CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
@@ -112,7 +112,7 @@ class RunningCalls:
         except EngineFailure as error:
             sampled.write(entry.call)
             self.recorder.settle(entry, "error", error=str(error))
-            raise Refused(f"the engine failed: {error}", status=503, code="engine_failure") from error
+            raise _failed(error) from error
         finally:
             if not done and not entry.settled:
                 sampled.write(entry.call)
@@ -143,6 +143,13 @@ class RunningCalls:
         if not entry.settled:
             sampled.write(entry.call)
             self.recorder.settle(entry, "aborted", error=why)
+
+
+def _failed(error: EngineFailure) -> Refused:
+    """A client that asked a server again which hangs would wait as long again: whether to is the rollout's."""
+    if isinstance(error, EngineHangs):
+        return Refused(f"the engine failed: {error}", status=504, code="engine_failure", final=True)
+    return Refused(f"the engine failed: {error}", status=503, code="engine_failure")
 
 
 def _ended() -> Refused:

@@ -17,7 +17,8 @@ from ajet.tokens.parsing import Delta
 
 class Refused(AjetError):
     """A request that gets an error for an answer: an HTTP status, a code that programs can tell, the field at fault,
-    and after how many seconds to try again (None: not said)."""
+    and after how many seconds to try again (None: not said). `final`: clients are told not to try again by
+    themselves."""
 
     def __init__(
         self,
@@ -27,10 +28,11 @@ class Refused(AjetError):
         code: str | None = None,
         param: str | None = None,
         retry_after: int | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.code, self.param = message, status, code, param
-        self.retry_after = retry_after
+        self.retry_after, self.final = retry_after, final
 
     def within(self, part: str) -> Refused:
         """This refusal, as one of a part of the request."""
@@ -40,6 +42,7 @@ class Refused(AjetError):
             code=self.code,
             param=self.param,
             retry_after=self.retry_after,
+            final=self.final,
         )
 
 

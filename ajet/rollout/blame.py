@@ -99,6 +99,14 @@ def time_by_place(
     return spent, "engine" if unfinished else place
 
 
+def _asked_again(calls: Sequence[Call]) -> str:
+    """Why the call before the last one had failed, where the last one never ended: an engine that failed, and was asked
+    again until the time was over. "" where it is otherwise."""
+    *before, last = sorted(calls, key=lambda call: call.started)
+    failed = before[-1].error if before and before[-1].finish == "error" else None
+    return failed or "" if last.finish == "aborted" else ""
+
+
 def timed_out(seconds: float | None, played: AttemptResult, *, shared_loop: bool, stood: str = "") -> Failure:
     """The failure of an attempt that took too long, blamed on where it was at the end, and else on where most of the
     time went. `shared_loop`: episodes hold each other up, so that none's time is its own. `stood`: the line that it
@@ -112,6 +120,8 @@ def timed_out(seconds: float | None, played: AttemptResult, *, shared_loop: bool
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
     message += f"; {shares}; at the end in the {at_end}" if shares else ""
     blamed = at_end if at_end in ("engine", "tool") else most
+    if blamed == "engine" and (earlier := _asked_again(played.capture.calls)):
+        return Failure("engine", "timeout", f"{message}; its call before had failed: {earlier}", own=True)
     if blamed == "engine" or blamed == "tool":
         return Failure(blamed, "timeout", message)
     return Failure("agent", "timeout", message, policy=blamed == "agent" and not shared_loop)

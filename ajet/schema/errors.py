@@ -88,6 +88,11 @@ class EngineFailure(BoundaryError):
     boundary, retryable = "engine", True
 
 
+class EngineHangs(EngineFailure):
+    """A server took a request and sent nothing for as long as it may: to ask it again at once would be to wait as long
+    again."""
+
+
 class AgentFailure(BoundaryError):
     """The user's workflow raised, hung, or returned something that is no WorkflowOutput."""
 

@@ -28,21 +28,28 @@ def asks_other_model(model: str, longest: int) -> Ask:
         sampling_params_override: Mapping[str, Any] | None = None,
         request_id: str = "",
     ) -> dict[str, str]:
-        from openai import OpenAI, OpenAIError
+        from openai import APITimeoutError, OpenAI, OpenAIError
 
         server = other_server()
         told: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
-        problem: OpenAIError | None = None
+        problem: Exception | None = None
+        why = ""
         for key in server.keys:
             with OpenAI(base_url=server.base_url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT) as client:
                 try:
                     answer: Any = client.chat.completions.create(model=model, messages=told, extra_body=settings)
+                    message = answer.choices[0].message
+                    return {"role": message.role or "assistant", "content": message.content or ""}
+                except APITimeoutError as error:
+                    problem, why = error, f"it sent nothing for {TIMEOUT:g} s, {RETRIES + 1} times"
                 except OpenAIError as error:
-                    problem = error
-                    continue
-            message = answer.choices[0].message
-            return {"role": message.role, "content": message.content or ""}
-        raise JudgeFailure(f"{model} at {server.base_url} does not answer: {problem}", retryable=True) from problem
+                    problem, why = error, str(error)
+                except (ValueError, AttributeError, TypeError, IndexError) as error:  # a page, nothing, other JSON
+                    problem, why = error, "it answered what is no chat completion"
+        why = why.replace(key, "[redacted]")
+        raise JudgeFailure(
+            f"{model} at {server.base_url} does not answer: {why}", retryable=True, own=True
+        ) from problem
 
     return ask

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from ajet.algorithm import credit
 from ajet.config.schema import AjetConfig
 from ajet.engine.scripted import ScriptedReply
 from ajet.rollout import verdicts
-from ajet.rollout.blame import time_by_place
+from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.blame import time_by_place, timed_out
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.call import Call
 from ajet.schema.errors import EngineFailure, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
@@ -196,6 +198,25 @@ def test_where_the_time_went(calls, spent, place) -> None:
     ]
     found, at_end = time_by_place(made, [SAYS, CALLS], 0.0, 10.0)
     assert {name: value for name, value in found.items() if value} == spent and at_end == place
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "own"),
+    [("error", "aborted", True), ("stop", "aborted", False), ("error", "stop", False), (None, "aborted", False)],
+)
+def test_time_that_ran_out_while_a_failing_engine_was_asked_again_says_nothing_of_the_model(
+    before: str | None, last: str, own: bool
+) -> None:
+    """What is measured over all attempts leaves it out; one whose time went while the model spoke counts."""
+    calls = [a_call(0, 0.0, 4.0, finish=before)] if before else []
+    calls.append(a_call(len(calls), 4.0, 10.0, reply=None, finish=last))
+    for call in calls:
+        call.error = "http://h/v1 hangs" if call.finish == "error" else None
+    capture = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
+    played = AttemptResult(capture=capture, started=0.0, ended=10.0)  # type: ignore[arg-type]
+    failure = timed_out(10.0, played, shared_loop=False)
+    assert (failure.boundary, failure.kind, failure.own) == ("engine", "timeout", own)
+    assert ("its call before had failed: http://h/v1 hangs" in failure.message) == own
 
 
 class ToolsThatAreGone(Workflow):

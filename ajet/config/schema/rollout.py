@@ -49,6 +49,13 @@ class RemoteEndpoint(Section):
         "Environment variable that holds the key (the key itself never stands in a YAML).",
         training=False,
     )
+    timeout: float = key(
+        300.0,
+        "Seconds for which it may send nothing; then it hangs: the call fails, and the attempt says nothing of the "
+        "model. A whole reply comes in one piece, a streamed one in many.",
+        training=False,
+        gt=0,
+    )
 
 
 class Vllm(Section):
@@ -62,6 +69,12 @@ class Vllm(Section):
         "VLLM_API_KEY",
         "Environment variable that holds the server's key.",
         training=False,
+    )
+    timeout: float = key(
+        300.0,
+        "Seconds for which that server may send nothing; then it hangs, and the call fails.",
+        training=False,
+        gt=0,
     )
     cache_gib: float | None = key(
         None,

@@ -63,7 +63,6 @@ class VllmWire:
 class RemoteVllm(RemoteEngine):
     """A vLLM server."""
 
-    def __init__(
-        self, base_url: str, *, vocabulary: int, max_model_len: int | None = None, api_key: str | None = None
-    ) -> None:
-        super().__init__(VllmWire(), base_url, vocabulary=vocabulary, max_model_len=max_model_len, api_key=api_key)
+    def __init__(self, base_url: str, **more: Any) -> None:
+        """`more`: see RemoteEngine."""
+        super().__init__(VllmWire(), base_url, **more)

@@ -156,7 +156,7 @@ def failed(attempt: Attempt, problem: BoundaryError) -> Again:
     """At which the judge failed."""
     side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
     nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
-    return Again(replace(attempt, judged=True, failure=f"{side}: {problem}", **nothing))
+    return Again(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
 
 
 def decided(attempt: Attempt, verdict: Verdict, seconds: float) -> Again:

@@ -29,6 +29,8 @@ EXPECTED = (
     "base, best, latest, step-N, a run's name, a checkpoint or model folder, a Hugging Face name, embedded:NAME, or "
     "NAME@http://HOST:PORT/v1"
 )
+ASK_S = 20.0
+"""Seconds in which an endpoint must say which models it has."""
 _STEP = re.compile(r"(?:step-)?(\d+)")
 _ENDPOINT = re.compile(r"(?:(?P<model>[^\s]+)@)?(?P<url>https?://[^\s]+)")
 _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
@@ -164,11 +166,17 @@ def _served_at(url: str, experiment: Experiment) -> str:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     names: list[str] = []
     try:
-        reply = httpx.get(f"{url}/models", headers=headers, timeout=20.0)
+        reply = httpx.get(f"{url}/models", headers=headers, timeout=ASK_S)
         names = [str(each["id"]) for each in reply.raise_for_status().json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
+        if isinstance(error, httpx.ReadTimeout):
+            why = f"it hangs: it took the request and sent nothing for {ASK_S:g} s"
+        elif not isinstance(error, httpx.HTTPError):
+            kind = reply.headers.get("content-type") or "nothing that says what it is"
+            why = f"its GET /models answers with no list of models ({kind})"
         raise UserError(
-            f"{url} does not say which models it has: {type(error).__name__}: {error}".replace(key or "\0", "…"),
+            f"{url} does not say which models it has: {why}",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         ) from None

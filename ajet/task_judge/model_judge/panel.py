@@ -154,7 +154,7 @@ class ModelPanel:
                 await asyncio.to_thread(self.store.put, keys[place], answer.text)
             return reply
         if not reached:
-            raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True)
+            raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
     async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> Answer:

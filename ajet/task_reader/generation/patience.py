@@ -27,8 +27,8 @@ async def patiently(
     ask: Callable[[float], Awaitable[T]], failover: Failover, place: int, *, last: bool, counted: Callable[[], None]
 ) -> T:
     """What a model answers, the one of `failover` at `place`, which is asked again where that can help; one that hangs
-    only where it is the `last`. `ask`: one request, within so many seconds; `counted` is called for each. Raises
-    NoAnswer."""
+    only where it is the `last`, and once. `ask`: one request, within so many seconds; `counted` is called for each.
+    Raises NoAnswer."""
     began, number = time.monotonic(), 0
     again = 0 if failover.rests(place) else AGAIN
     while True:
@@ -36,7 +36,7 @@ async def patiently(
         try:
             return await ask(TIMEOUT_S)
         except NoAnswer as problem:
-            hung = time.monotonic() - began >= TIMEOUT_S and not last
+            hung = time.monotonic() - began >= TIMEOUT_S and not (last and number == 0)
             if not problem.again or number >= again or hung or failover.rests(place):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
