@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from ajet.cli.exit import NOT_SO, OK
 from ajet.cli.options import Conf, ExpDir, Overrides, say_reading
 
 _WHAT, _OUT = "What is played", "Results"
@@ -116,7 +117,9 @@ def evaluate(
         ),
     ] = False,
 ) -> int:  # fmt: skip
-    """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing."""
+    """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.
+
+    Exit code 1 where no attempt of a model came to a verdict: nothing is known of it."""
     if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
         conf, target = Path(target), None
     say_reading(conf, err=as_json)
@@ -154,4 +157,4 @@ def evaluate(
         write_parquet(result, parquet, keys)
     if picture is not None:
         draw(result, picture)
-    return 0
+    return NOT_SO if result.untold() else OK

@@ -1,9 +1,9 @@
 """Exit codes: the one place where an exception becomes a number and a screen.
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
-its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown; 130 Ctrl-C; 75
-SIGTERM during a run, which the same command continues (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are
-typer's own, also 2.
+its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
+itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM during a run, which the same command continues (EX_TEMPFAIL of
+sysexits.h, "try again"). Usage errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typer.core import TyperGroup
 from ajet.schema.errors import RunFailed, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
+NOT_SO = 1
+"""The command did its work and the answer is no, or there is none: a proof that fails, judges that decided nothing."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 

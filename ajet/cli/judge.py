@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from ajet.cli.exit import NOT_SO, OK
 from ajet.cli.options import RECORD, Conf, ExpDir, Overrides, RunName, RunRoot
 
 app = typer.Typer(help="Judges, before a run trusts them.", no_args_is_help=True)
@@ -38,7 +39,7 @@ def check(
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
     """Have the experiment's judge score labelled examples: accuracy, Cohen's kappa, what it got wrong, and whether it
-    obeys orders in what it judges."""
+    obeys orders in what it judges. Exit code 1 where it decides none."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
@@ -55,7 +56,10 @@ def check(
     experiment = load_experiment(conf, overrides=settings, exp_dir=exp_dir)
     found = checked(experiment, read_examples(Path(examples) if examples is not None else SHIPPED))
     show(found, console)
-    return int(at_least is not None and not (found.kappa_low is not None and found.kappa_low >= at_least))
+    if not found.decided:
+        return NOT_SO
+    low = found.kappa_low
+    return OK if at_least is None or (low is not None and low >= at_least) else NOT_SO
 
 
 @app.command("rubrics")
@@ -113,9 +117,10 @@ def compare(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     exp_dir: RunRoot = RECORD,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compare judges on a run's recorded episodes, with each other and with the verdicts of the play: agreement,
-    Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played."""
+    Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played. Exit code 1 where one of
+    them decides nothing."""
     import json
 
     from ajet.cli.screen import show_logs
@@ -129,3 +134,4 @@ def compare(
         typer.echo(json.dumps(judge_comparison.as_json(found), indent=1, ensure_ascii=False))
     else:
         judge_comparison.show(found, console)
+    return NOT_SO if found.undecided() else OK

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from ajet.cli.exit import NOT_SO, OK
 from ajet.cli.options import RECORD, RunName, RunRoot
 
 
@@ -30,10 +31,11 @@ def rejudge(
             show_default=False),
     ] = None,
     exp_dir: RunRoot = RECORD,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.
 
-    Shows the rewards that change, and the run's curve, groups to learn from and advantages as they would have been."""
+    Shows the rewards that change, and the run's curve, groups to learn from and advantages as they would have been.
+    Exit code 1 where no episode has a verdict."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.run.rejudge import judge_again, recorded_run
@@ -47,3 +49,4 @@ def rejudge(
         found = judged(folder, chosen)
     write(found, tables)
     show(found, tables, console)
+    return NOT_SO if found.untold else OK

@@ -77,15 +77,6 @@ class Scores:
         return sum(attempt.reward is not None and not attempt.left_out for attempt in self.attempts)
 
     @property
-    def _counting(self) -> Iterable[Attempt]:
-        return (attempt for attempts in self.by_task.values() for attempt in attempts)
-
-    @property
-    def tells_nothing(self) -> bool:
-        """Whether no attempt says anything of the model: none has a reward, and none failed by its agent's doing."""
-        return not any(a.reward is not None or a.failure.startswith("agent: ") for a in self._counting)
-
-    @property
     def repeats(self) -> int:
         """The most attempts that any task has."""
         return max((len(attempts) for attempts in self.by_task.values()), default=0)

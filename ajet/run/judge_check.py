@@ -153,7 +153,10 @@ def show(found: Checked, console: Console) -> None:
     say(f"judge      {found.judge}")
     total, right = len(found.examples), len(decided) - len(wrong)
     say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
-    if decided:
+    if not decided:
+        why = next((each.reason for each in found.verdicts if each.reason), "")
+        say("nothing is known of this judge: it decided no example (exit code 1)" + (f": {printable(why)}" * bool(why)))
+    else:
         low, high = wilson(right / len(decided), len(decided))
         say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over those decided")
         value, (low, high) = kappa(found.cells), kappa_interval(found.cells)

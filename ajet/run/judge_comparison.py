@@ -6,6 +6,7 @@ no verdict of either kind. That two judges agree says of neither that it is righ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -38,6 +39,8 @@ class Taken:
     cost: float
     seconds: float | None
     """Of a verdict, the median; None where it was not asked now and kept no time."""
+    failure: str = ""
+    """How most often it failed; "" where it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,10 @@ class JudgeComparison:
     judges: tuple[Taken, ...]
     pairs: tuple[Pair, ...]
 
+    def undecided(self) -> list[Taken]:
+        """The judges that decided nothing, the play's own verdicts aside."""
+        return [each for each in self.judges if not each.decided and each.judge != PLAYED]
+
 
 def compared(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison:
     """Compare the same attempts, in the same order, as each judge has them. What has failed in play is nobody's to
@@ -100,6 +107,7 @@ def _taken(name: str, attempts: Sequence[Attempt]) -> Taken:
         sum(each.get("calls", 0.0) for each in spent),
         sum(each.get("cost", 0.0) for each in spent),
         median(times) if times else None,
+        next(iter(Counter(attempt.failure for attempt in attempts if attempt.failure).most_common(1)), ("", 0))[0],
     )
 
 
@@ -140,6 +148,10 @@ def show(found: JudgeComparison, console: Console) -> None:
             f"{each.cost:.4g}", "–" if each.seconds is None else _time(each.seconds),
         )  # fmt: skip
     console.print(table)
+    for each in found.undecided():
+        why = f": {printable(each.failure)[:300]}" if each.failure else ""
+        told = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     table = _table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
         agree = "–" if pair.agreement is None else f"{pair.agreement:.1%}"

@@ -9,6 +9,7 @@ no reward under it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -59,6 +60,15 @@ class Rejudged:
     """Of the episode files, in their order."""
     why_no_advantages: str = ""
     """"" where there are some."""
+
+    @property
+    def untold(self) -> str:
+        """Why nothing is known of what the judge says: no episode has a verdict of its. "" where one has."""
+        if any(each.after.reward is not None for each in self.episodes):
+            return ""
+        why = Counter(each.after.failure or each.after.reason for each in self.episodes)
+        most = next((text for text, _ in why.most_common() if text), "")
+        return "no episode has a verdict" + (f", mostly: {most}" if most else "") if self.episodes else "no episodes"
 
 
 @contextmanager

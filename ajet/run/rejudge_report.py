@@ -101,6 +101,8 @@ def show(found: Rejudged, tables: Sequence[Path], console: Console) -> None:
     say(f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{by}")
     for split in dict.fromkeys(step.split for step in found.steps):
         _curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
+    if found.untold:
+        say(f"Nothing is known of {found.judge}: {printable(found.untold)[:400]} (exit code 1)")
     say(f"Tables: {', '.join(map(str, tables))}")
 
 

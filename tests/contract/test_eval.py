@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.config import Experiment
+from ajet.engine.endpoint import EndpointEngine
 from ajet.record.attempts import read_attempts
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.workflow import ambient
@@ -115,12 +117,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """What `ajet eval ARGUMENTS` prints, in this process."""
     with pytest.raises(SystemExit) as ended:
         launcher.main(["eval", *arguments])
     printed = capsys.readouterr()
-    assert not ended.value.code, printed.out + printed.err
+    assert (ended.value.code or 0) == code, printed.out + printed.err
     return printed.out
 
 
@@ -221,15 +223,75 @@ def test_failures_count_and_are_said(project, server, capsys):
 def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server, capsys, monkeypatch):
     monkeypatch.setattr(ambient, "_elsewhere", set())
     gone = ["x.yaml", "--model", "weak@http://127.0.0.1:9/v1", "--at-most", "2", "rollout.max_retries=0"]
-    out = run(capsys, *gone)
+    out = run(capsys, *gone, code=1)
+    assert "nothing is known of it: no attempt came to a verdict (exit code 1)" in out
     assert "ajet itself failed at 2 attempts" in out and "http://127.0.0.1:9/v1 did not answer: ConnectError" in out
     assert "neither tuned nor recorded" not in out, "it is the gateway that called there, and no agent"
-    run(capsys, *gone)
+    run(capsys, *gone, code=1)
     assert len(played(project)) == 4
     (folder,) = (project / "launcher_record/x/eval").iterdir()
     assert len(read_attempts(folder / "episodes/step-0.validation.jsonl")) == 2
     lines = (folder / "episodes/step-0.validation.jsonl").read_text().splitlines()
     assert len(lines) == 2, "none is recorded twice"
+
+
+def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_answers(
+    project, server, capsys, monkeypatch
+):
+    """Task 1 is answered wrongly, and counts; at tasks 2 and 3 the server takes the request and says nothing."""
+    held = threading.Event()
+    answers = Answers.do_POST
+
+    def hangs(self):
+        number = int(json.loads(self.rfile.peek(10_000))["messages"][-1]["content"].split()[-1])
+        if number < 2:
+            answers(self)
+        else:
+            asked.append(number)
+            held.wait()
+
+    asked: list[int] = []
+    monkeypatch.setattr(Answers, "do_POST", hangs)
+    arguments = ["x.yaml", "--model", f"strong@{server}", "--at-most", "4", "rollout.max_retries=0"]
+    try:
+        with pytest.raises(SystemExit):
+            launcher.main(["eval", *arguments, "rollout.endpoint.timeout=0.5"])
+    finally:
+        held.set()
+    printed = capsys.readouterr()
+    out = printed.out
+    assert sorted(asked) == [2, 3], "each is asked once: its client is told that asking again would be of no use"
+    assert "50.0%" in out and "2/4" in out, "over the two that were answered"
+    assert "ajet itself failed at 2 attempts" in out and f"{server} hangs: it took the request and sent" in out
+    words = " ".join((out + printed.err).split())
+    assert words.count("look at that server, or raise rollout.endpoint.timeout where its replies take longer") == 1
+    monkeypatch.setattr(Answers, "do_POST", answers)
+    out = run(capsys, *arguments)
+    assert "75.0%" in out and "2 of 4 attempts are recorded, 2 are played" in out
+
+
+def test_the_limit_of_an_endpoint_ends_before_the_attempt_does(tmp_path):
+    """Whose own end would count against the model."""
+    endpoint = {"base_url": "http://h/v1", "model": "m"}
+    tree = {"ajet": {"rollout": {"engine": "endpoint", "episode_timeout": 100.0, "endpoint": endpoint}}}
+    engine = EndpointEngine.from_config(Experiment.from_dict(tree, base=tmp_path).ajet)
+    assert engine._server.silence == 80.0 and "rollout.episode_timeout" in str(engine._server.hangs())
+
+
+def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_said(
+    project, server, capsys, monkeypatch
+):
+    """A model that judges and is not there: ajet's own failure; a judge that raises at everything: nothing is known."""
+    rows = [{"question": "Is it task 3", "id": "t3", "number": 3}]
+    (project / "three.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    arguments = ["x.yaml", "--model", f"strong@{server}", "--tasks", "three.jsonl", "rollout.max_retries=0"]
+    out = run(capsys, *arguments, "task_judge.judge_protocol=workflow.py->strict", code=1)
+    assert "nothing is known of it: no attempt came to a verdict" in out and "a judge that stumbles" in out
+    run(capsys, *arguments)
+    out = run(capsys, *arguments, "--judge", "workflow.py->strict", code=1)
+    assert "by workflow.py->strict: nothing is known of it" in out
+    told = json.loads(run(capsys, *arguments, "--judge", "workflow.py->strict", "--json", code=1))
+    assert told["models"][0]["judges"]["workflow.py->strict"]["scored"] == 0
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def rejudge_run(named: str, root: Path, *, conf: Path | None = None) -> Rejudged
 
 def test_changed_rewards_are_shown_and_all_are_in_a_new_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path.name: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
-    rejudge("old", exp_dir=run.parent)
+    assert rejudge("old", exp_dir=run.parent) == 0
     shown = capsys.readouterr().out
     assert "2 rewards of 4 episodes changed" in shown and "mean 0.667 over 3 of 4 → mean 0.5 over 2 of 4" in shown
     with Path("ajet-rejudge-old.csv").open() as table:
@@ -247,6 +247,17 @@ def lenient(task, output):
 """
 
 
+def test_a_judge_that_decides_nothing_is_exit_code_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("judge.py").write_text(JUDGE + "\ndef broken(task, output):\n    raise KeyError('gone')\n")
+    assert rejudge("old", judge="judge.py->broken", exp_dir=run.parent) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no episode has a verdict, mostly: judge: broken raised KeyError: 'gone' (exit code 1)" in shown
+    assert compare("old", judge=["judge.py->strict", "judge.py->broken"], exp_dir=run.parent) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "judge.py->broken: nothing is known of it: it decided no episode (exit code 1): judge: " in shown
+    assert "judge.py->strict: nothing" not in shown
+
+
 def test_judges_are_compared_on_the_same_episodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Agreement over what both decided; where they differ most; what each took."""
     Path("judge.py").write_text(JUDGE + LENIENT)
@@ -261,5 +272,5 @@ def test_judges_are_compared_on_the_same_episodes(run: Path, capsys: pytest.Capt
     assert (by_both["both"], by_both["agreement"], by_both["correlation"]) == (2, 0.5, None)
     (differs,) = by_both["apart"]
     assert (differs["uuid"], differs["rewards"], differs["reasons"]) == ("wrong", [0.0, 1.0], ["", "near enough"])
-    compare("old", judge=asked, exp_dir=run.parent)
+    assert compare("old", judge=asked, exp_dir=run.parent) == 0
     assert "judge.py->strict and judge.py->lenient differ at 1 episode" in capsys.readouterr().out

@@ -202,6 +202,9 @@ def test_observed_runs_become_tasks_rows_and_pairs(tmp_path):
     ]  # fmt: skip
     only = reader(tmp_path, sources="run", validation_share=0.0, only="liked")
     assert len(only.tasks("train")) == 3 and only.left["not liked"] == 2
+    with pytest.raises(TaskError, match="Nothing of these traces is left: ") as refused:
+        reader(tmp_path, sources="run", agents=["nobody"]).write(tmp_path / "none")
+    assert "5 " in refused.value.what and not (tmp_path / "none").exists()
 
 
 def test_an_episode_that_several_steps_trained_on_is_one(tmp_path):

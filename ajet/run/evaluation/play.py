@@ -90,6 +90,17 @@ class Result:
         pairs = [(each, compare(first.scores, each.scores, seed=self.seed)) for each in others]
         return [(each, compared) for each, compared in pairs if compared is not None]
 
+    def untold(self) -> list[str]:
+        """Of which models, or of which under which further judge, nothing is known after all: nothing was scored. A
+        training, and a debug run, end in an error there."""
+        found = [each.model.label for each in self.evaluated if not each.scores.scored]
+        return found + [
+            f"{each.model.label} by {judge}"
+            for each in self.evaluated
+            for judge, scores in each.judged.items()
+            if each.scores.scored and not scores.scored
+        ]
+
     def judges(self) -> JudgeComparison | None:
         """The judge of the play and the further ones, over what all models played; None without further ones."""
         names = list(self.evaluated[0].judged)

@@ -269,6 +269,8 @@ def _remarks(result: Result) -> Iterator[str]:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
         if not scores.tells_success and scores.scored:
             yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
+    for untold in result.untold():
+        yield f"{printable(untold)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
     if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
         yield f"All attempts failed; the first: {printable(worst.scores.attempts[0].failure)[:300]}"

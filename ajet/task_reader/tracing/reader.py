@@ -66,6 +66,13 @@ class TracingReader:
         UserError."""
         counts: dict[str, int] = {}
         left: Counter[str] = Counter()
+        if not any(self.traces(side) for side in SPLITS):
+            raise TaskError(
+                f"Nothing of these traces is left: {'; '.join(f'{n} {why}' for why, n in sorted(self.left.items()))}.",
+                where=KEY,
+                expected="settings of task_reader.tracing that some replies meet",
+                do="loosen what leaves them out, as named",
+            )
         with written(folder, "--out"):
             folder.mkdir(parents=True, exist_ok=True)
         for side in SPLITS:
@@ -127,10 +134,18 @@ class TracingReader:
                 f"{len(sides['validation'])} held out"]  # fmt: skip
         told += [f"{count} {why}" for why, count in sorted(self.left.items())]
         told += [f"{found.silent} spans without messages"] if found.silent else []
+        told += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
         told += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
         logger.info("{}", "; ".join(told))
         if hidden.counts:
             logger.info("marked: {}", ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.counts.items())))
+        if not found.traces and found.failed:
+            raise TaskError(
+                f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",
+                where=KEY,
+                expected="observed episodes whose endpoint answered",
+                do="see why they failed with `ajet episodes` or `ajet view`",
+            )
         if not found.traces:
             raise TaskError(
                 "There are no replies in these traces.",
