@@ -19,17 +19,19 @@ from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.store import Address
 
 
-def dry_run(experiment: Experiment, services: Sequence[str] = ()) -> None:
-    """The plan of a launch that was asked for with `--dry-run`, and the services of `--with-NAME`. Raises UserError for
-    what is wrong."""
-    console.print(f"{show_plan(experiment, services)} (--dry-run).", markup=False, soft_wrap=True)
+def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> None:
+    """The plan of a launch that was asked for with `--dry-run`, the services of `--with-NAME` and the store of
+    `--from-store`. Raises UserError for what is wrong."""
+    console.print(f"{show_plan(experiment, services, from_store)} (--dry-run).", markup=False, soft_wrap=True)
 
 
-def show_plan(experiment: Experiment, services: Sequence[str] = ()) -> str:
-    """Ask the services, resolve references, read one task, render one prompt, print the plan, what it takes and what is
-    to be said of it; answers what was started for that, in words. Raises UserError for what is wrong."""
+def show_plan(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> str:
+    """Look at the store, ask the services, resolve references, read one task, render one prompt, print the plan, what
+    it takes and what is to be said of it; answers what was started for that, in words. Raises UserError for what is
+    wrong."""
     from ajet.run.companions import beside
     from ajet.run.services import require_services
 
@@ -41,14 +43,28 @@ def show_plan(experiment: Experiment, services: Sequence[str] = ()) -> str:
             expected="a run that plays tasks",
             do="start it: the rows are read and counted before the first step",
         )
+    store = _looked_at(experiment, from_store)
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
-        _show_plan(experiment, [f"{each.name} at {each.address}" for each in require_services(experiment)])
+        there = [f"{each.name} at {each.address}" for each in require_services(experiment)]
+        _show_plan(experiment, there, "" if store is None else store.shown)
     if not started:
         return "Nothing was started"
     return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
 
 
-def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
+def _looked_at(experiment: Experiment, from_store: Address | None) -> Address | None:
+    """The shared store that a start would open, if there is one. Raises UserError where it would be refused."""
+    from ajet.store import look_at_own_store, look_at_store
+
+    if "trains" not in experiment.backbone.can:
+        return None
+    if from_store is not None:
+        look_at_store(from_store)
+    own = look_at_own_store(experiment, experiment.root / experiment.name)
+    return from_store or own
+
+
+def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> None:
     from ajet.algorithm.staleness import importance_weights
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
@@ -113,6 +129,8 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     if trainer.mode != "sync":
         plan.add_row("stale tokens", importance_weights(trainer))
     plan.add_row("record", str(experiment.root / experiment.name))
+    if store:
+        plan.add_row("store", store)
     for name, told in estimates(experiment, train=an_epoch, validates=bool(validation)):
         plan.add_row(name, told)
     console.print(plan)

@@ -15,6 +15,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.task_reader import Benchmark
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import is_local, locate
+from ajet.store import look_at_store, store_address
 from ajet.task_reader.benchmark_files import located
 from ajet.task_reader.contract import find_file, require_place
 
@@ -36,7 +37,7 @@ def require_present(experiment: Experiment) -> list[str]:
     for where, value in settings.task_judge.named():
         if is_reference(value):
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
-    unseen = ["what the code of the workflow and the judge does"]
+    unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
     if (kind := settings.task_reader.type) in ("jsonl_dataset_file", "agentrl"):
         files = getattr(settings.task_reader, kind)
         for name, file in (("training", files.training), ("validation", files.validation)):
@@ -66,6 +67,20 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None:
         unseen.append(f"whether the hub has {model}")
     return unseen
+
+
+def _require_store(experiment: Experiment) -> list[str]:
+    """What of it was not looked at. Raises UserError for a file that a start would refuse."""
+    if "trains" not in experiment.backbone.can:
+        return []
+    folder = experiment.root / experiment.name
+    address = store_address(experiment, folder)
+    if address is None:
+        return []
+    if address.path is None:
+        return [f"the store at {address.shown}"]
+    look_at_store(address, made=folder)
+    return []
 
 
 def not_looked_at(unseen: list[str], conf: Path) -> str:

@@ -16,7 +16,15 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
-from ajet.store.opening import Address, credentials, note_elsewhere, open_shared, recorded_settings, require_store
+from ajet.store.opening import (
+    Address,
+    credentials,
+    look_at_store,
+    note_elsewhere,
+    open_shared,
+    recorded_settings,
+    require_store,
+)
 from ajet.store.reading import Reading
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
@@ -50,6 +58,8 @@ __all__ = [
     "Store",
     "earlier_verl",
     "is_shared",
+    "look_at_own_store",
+    "look_at_store",
     "note_elsewhere",
     "open_reading",
     "open_store",
@@ -84,6 +94,14 @@ def require_own_store(experiment: Experiment, folder: Path) -> None:
     loaded."""
     if (address := store_address(experiment, folder)) is not None:
         require_store(address)
+
+
+def look_at_own_store(experiment: Experiment, folder: Path) -> Address | None:
+    """The same without making or changing anything; answers where it is, if it is a shared one. `folder`: that a start
+    would make."""
+    if (address := store_address(experiment, folder)) is not None:
+        look_at_store(address, made=folder)
+    return address
 
 
 def open_store(

@@ -18,6 +18,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
 from ajet.store.sqlite_store import SqliteStore
+from ajet.store.sqlite_tables import look_at
 
 ELSEWHERE = "store.address"
 """In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
@@ -134,3 +135,16 @@ def open_shared(
 def require_store(address: Address) -> None:
     """Raises UserError where it cannot be opened: before what is costly, where it is opened later."""
     open_shared(address).disconnect()
+
+
+def look_at_store(address: Address, *, made: Path | None = None) -> None:
+    """The same without making or changing anything, for who starts nothing. `made`: a folder that a start makes."""
+    if address.path is not None:
+        look_at(address.path, made=made)
+        return
+    from ajet.store.mongo import StoreDown, look_at_database
+
+    try:
+        look_at_database(address.uri, address.database, login=credentials())
+    except StoreDown as down:
+        raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down

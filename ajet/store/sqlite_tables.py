@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 from ajet.schema.errors import UserError
@@ -59,18 +60,58 @@ _STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A file of this version. Raises UserError for one of a later version, or that is no database or cannot be made."""
+    """A file of this version. Raises UserError for one of a later version or of another program, or that is no database
+    or cannot be made."""
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-        _write_ahead(base)
-        base.execute("PRAGMA synchronous=FULL")
-        _migrate(base, path)
+        try:
+            _require_own(base, path, version(base))
+            _write_ahead(base)
+            base.execute("PRAGMA synchronous=FULL")
+            _migrate(base, path)
+        except BaseException:
+            base.close()
+            raise
     except sqlite3.DatabaseError as error:
-        raise UserError(
-            f"The store {path} cannot be opened: {_why_not(path, error)}.",
-            expected="a file that ajet made, or none, in a folder that is there and can be written",
-        ) from error
+        raise _unusable(path, error) from error
     return base
+
+
+def look_at(path: Path, *, made: Path | None = None) -> None:
+    """Raises UserError where `connect` would, as far as that can be seen without making or changing anything. `made`:
+    a folder that is there by the time it is opened."""
+    try:
+        if path.exists():
+            alone = not path.with_name(f"{path.name}-wal").exists()  # nobody has it open: all of it is in this file
+            seen = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
+            with closing(sqlite3.connect(seen, uri=True, timeout=PATIENCE)) as base:
+                _require_own(base, path, version(base))
+            if not os.access(path, os.W_OK):
+                raise sqlite3.OperationalError
+        elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+            raise sqlite3.OperationalError("its folder may not be written by this user")
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
+    return UserError(
+        f"The store {path} cannot be opened: {_why_not(path, error)}.",
+        expected="a file that ajet made, or none, in a folder that is there and can be written",
+    )
+
+
+def _require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
+    """Raises UserError for a database that is another program's, or of a later version."""
+    tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "positions" not in tables:
+        raise UserError(
+            f"The store {path} cannot be opened: it is the database of another program "
+            f"(its tables: {', '.join(sorted(tables)[:5])}).",
+            expected="a file that ajet made, or none, in a folder that is there and can be written",
+        )
+    if found > VERSION:
+        raise of_later_version(path, found)
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
@@ -111,9 +152,11 @@ def _migrate(base: sqlite3.Connection, path: Path) -> None:
         return
     base.execute("BEGIN IMMEDIATE")
     found = version(base)  # another process may have done it meanwhile
-    if found > VERSION:
+    try:
+        _require_own(base, path, found)
+    except UserError:
         base.execute("ROLLBACK")
-        raise of_later_version(path, found)
+        raise
     for step in _STEPS[found:]:
         for statement in step.split(";"):
             base.execute(statement)

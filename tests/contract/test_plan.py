@@ -45,12 +45,14 @@ def planned(capsys: pytest.CaptureFixture[str], *more: str) -> str:
 
 
 def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = planned(capsys)
+    said = planned(capsys, "store.type=sqlite")
+    assert f"store sqlite:{project}/launcher_record/x/store.sqlite" in said
     assert "backbone local" in said, "not debug, which trains nothing"
     assert "2 tasks × 4 episodes" in said and "a pass of up to 1,440 tokens" in said and "GiB are free" in said
     assert "MiB a checkpoint, at most 1 at once" in said
     assert f"not measured yet: {command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
-    assert said.endswith(f"Nothing was started. Start it: {command('--conf', 'x.yaml', '--backbone', 'local')}")
+    start = command("--conf", "x.yaml", "--backbone", "local", "store.type=sqlite")
+    assert said.endswith(f"Nothing was started. Start it: {start}")
     assert not (project / "launcher_record").exists()
     assert "memory about" not in planned(capsys, "--backbone", "debug")
 

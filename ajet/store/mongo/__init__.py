@@ -11,5 +11,6 @@ from __future__ import annotations
 
 from ajet.store.mongo.connection import StoreDown
 from ajet.store.mongo.mongo_store import MongoStore
+from ajet.store.mongo.reading import look_at_database
 
-__all__ = ["MongoStore", "StoreDown"]
+__all__ = ["MongoStore", "StoreDown", "look_at_database"]

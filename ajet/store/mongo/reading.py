@@ -96,3 +96,14 @@ class MongoReading:
         if found[0]["version"] > VERSION:
             raise of_later_version(self._link.shown, found[0]["version"])
         return found[0]
+
+
+def look_at_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
+    """Raises UserError for one that cannot be worked on, as far as that can be seen without writing to it."""
+    link = Connection(uri, database, login)
+    try:
+        found = link.find(LEDGER, THE_LEDGER)
+        if found and found[0]["version"] > VERSION:
+            raise of_later_version(link.shown, found[0]["version"])
+    finally:
+        link.close()
