@@ -67,13 +67,14 @@ def export(
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
+    from ajet.config.overrides import as_override
     from ajet.record.checkpoints import checkpoints_of
     from ajet.run.export import checkpoint_of, run_of
     from ajet.run.export import export as made
 
     root = exp_dir.absolute()
     folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, again=check)
-    typer.echo(f"{folder}\nUse it:  model.path={folder}")
+    typer.echo(f"{folder}\nUse it:  {as_override('model.path', str(folder))}")
     if not check:
         return 0
     from ajet.cli.screen import show_logs

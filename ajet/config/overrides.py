@@ -7,6 +7,7 @@ one, and an override never means two things (sweeps and Hydra's own settings are
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,11 @@ def quoted(text: str) -> str:
     """A text as a quoted string of the grammar, whatever is in it."""
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
     return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
+
+
+def as_override(key: str, text: str) -> str:
+    """`key=text` as one word of a shell, which says that text whatever is in it."""
+    return f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quoted(text)}")
 
 
 def _first_line(error: Exception) -> str:

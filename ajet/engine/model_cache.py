@@ -21,6 +21,7 @@ from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
+from ajet.record.write_errors import explained
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
@@ -33,12 +34,24 @@ def kept_entry(name: str) -> Path | None:
 
 
 def entry(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet."""
+    """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet. Raises UserError where
+    the cache cannot be written to."""
     target = cache_root() / name
     if target.is_dir():
         return target
-    do = "set AJET_CACHE to another one"
-    with alone(target.with_name(target.name + ".lock"), f"makes {target}", do=do):
+    with explained(
+        "a model that is kept on this machine",
+        target.parent,
+        kept="no half of it is kept",
+        room="the model, twice while it is made",
+        elsewhere=", or name another folder in the variable AJET_CACHE",
+    ):
+        return _made(target, make)
+
+
+def _made(target: Path, make: Callable[[Path], None]) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with alone(target.with_name(target.name + ".lock"), f"makes {target}", do="set AJET_CACHE to another one"):
         if target.is_dir():
             return target
         for abandoned in target.parent.glob(f"{target.name}.making-*"):

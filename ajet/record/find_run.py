@@ -29,11 +29,13 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
 
 
 def run_folder(named: str, root: Path, *, holding: str) -> Path:
-    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else the
-    first, which is not there."""
+    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else what was
+    meant, which has not: the path, or what is there of both, or the first, which is not there."""
     if not _is_path(named) and (root / named / holding).exists():
         return root / named
-    return Path(named) if Path(named, holding).exists() else root / named
+    if Path(named, holding).exists() or _is_path(named):
+        return Path(named).expanduser()
+    return Path(named) if Path(named).exists() and not (root / named).exists() else root / named
 
 
 def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
@@ -43,10 +45,12 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     if (folder / holding).exists():
         return folder
     played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
-    missing = f"{named} has no {holding}." if folder.is_dir() else f"There is no run named {named}."
+    missing = f"There is no run named {named}."
+    if folder.exists():
+        missing = f"{named} is {'no run: it has no ' + holding if folder.is_dir() else 'a file, and no run'}."
     raise UserError(
         f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
-        where=str(folder),
+        where=str(folder.absolute()),
         expected=expected,
         do=command("--conf", "FILE.yaml", "--backbone", "local") if played else which_runs(named, root),
     )

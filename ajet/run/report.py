@@ -18,7 +18,7 @@ from typing import Any
 from ajet.record.asked_file import require_place
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run, which_runs
+from ajet.record.find_run import known_run, newest_run
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.schema.errors import UserError
@@ -32,14 +32,9 @@ PACKAGES = ("ajet", "torch", "transformers", "vllm", "verl", "ray", "openai", "n
 
 def report(run: str, root: Path, *, out: Path | None = None) -> Path:
     """Write the bundle and answer its place. `out`: a file that is not there yet. Raises UserError."""
-    folder = newest_run(run, root, holding="status.json") or Path(run)
-    if not (folder / "status.json").exists():
-        raise UserError(
-            f"There is no run named {run}.",
-            where=str(root),
-            expected="a run's name or folder",
-            do=which_runs(run, root),
-        )
+    folder = newest_run(run, root, holding="status.json")
+    if folder is None:
+        folder = known_run(run, root, holding="status.json", expected="a run's name or folder")
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")
     require_place(target, "--out")

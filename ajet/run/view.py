@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
-from ajet.record.find_run import newest_run, which_runs
+from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -49,22 +49,42 @@ def view(
     from ajet.record.viewer.library import Library
 
     if not place.is_dir():
-        raise UserError(
-            f"There is no run or folder named {place.name}.",
-            where=str(place),
-            expected="a run directory, or a folder that holds some",
-            do=which_runs(place.name, place.parent),
-        )
+        raise _nothing_at(place)
     views = Views(Library.of(place), spell_for)
+    if views.library.only is None and not views.library.names():
+        if file is not None:
+            raise UserError("There is no run in this folder.", where=str(place), expected="a run")
+        console.print(f"There is no run in {place} yet; one that begins there is shown.", markup=False, soft_wrap=True)
     if file is None:
         return _serve(views, host, port, browser, beside_run)
     return _freeze(views, place, file)
 
 
+def _nothing_at(place: Path) -> UserError:
+    expected = "a run directory, or a folder that holds some"
+    if place.exists():
+        return UserError(f"{place.name} is a file, and no run.", where=str(place), expected=expected)
+    from ajet.config.experiment import DEFAULT_ROOT
+
+    if place.name == DEFAULT_ROOT:
+        return UserError(
+            f"There is no {place.name} here: nothing was run in this folder yet.",
+            where=str(place),
+            expected=expected,
+            do=f"`{command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs",
+        )
+    return UserError(
+        f"There is no run or folder named {place.name}.",
+        where=str(place),
+        expected=expected,
+        do=which_runs(place.name, place.parent) if place.parent.is_dir() else "",
+    )
+
+
 def viewed(named: str, root: Path) -> Path:
     """What `ajet view NAME` shows: the newest run of that name, debug ones too, else the folder."""
     found = newest_run(named, root, holding="status.json")
-    return found or (Path(named) if Path(named).is_dir() else root / named)
+    return found or run_folder(named, root, holding="status.json").absolute()
 
 
 def _freeze(views: Views, place: Path, file: Path) -> int:
@@ -75,7 +95,7 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
             "A file holds one run, and this folder holds several.",
             where=str(place),
             expected="a run",
-            do=f"name one of: {', '.join(views.library.names()[:8]) or 'there is none yet'}",
+            do=f"name one of: {', '.join(views.library.names()[:8])}",
         )
     name = views.library.only
     try:

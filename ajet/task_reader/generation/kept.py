@@ -16,6 +16,9 @@ from typing import Any
 
 from ajet.record.file_lock import alone
 from ajet.record.files import append_lines, heal, read_rows
+from ajet.record.write_errors import explained
+
+ELSEWHERE = ", or name another folder in the variable AJET_CACHE"
 
 
 class Kept:
@@ -29,6 +32,10 @@ class Kept:
     @contextmanager
     def open(self) -> Iterator[Kept]:
         """Held by this process until it is left. Raises UserError where nothing can be kept there."""
+        with explained(
+            "what a model writes", self.path.parent, kept="nothing was asked", elsewhere=ELSEWHERE, room="it"
+        ):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         does, do = "writes the same tasks", "set AJET_CACHE to another one"
         with alone(self.path.with_suffix(".lock"), does, do=do):
             heal(self.path)
