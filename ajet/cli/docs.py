@@ -141,7 +141,7 @@ def cli_md() -> str:
         "`key=value` arguments use Hydra's grammar, with or without the leading `ajet.`.",
         "",
         "Exit codes: 0 done, 2 something you can mend (one screen says what), 1 unexpected (the traceback is in the",
-        "log), 130 Ctrl-C.",
+        "log), or the answer is no (a proof that fails, an evaluation of which nothing is known), 130 Ctrl-C.",
         "",
         *_command("ajet", group.commands["launch"], "Launch a run."),
     ]
