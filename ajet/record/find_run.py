@@ -29,12 +29,12 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
 
 
 def run_folder(named: str, root: Path, *, holding: str) -> Path:
-    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else what was
-    meant, which has not: the path, or what is there of both, or the first, which is not there."""
+    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else what is
+    there of the two and has not; else the first, which is not there."""
     if not _is_path(named) and (root / named / holding).exists():
         return root / named
-    if Path(named, holding).exists() or _is_path(named):
-        return Path(named).expanduser()
+    if Path(named, holding).exists():
+        return Path(named)
     return Path(named) if Path(named).exists() and not (root / named).exists() else root / named
 
 

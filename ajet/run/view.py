@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
-from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.find_run import newest_run, which_runs
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -66,25 +66,23 @@ def _nothing_at(place: Path) -> UserError:
         return UserError(f"{place.name} is a file, and no run.", where=str(place), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
+    begins = f"`{command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs"
     if place.name == DEFAULT_ROOT:
-        return UserError(
-            f"There is no {place.name} here: nothing was run in this folder yet.",
-            where=str(place),
-            expected=expected,
-            do=f"`{command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs",
-        )
+        what = f"There is no {place.name} here: nothing was run in this folder yet."
+        return UserError(what, where=str(place), expected=expected, do=begins)
     return UserError(
         f"There is no run or folder named {place.name}.",
         where=str(place),
         expected=expected,
-        do=which_runs(place.name, place.parent) if place.parent.is_dir() else "",
+        do=which_runs(place.name, place.parent) if place.parent.is_dir() else begins,
     )
 
 
 def viewed(named: str, root: Path) -> Path:
     """What `ajet view NAME` shows: the newest run of that name, debug ones too, else the folder."""
     found = newest_run(named, root, holding="status.json")
-    return found or run_folder(named, root, holding="status.json").absolute()
+    place = Path(named)
+    return found or (place if place.is_dir() or (place.exists() and not (root / named).exists()) else root / named)
 
 
 def _freeze(views: Views, place: Path, file: Path) -> int:

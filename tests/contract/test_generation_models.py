@@ -62,8 +62,9 @@ def test_a_dead_model_costs_one_prompt_its_waits_and_the_next_ones_nothing(
         tasks = read(tmp_path, dead, server, num_workers=1, **examples(tmp_path))
     assert tasks and len(server.seen) > 6
     assert len(dead.seen) == requests, "held-out tasks and trained ones share what is known of it"
-    assert logged[0].startswith("writer0 at 127.0.0.1") and "writer1 at 127.0.0.1" in logged[0]
-    assert sum("is asked first" in line for line in logged) == 1
+    [moved] = [line for line in logged if "is asked first" in line]
+    assert moved.startswith("writer0 at 127.0.0.1") and "writer1 at 127.0.0.1" in moved
+    assert any("hangs" in line for line in logged) == (say is hangs)
 
 
 def test_prompts_on_their_way_learn_of_it_from_each_other(server: JudgeServer, tmp_path: Path) -> None:

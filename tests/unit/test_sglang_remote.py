@@ -175,7 +175,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("VLLM_API_KEY", "its-key")
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
-    server = SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY")
+    server = SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY", timeout=300.0)
     config = config_of(rollout__vllm=server)
     engine = open_remote(config, vocabulary=99)
     assert (engine.kind, engine.max_model_len, engine.says_sampled) == ("SGLang", 93, False)
