@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.record.console import console, counted
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> None:
     """The plan of a launch that was asked for with `--dry-run`, the services of `--with-NAME` and the store of
     `--from-store`. Raises UserError for what is wrong."""
-    console.print(f"{show_plan(experiment, services, from_store)} (--dry-run).", markup=False, soft_wrap=True)
+    from ajet.run.footprint import disk_of
+
+    started = show_plan(experiment, services, from_store)
+    if why := disk_of(experiment)[0].refused:  # a plan may be of another machine's run; this one is not to start here
+        raise UserError(
+            f"The record of the run could not be written: {why}.",
+            where=str(experiment.root / experiment.name),
+            expected="a folder that can be written to",
+            do="name another with --exp-dir",
+        )
+    console.print(f"{started} (--dry-run).", markup=False, soft_wrap=True)
 
 
 def show_plan(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> str:

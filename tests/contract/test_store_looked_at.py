@@ -101,3 +101,11 @@ def test_dry_run_plan_and_validate_look(project: Path, capsys: pytest.CaptureFix
     code, told = said(capsys, "plan", "--conf", "x.yaml", "store.type=sqlite", f"store.uri='sqlite:{project}/b.sqlite'")
     assert code == 2 and "another program" in told
     assert not (project / "launcher_record").exists()
+
+
+def test_a_record_that_could_not_be_written_ends_a_dry_run_as_it_ends_the_start(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["--dry-run"], []):
+        code, told = said(capsys, *LOCAL, "--exp-dir", "agent.py", *more)
+        assert code == 2 and "the record of the run could not be written" in told.lower() and "--exp-dir" in told
