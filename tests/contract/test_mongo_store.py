@@ -21,7 +21,7 @@ from ajet.run import learn
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import RunFailed, UserError
 from ajet.schema.task import Task
-from ajet.store import Address, Kept, Policy, open_shared, require_store
+from ajet.store import Address, Kept, Policy, look_at_store, open_shared, require_store
 from ajet.store.contract import Lease, LeaseLost
 from ajet.store.leftovers import Left, left_in_store
 from ajet.store.mongo import MongoStore, changes, connection, documents, leftovers, positions, records, schema
@@ -652,17 +652,23 @@ def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(
     from pymongo import MongoClient
 
     address = mongod.empty()
+    look_at_store(Address.of(address))
+    with MongoClient(mongod.uri) as client:
+        assert client["ajet"].list_collection_names() == [], "who looks makes nothing"
     open_shared(address)
     with MongoClient(mongod.uri) as client:
         base = client["ajet"]
         base.Task.drop_indexes()
         base.ajet_ledger.update_one({}, {"$set": {"version": 0}})
+        look_at_store(Address.of(address))
+        assert base.ajet_ledger.find_one()["version"] == 0, "nor brings anything up"  # type: ignore[index]
         open_shared(address)
         assert "uses.of_1" in base.Task.index_information()
         assert base.ajet_ledger.find_one()["version"] == schema.VERSION  # type: ignore[index]
         base.ajet_ledger.update_one({}, {"$set": {"version": 99}})
-    with pytest.raises(UserError, match="version 99"):
-        open_shared(address)
+    for opens in (open_shared, look_at_store):
+        with pytest.raises(UserError, match="version 99"):
+            opens(Address.of(address))
 
 
 def test_what_an_earlier_version_put_is_there(mongod: Mongod) -> None:
