@@ -52,7 +52,7 @@ def within_episode(seconds: float, key: str, episode: float | None) -> tuple[flo
 
 
 def patience(seconds: float) -> httpx.Timeout:
-    """Of a client whose server may send nothing for so long."""
+    """The timeouts of a client whose server may send nothing for so long."""
     return httpx.Timeout(seconds, connect=min(CONNECT, seconds))
 
 
@@ -117,7 +117,7 @@ class AskedServer:
         return EngineFailure(message, retryable=_may_pass(status))
 
     def unreachable(self, problem: httpx.HTTPError, *, begun: bool = False) -> EngineFailure:
-        """That it did not answer, or not to its end. `begun`: some of its reply came."""
+        """The failure of a server that did not answer, or not to its end. `begun`: some of its reply came."""
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
             return self.hangs(begun=begun)
         if begun:
@@ -126,7 +126,7 @@ class AskedServer:
         return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def hangs(self, *, begun: bool = False) -> EngineHangs:
-        """That it sends nothing; it is also said, though not all the time."""
+        """The failure of a server that sends nothing; it is also said, though not all the time."""
         what = "began its reply and then" if begun else "took the request and"
         limit = f" ({self._named})" if self._named else ""
         told = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"

@@ -181,7 +181,7 @@ async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: flo
 
 
 def _say_that_it_hangs(model: Model, seconds: float) -> None:
-    """To whoever watches, though not all the time."""
+    """Tell whoever watches, though not all the time."""
     now = time.monotonic()
     if now - _hung.get(model.place, float("-inf")) >= SAID_AGAIN_S:
         _hung[model.place] = now

@@ -97,8 +97,8 @@ def require_own_store(experiment: Experiment, folder: Path) -> None:
 
 
 def look_at_own_store(experiment: Experiment, folder: Path) -> Address | None:
-    """The same without making or changing anything; answers where it is, if it is a shared one. `folder`: that a start
-    would make."""
+    """Raise as `require_own_store` does, making and changing nothing; answers where a shared store is. `folder`: the
+    one that a start would make."""
     if (address := store_address(experiment, folder)) is not None:
         look_at_store(address, made=folder)
     return address

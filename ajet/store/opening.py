@@ -138,7 +138,7 @@ def require_store(address: Address) -> None:
 
 
 def look_at_store(address: Address, *, made: Path | None = None) -> None:
-    """The same without making or changing anything, for who starts nothing. `made`: a folder that a start makes."""
+    """Raise as `require_store` does, making and changing nothing. `made`: a folder that a start makes."""
     if address.path is not None:
         look_at(address.path, made=made)
         return

@@ -29,7 +29,7 @@ _PASSWORD = re.compile("//[^/@]*@")
 
 
 class CopiedReply:
-    """Of one request. `dialect` None: nothing is kept."""
+    """What is kept of one request's reply. `dialect` None: nothing."""
 
     def __init__(self, dialect: str | None, hidden: Hidden) -> None:
         self._dialect, self._hidden = dialect, hidden
@@ -47,14 +47,14 @@ class CopiedReply:
         self.finish: Any = None
 
     def left(self) -> None:
-        """The client has."""
+        """The client has left."""
         silent = time.monotonic() - self._heard
         self.problem, self.finish, self.waited = CLIENT_LEFT, "aborted", silent >= WORTH_A_WORD
         if self.waited:
             self.problem += f"; the endpoint had sent nothing for {silent:.0f} s"
 
     def begin(self, reply: httpx.Response) -> None:
-        """Its headers came."""
+        """The reply's headers came."""
         self._status, self._heard = reply.status_code, time.monotonic()
         self._to = _PASSWORD.sub("//", reply.headers.get("location", "").partition("?")[0])
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
@@ -63,7 +63,7 @@ class CopiedReply:
             self._stream = Stream(self._dialect)
 
     def feed(self, part: bytes) -> None:
-        """Some more of it."""
+        """Some more of the reply came."""
         self._heard = time.monotonic()
         if self._dialect is None or self._size > MOST_KEPT:
             return

@@ -91,7 +91,7 @@ class Result:
         return [(each, compared) for each, compared in pairs if compared is not None]
 
     def untold(self) -> list[str]:
-        """Of which models, or of which under which further judge, nothing is known after all: nothing was scored. A
+        """The models, or models under a further judge, of which nothing is known after all: nothing was scored. A
         training, and a debug run, end in an error there."""
         found = [each.model.label for each in self.evaluated if not each.scores.scored]
         return found + [
