@@ -1,4 +1,4 @@
-"""Flags of AgentJet's command that ours has by another name, or has no use for.
+"""Flags of AgentJet's command and of AgentRL's scripts that ours has by another name, or has no use for.
 
 Invariant: each is understood, or answered with one sentence that says what does its work here; none is a usage error.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet.config.schema.agentrl import advice
 from ajet.schema.errors import UserError
 
 SAME = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
@@ -28,6 +29,10 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.partition("=")
         if name in INSTEAD:
             raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
+        if name.startswith("--") and (brought := advice(name[2:])):
+            raise UserError(
+                f"{name} is no flag: settings are key=value, or stand in the YAML.", where="command line", do=brought
+            )
         if name.startswith("--") and "." in name:
             setting = f"{name[2:]}{equals}{value}" if equals else f"{name[2:]}=VALUE"
             raise UserError(f"{name} is no flag: settings have no dashes.", where="command line", do=f"write {setting}")

@@ -264,7 +264,12 @@ def _similar(path: Path) -> str:
 
     names = {p.stem: p.name for p in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
     near = get_close_matches(path.stem, names, 1)  # the ends are alike of all
-    return f"did you mean {path.parent / names[near[0]]}?" if near else ""
+    if near:
+        return f"did you mean {path.parent / names[near[0]]}?"
+    within = Path(*path.parts[1:])
+    if path.parts[:1] == (Path.cwd().name,) and within.is_file():
+        return f"you are inside {path.parts[0]}: `cd ..` first, or name {within}"
+    return ""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
+from ajet.config.schema.agentrl import advice
 from ajet.config.schema.base import Section, sections_of, subsection, walk
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
@@ -100,6 +101,10 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
             do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
         )
     near = nearest_key(path)
+    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    brought = advice(str(path[-1])) if near is None or near.rpartition(".")[2] != path[-1] else ""
+    if brought:
+        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=f"{brought}; {own}")
     if near is None and also:
         roots = get_close_matches(str(path[0]), list(also), 1)
         near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
@@ -108,7 +113,6 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
             where=where,
             do=f"did you mean {near}?" if near else f"see `{command('config', 'show')}`",
         )
-    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,

@@ -23,6 +23,7 @@ from typing import Any
 
 from ajet.config.catalogue import Part
 from ajet.config.locations import shipped_tutorials
+from ajet.config.other_modules import instead
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
@@ -227,6 +228,12 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
         return importlib.import_module(dotted) if package is None else import_in(package, dotted)
     except ModuleNotFoundError as error:
         missing = spelled(error.name or "")
+        if told := instead(missing):
+            raise UnresolvedReference(
+                f"{what}: {parsed.text} imports {missing}, which is AgentJet's and not here.",
+                where=_last_user_line(error),
+                do=f"{told} (docs/agentjet.md)",
+            ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
         raise UnresolvedReference(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",

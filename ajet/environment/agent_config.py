@@ -6,7 +6,7 @@ Invariant: what cannot be used is one ConfigError before anything is asked, and 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,15 +20,23 @@ EXAMPLE = default_config() / "agent_config_example.yml"
 S = TypeVar("S", bound=BaseModel)
 
 
-def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
-    """The section `name` of the file that the key names, as `form`. Raises ConfigError, also where there is none."""
+def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    """The file that the key names, and its section `name` with what `${NAME}` stands for, as it is written there.
+    Raises ConfigError, also where there is none."""
     file = file_for(named, base, KEY)
     tree = read_yaml(file)
     section = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"one as in {EXAMPLE}")
+    found: dict[str, Any] = expanded(section, f"{file}: {name}")
+    return file, found
+
+
+def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
+    """The section `name` of the file that the key names, as `form`. Raises ConfigError, also where there is none."""
+    file, section = plain_section(named, base, name)
     try:
-        return form.model_validate(expanded(section, f"{file}: {name}"))
+        return form.model_validate(section)
     except ValidationError as error:
         part = Model if "models" in error.errors()[0]["loc"] else form
         raise refused(error, file, part.model_fields, name) from None

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -116,9 +117,9 @@ class Answer:
     """As its server counts them; 0 where it does not say."""
 
 
-async def asked(model: Model, prompt: str, seconds: float) -> str:
-    """The model's answer to one message. Raises NoAnswer."""
-    answer = await completion(model, {"messages": [{"role": "user", "content": prompt}]}, seconds)
+async def asked(model: Model, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The model's answer to one message; `more`: further fields of the request. Raises NoAnswer."""
+    answer = await completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
         raise NoAnswer("it answered nothing", again=True)
     return answer.text

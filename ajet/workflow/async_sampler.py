@@ -6,10 +6,13 @@ Invariant: what `evaluate_record` answers is the attempt's score; None is no sco
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pydantic import PrivateAttr
 
 from ajet.schema.errors import BoundaryError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -29,6 +32,8 @@ class Record:
     workflow_task: WorkflowTask
     output: WorkflowOutput
     """What `run` returned; a text that it returned is `metadata["final_answer"]`."""
+    meta_infos: dict[str, Any] = field(default_factory=dict)
+    """What `run` wrote into `self.record.meta_infos`, as AgentRL's do."""
 
     @property
     def task(self) -> Task:
@@ -52,10 +57,17 @@ class AsyncSampler(Workflow):
 
     name: str = "sampler"
 
+    _tuner: Any = PrivateAttr(default=None)
+
     @abstractmethod
     async def run(self, task: Task, tuner: ModelTuner) -> Any:
         """Play the task with an agent that talks to `tuner`. Answers a WorkflowOutput, or what an agent's function may:
-        a text is the answer, a number the reward."""
+        a text is the answer, a number the reward. One that takes the task alone asks by `create_chat_completions`; of
+        one that returns nothing, `self.record.meta_infos` is the output's metadata."""
+
+    async def create_chat_completions(self, **request: Any) -> Any:
+        """A reply of the model that is trained, to a request of Chat Completions."""
+        return await self._tuner.as_raw_openai_sdk_client().chat.completions.create(**request)
 
     async def evaluate_record(self, record: Record) -> float | None:
         """The score of an attempt; None: no score. Left out: the judge of the configuration is asked."""
@@ -63,21 +75,36 @@ class AsyncSampler(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
         """Run, and evaluate."""
-        output = output_of(await self.run(workflow_task.task, tuner))
+        self._tuner, self.record = tuner, Record(workflow_task, WorkflowOutput())
+        run: Callable[..., Awaitable[Any]] = self.run
+        said = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
+        meta = self.record.meta_infos
+        output = WorkflowOutput(metadata=dict(meta)) if said is None and meta else output_of(said)
         if type(self).evaluate_record is AsyncSampler.evaluate_record:
             return output
-        return await evaluated(self.evaluate_record, workflow_task, output)
+        return await evaluated(self.evaluate_record, workflow_task, output, meta)
+
+
+def _takes_tuner(run: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(run).bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 async def evaluated(
-    evaluate: Callable[[Record], float | Awaitable[float | None] | None], workflow_task: WorkflowTask, output: Any
+    evaluate: Callable[[Record], float | Awaitable[float | None] | None],
+    workflow_task: WorkflowTask,
+    output: Any,
+    meta_infos: dict[str, Any] | None = None,
 ) -> Any:
     """The output with the score that `evaluate` gives; what is no output is left as it is: the episode fails by it.
     Raises JudgeFailure, or what a boundary of `evaluate` raised."""
     if not isinstance(output, WorkflowOutput):
         return output
     try:
-        score = await called(evaluate, Record(workflow_task, output))
+        score = await called(evaluate, Record(workflow_task, output, {} if meta_infos is None else meta_infos))
         scored = output_of(score) if score is not None else None
         if score is not None and not (isinstance(scored, WorkflowOutput) and scored.reward is not None):
             raise JudgeFailure(f"evaluate_record answered {score!r:.200}; expected a number, or None for no score")

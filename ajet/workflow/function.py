@@ -18,6 +18,8 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 
 KEY = "ajet.rollout.user_workflow"
+_OLDER = ("agentscope_execute",)
+"""What AgentJet's earliest versions called `execute`."""
 
 
 def as_workflow(found: Any, reference: str) -> Any:
@@ -32,6 +34,14 @@ def as_workflow(found: Any, reference: str) -> Any:
 
 def _require_both(kind: type[Workflow], reference: str) -> None:
     """Raises ConfigError for a class whose `execute` takes no tuner."""
+    if kind.execute is Workflow.execute:
+        older = [name for name in _OLDER if hasattr(kind, name)]
+        raise ConfigError(
+            f"{KEY}: {reference} has no method `execute`.",
+            where=KEY,
+            expected="execute(self, workflow_task, tuner); the names are yours",
+            do=f"call its {older[0]} `execute`" if older else "write `async def execute(self, workflow_task, tuner):`",
+        )
     execute: Any = inspect.unwrap(kind.execute)
     try:
         inspect.signature(execute).bind(None, None, None)

@@ -77,6 +77,7 @@ class ModelTuner:
         which the run's first attempt had them. Raises ToolsChanged where that had others."""
         self._config, self._endpoints, self._trainable = config, endpoints, trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
+        self._registered: dict[str, ChatModelBase] = {}
         self._lock = threading.RLock()
 
     @property
@@ -164,6 +165,17 @@ class ModelTuner:
             return agentscope.chat_model(endpoint, openai_sdk.client(endpoint), self._config)
 
         return self._client("agentscope", make, agent_name, target_tag, debug_model)
+
+    def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
+        """By AgentJet's earlier name: the AgentScope model of the agent and target `role`; `default_model` is its debug
+        model. `get_model` gives it again."""
+        self._registered[role] = self.as_agentscope_model(role, debug_model=default_model)
+        return self._registered[role]
+
+    def get_model(self, role: str) -> ChatModelBase:
+        """By AgentJet's earlier name: what was registered for `role`; the AgentScope model of that agent where nothing
+        was."""
+        return self._registered[role] if role in self._registered else self.as_agentscope_model(role)
 
     def _client(
         self,

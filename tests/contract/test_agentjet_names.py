@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import pickle
+import re
 from contextlib import suppress
 
 import openai
 import pytest
 
-from ajet import AgentJetJob, Task, WorkflowOutput, bp
+import ajet
+from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, bp
 from ajet.cli import launcher
 from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
 from ajet.config import load_experiment
-from ajet.schema.errors import JudgeFailure, UserError
+from ajet.config.references import resolve_reference
+from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
+from ajet.workflow.function import as_workflow
 from tests.rollout_fixtures import stage
 from tests.workflow_fixtures import scene
 
@@ -71,6 +76,57 @@ def test_messages_by_position_and_as_agentscope_has_them():
             return [(await create(each)).choices[0].message.content for each in (ASKED, [Msg()], Msg())]
 
         assert asyncio.run(ask()) == ["a", "b", "c"]
+
+
+def test_roles_that_are_registered_by_its_earlier_names():
+    pytest.importorskip("agentscope")
+    own = object()
+    with scene("hello", trainable=["werewolf"]) as played:
+        tuner = played.tuner
+        assert tuner.register_model("villager", default_model=own) is own is tuner.get_model("villager")
+        model = tuner.register_model("werewolf", default_model=own)
+        assert tuner.get_model("werewolf") is model is not own
+        reply = asyncio.run(model(ASKED))
+        assert reply.content[0]["text"] == "hello" and played.session.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("ajet.tuner_lib.experimental.swarm_client", "ajet.client"),
+        ("ajet.task_reader.task_reader_base", "reader.py->MyReader"),
+        ("ajet.default_config.ajet_default", "AgentJetJob.set_data"),
+        ("ajet.utils.thread_executors", "nothing stands for it"),
+        ("astuner", "its name is ajet"),
+    ],
+)
+def test_an_import_of_what_is_not_here_says_what_does_its_work(tmp_path, module, words):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(words)) as caught:
+        importlib.import_module(module)
+    assert module.startswith(caught.value.name) and "docs/agentjet.md" in str(caught.value)
+    (tmp_path / "w.py").write_text(f"import {module}\nclass W: ...\n")
+    with pytest.raises(UnresolvedReference, match="is AgentJet's and not here") as refused:
+        resolve_reference("w.py->W", base=tmp_path)
+    assert words in refused.value.do and refused.value.where.endswith("w.py:1")
+
+
+def test_classes_by_the_modules_that_its_pages_import_them_from():
+    from ajet.copilot.job import AgentJetJob as Job
+    from ajet.tuner import AjetTuner, ModelTuner
+
+    assert Job is AgentJetJob and AjetTuner is ModelTuner is ajet.ModelTuner
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'ajet.no_such'$"):
+        importlib.import_module("ajet.no_such")
+
+
+@pytest.mark.parametrize(("method", "do"), [("agentscope_execute", "call its agentscope_execute `execute`"),
+                                            ("play", "write `async def execute")])  # fmt: skip
+def test_a_workflow_without_execute_says_so(method, do):
+    async def other(self, workflow_task, tuner): ...
+
+    with pytest.raises(ConfigError, match="has no method `execute`") as caught:
+        as_workflow(type("Older", (Workflow,), {method: other}), "w.py->Older")
+    assert do in caught.value.do
 
 
 class Fills:

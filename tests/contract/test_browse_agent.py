@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SECRET = "sk-do-not-show-4711-abcdef"
 PAGE = "The content from a:\nThe eel costs 3 today. " + "Nothing else is of any interest here. " * 20
 BROWSE = {"default_purpose": {"read": "the default purpose"}, "browse_tools": ["read"], "max_retries": 2,
-          "min_prompt_length": 100, "max_prompt_length": 600, "retry_delay": 0.01}  # fmt: skip
+          "min_prompt_length": 100, "max_prompt_length": 600, "retry_delay": 0.01, "extra_body": {"top_k": 20}}  # fmt: skip
 
 
 class Chat(BaseHTTPRequestHandler):
@@ -35,6 +35,7 @@ class Chat(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.top_k = asked.get("top_k")
         self.server.seen.append((asked["model"], asked["messages"][0]["content"], self.headers["Authorization"]))
         if asked["model"] == "broken":
             return self.answer(401, {"error": {"message": f"wrong key {self.headers['Authorization']}"}})
@@ -88,7 +89,7 @@ def test_a_long_result_is_condensed_for_the_purpose_recorded_and_not_trained(bro
     episode, asked = browsed(f"I look. {call('read', text='a', purpose='What does the eel cost?')}")
     assert episode.failure is None and episode.metadata["final_answer"] == "3"
     [(model, prompt, authorization)] = chat.seen
-    assert (model, authorization) == ("good", f"Bearer {SECRET}")
+    assert (model, authorization, chat.top_k) == ("good", f"Bearer {SECRET}", 20)
     assert "What does the eel cost?" in prompt and "The eel costs 3 today." in prompt
     assert "[cut: the first 600 of" in prompt, "max_prompt_length"
     question, use = episode.tool_uses

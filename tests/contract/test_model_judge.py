@@ -299,7 +299,7 @@ def test_a_template_of_ones_own_and_what_it_must_have(judge, server):
 
 def test_agentrls_file_names_models_and_template_and_a_reference_the_judge(server, tmp_path):
     told = {"models": [{"base_url": server.url[:-3], "model": "theirs", "api_key": SECRET}],
-            "judge_prompt_template": "Q {question} R {ground_truth} A {model_answer}. In one word?"}  # fmt: skip
+            "judge_prompt_template": "Q {question} R {labeled_answer} A {pred_answer}. In one word?"}  # fmt: skip
     (tmp_path / "agent_config.yml").write_text(yaml.safe_dump({"scorer_agent": told}))
     tree = {"task_judge": {"judge_protocol": REFERENCE}, "environment": {"agent_config": "agent_config.yml"}}
     judge = open_judge(Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path))
@@ -318,13 +318,13 @@ def test_models_are_scorers_by_name_beside_others_and_for_agentrls_rows(server, 
     task = WorkflowTask(task=Task(main_query="2+2?", metadata={"answer": "4"}))
     output = WorkflowOutput(metadata={"final_answer": "four"})
     models = [{"model": "m", "base_url": server.url}]
-    for told, reader in (({"scorers": listed}, {}), ({}, {"type": "agentrl"})):
+    for told, reader in (({"scorers": listed}, {}), ({}, {"type": "agentrl"}), ({"scorer": "asearcher"}, {})):
         tree = {"task_judge": {"judges": models, **told}, "task_reader": reader}
         judge = open_judge(Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path / "runs"))
         server.say = lambda asked: says("correct")
         found = asyncio.run(judge.verdict(task, output))
-        wanted = {"llm": 1.0, "exact": 0.0} if told else {"agentcpm": 1.0}
-        assert found.parts == wanted and found.reward == (0.5 if told else 1.0)
+        wanted = {"llm": 1.0, "exact": 0.0} if "scorers" in told else {told.get("scorer", "agentcpm"): 1.0}
+        assert found.parts == wanted and found.reward == (0.5 if "scorers" in told else 1.0)
 
 
 def test_a_workflow_that_states_no_answer_is_a_failure_of_judging_and_no_zero(judge, server):

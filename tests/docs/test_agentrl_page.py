@@ -41,7 +41,7 @@ agentcpm
 "scorer": "math"
 boxed
 fbox
-MCPScorerFactory.register_scorer()
+MCPScorerFactory.register_scorer(
 AsyncSampler
 run()
 evaluate_record()

@@ -22,6 +22,7 @@ from ajet.config.backbone_names import described
 from ajet.config.keys import dotted_keys
 from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
+from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
 from ajet.run.job_arguments import KEYS as JOB
 from tests.docs.snippets import ROOT
@@ -44,6 +45,7 @@ CLASS = re.compile(r"(?:ajet|train)(?:\.\w+)+")
 IMPORT = re.compile(r"from (?P<module>[\w.]+) import (?P<name>\w+)")
 CLIENT = re.compile(r"(?P<kind>Client|Episode)\.(?P<name>\w+)")
 FILE = re.compile(r"[\w./]+/[\w.]+\.(?:md|yml|yaml|sh|py)")
+PLACES = re.compile(r"path$|user_workflow|alien_llm_model|params\.|jsonl_dataset_file")
 AJETS = "## `ajet`\n"
 
 
@@ -146,6 +148,40 @@ def test_each_flag_of_agentrls_page_and_scripts_has_a_row():
     assert not lacking
 
 
+def test_each_flag_of_agentrl_is_answered_with_the_keys_of_its_row():
+    """By the command and for a key of that name: `HERE` and `NOT_HERE`."""
+    assert sorted([*HERE, *NOT_HERE]) == sorted({*AGENTRL.split()})
+    told: dict[str, str] = {}
+    for there, verdict, here in rows("agentrl.md"):
+        for flag in re.findall(r"--([a-z_0-9]+)", there):
+            assert (flag in NOT_HERE) <= (verdict == "gone"), flag
+            told[flag] = f"{told.get(flag, '')} {here}"
+    for flag, answer in HERE.items():
+        keys = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)+", answer))
+        assert keys <= KEYS and [key for key in keys if f"`{key}" not in told[flag]] == [], flag
+
+
+def test_the_defaults_that_differ_from_agentjets_are_all_there():
+    """Those of its YAML that are no place of a person's own; "none" is null here, and the run's own folder, too."""
+    said = dict(re.findall(r"^\| `([\w.]+)` \| .+ \| (.+) \|$", ours_of_defaults(), re.M))
+    default = {".".join(path): field.default for path, field, _ in walk(AjetConfig)}
+    theirs = {key: value for key, value in pairs(yaml.safe_load(WHOLE)["ajet"]) if key in default}
+    apart = {key for key, value in theirs.items() if value != default[key] and not PLACES.search(key)}
+    assert apart - {"trainer_common.optim.lr_warmup_steps"} <= said.keys()  # -1 and 0 are none
+    for key, value in said.items():
+        if default[key] is None:
+            assert re.match("none|the run's own folder", value), key
+        else:
+            given = default[key] if isinstance(default[key], list) else [default[key]]
+            words = [str(each).lower() if isinstance(each, bool) else str(each) for each in given]
+            assert all(word in value.replace("`", "") for word in words), (key, value)
+        assert key not in theirs or theirs[key] != default[key], key
+
+
+def ours_of_defaults() -> str:
+    return (DOCS / "agentjet.md").read_text().split("### Defaults that differ")[1].split("\n## ")[0]
+
+
 def test_each_key_of_agentjets_defaults_is_ours_or_has_a_row():
     keys = list(leaves(yaml.safe_load(WHOLE)["ajet"]))
     ours = [key for key in keys if key in KEYS or any(key == each or key.startswith(f"{each}.") for each in OLDER)]
@@ -203,6 +239,11 @@ def test_each_name_of_agentjets_swarm_client_has_a_row():
     assert {name for name in SWARM.split() if name not in named_in_rows("agentjet.md")} == set()
 
 
+def pairs(tree, prefix=""):
+    for name, value in tree.items():
+        yield from pairs(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+
+
 def leaves(tree, prefix=""):
     for name, value in tree.items():
         yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
@@ -223,7 +264,8 @@ rollout_until_finish_enough_episodes rollout_until_finish_enough_tasks rollout_u
 CLASSES = {
     "agentjet.md": """
 Workflow WorkflowTask WorkflowOutput Task ModelTuner AjetTuner AgentJetJob BaseJudge EnvServiceJudge MathAnswerAsJudge
-ReActAgent DashScopeChatFormatter InMemoryMemory Toolkit Msg RobustDashScopeChatModel
+ReActAgent DashScopeChatFormatter InMemoryMemory Toolkit Msg RobustDashScopeChatModel RouterTaskReader
+AjetTaskReader register_model get_model agentscope_execute
 """,
     "agentrl.md": "AsyncSampler MCPSampler MCPScorerFactory Task Record DispatchedSamplingTask DBRecordData",
     "aworld.md": """

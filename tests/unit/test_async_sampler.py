@@ -11,6 +11,7 @@ from ajet import AsyncSampler, MCPSampler, Task, Workflow, WorkflowOutput, Workf
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.judge import Judge
 from ajet.workflow.mcp_agent import McpAgentWorkflow
+from tests.workflow_fixtures import scene
 
 TASK = Task(main_query="2+2?", task_id="t", metadata={"answer": "4", "answer_schema": "boxed"})
 
@@ -50,6 +51,26 @@ class CannotTell(Says):
 class Wrong(Says):
     async def evaluate_record(self, record: Any) -> Any:
         return "good"
+
+
+class Theirs(AsyncSampler):
+    """As AgentRL's are written: the task alone, a reply of its own asking, notes in the record."""
+
+    async def run(self, task):  # type: ignore[override]
+        response = await self.create_chat_completions(messages=[{"role": "user", "content": task.main_query}])
+        self.record.meta_infos["pred_ans"] = response.choices[0].message.content
+
+    async def evaluate_record(self, record: Any) -> float:
+        record.meta_infos["seen"] = True
+        return float(record.meta_infos["pred_ans"] == record.task.metadata["answer"])
+
+
+def test_one_of_agentrls_asks_by_itself_and_finds_its_notes_again():
+    task = WorkflowTask(task=TASK, episode_uuid="e", task_id="t", task_tag="T")
+    for said, reward in (("4", 1.0), ("5", 0.0)):
+        with scene(said) as played:
+            output = asyncio.run(Theirs().execute(task, played.tuner))
+        assert output.reward == reward and output.metadata["pred_ans"] == said and played.session.calls == 1
 
 
 def test_the_score_is_the_verdict_and_none_is_no_score():

@@ -1,9 +1,12 @@
 """What a person gets for each mistake in a YAML or an override: the place, what was expected, what to do."""
 
+from pathlib import Path
+
 import pytest
 
+from ajet.cli.other_flags import understood
 from ajet.config import Experiment, load_experiment
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
 
 
 def refused(tmp_path, text, *overrides, **more) -> ConfigError:
@@ -62,6 +65,27 @@ def test_a_yaml_in_another_encoding_or_none_at_all_says_what_to_do(tmp_path):
     assert "latin1.yaml" in error.value.do
     with pytest.raises(ConfigError, match="There is no file"):
         load_experiment(tmp_path / "latin1.yaml" / "x.yaml")
+
+
+def test_a_folder_that_one_is_in_already_is_seen(tmp_path, monkeypatch):
+    """AgentJet's tutorial goes into the project's folder, and then names that folder, too."""
+    (tmp_path / "math_agent").mkdir()
+    (tmp_path / "math_agent" / "math_agent.yaml").write_text("ajet: {}\n")
+    monkeypatch.chdir(tmp_path / "math_agent")
+    with pytest.raises(ConfigError, match="There is no file math_agent/math_agent.yaml") as error:
+        load_experiment(Path("math_agent/math_agent.yaml"))
+    assert error.value.do == "you are inside math_agent: `cd ..` first, or name math_agent.yaml"
+
+
+def test_a_setting_of_agentrl_is_answered_with_ours(tmp_path):
+    error = refused(tmp_path, "ajet:\n  trainer_common:\n    algorithm: {token_level_loss: true}\n")
+    assert "loss_aggregation: token (true)" in error.do and "x.yaml:3:" in error.where
+    assert "rollout.num_repeat" in refused(tmp_path, "ajet: {}\n", "num_generations=8").do
+    assert "leave it out" in refused(tmp_path, "ajet: {}\n", "trainer_common.optim.beta1=0.9").do
+    for flag, words in (("--num_generations", "rollout.num_repeat"), ("--beta1=0.1", "leave it out")):
+        with pytest.raises(UserError, match="is no flag") as caught:
+            understood(["--conf", "x.yaml", flag, "8"])
+        assert words in caught.value.do
 
 
 @pytest.mark.parametrize(

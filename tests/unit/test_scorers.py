@@ -262,6 +262,25 @@ def test_registered_by_name_in_each_way():
     assert [each.reward for each in found] == [0.25, 0.5, 1.0] and found[0].scorer == "test_decorated"
 
 
+def test_one_of_agentrls_gets_a_dict_for_the_truth_and_its_section(tmp_path):
+    seen: list[object] = []
+
+    async def theirs(model_answer, ground_truth, scorer_agent_config):
+        seen.append(scorer_agent_config)
+        return float(model_answer == ground_truth["answer"] and ground_truth["query"] == "How many?")
+
+    MCPScorerFactory.register_scorer("test_theirs", scorer_func=theirs)
+    told = "scorer_agent: {models: [{model: m, base_url: http://x, api_key: k}], max_retries: 7}\n"
+    (tmp_path / "agent_config.yml").write_text(told)
+    tree = {"task_judge": {"scorer": "test_theirs"}, "environment": {"agent_config": "agent_config.yml"}}
+    task = Task(main_query="How many?", metadata={"answer": "4"})
+    for given, section in ((tree, 7), ({"task_judge": tree["task_judge"]}, None)):
+        judge = open_judge(Experiment.from_dict({"ajet": given}, base=tmp_path, exp_dir=tmp_path))
+        output = WorkflowOutput(metadata={"final_answer": "4"})
+        assert asyncio.run(judge.verdict(WorkflowTask(task=task), output)).reward == 1.0
+        assert seen.pop().get("max_retries") == section
+
+
 def test_several_are_weighted_and_one_without_a_score_decides_only_with_weight():
     members = [{"name": "exact"}, {"name": "f1", "weight": 0.5}, {"name": "exact", "weight": 0}]
     found = said({"scorers": members}, "the cat", answer="cat")

@@ -44,6 +44,8 @@ class BrowseAgent(BaseModel):
     """For a call that states none; by tool, or one for all."""
     status: bool = True
     """False: pages are handed over raw."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each question, as the models' server knows them."""
     enable_logging: bool = False
     """Whatever it says: each question is recorded with its episode, and there are no files beside that."""
     tokenizer_path: str | None = None

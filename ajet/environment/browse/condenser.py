@@ -136,7 +136,8 @@ class Condenser:
         agent = self._agent
         for number in range(agent.max_retries):
             try:
-                return await on_tools_loop(asked(model, prompt, min(agent.timeout, self._time_left())))
+                seconds = min(agent.timeout, self._time_left())
+                return await on_tools_loop(asked(model, prompt, seconds, agent.extra_body))
             except NoAnswer as problem:
                 pause = agent.retry_delay * 2**number
                 if not problem.again or number == agent.max_retries - 1 or pause >= self._time_left():

@@ -7,11 +7,12 @@ ground truth, the scorer is not asked and there is no score; where it would get 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.functions import is_function
+from ajet.environment.agent_config import plain_section
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
 from ajet.task_judge.calling import called
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 NO_ANSWER = "no answer found in the reply"
+AGENTRLS = "scorer_agent_config"
+"""The parameter by which a function is one of AgentRL's: it gets that section of its file as a dict, and for the truth
+a dict of `query` and `answer`."""
 
 _A_SCORERS = frozenset({ANSWER, REFERENCE, "solution_str"})
 
@@ -30,10 +34,7 @@ def is_scorers(found: Any) -> bool:
     """Whether it is a function whose parameters only a scorer has: one of an answer or a truth, by their names."""
     if not is_function(found):
         return False
-    try:
-        return not _A_SCORERS.isdisjoint(inspect.signature(found).parameters)
-    except (TypeError, ValueError):
-        return False
+    return not _A_SCORERS.isdisjoint(_parameters_of(found))
 
 
 class BoundScorer:
@@ -46,7 +47,7 @@ class BoundScorer:
         `of_experiment` if it has one, and then called, as a judge is if it is one; `what`: the key that names it.
         Raises ConfigError."""
         self.name = name
-        self._what, self._gamma = what, experiment.ajet.rollout.gamma
+        self._what, self._gamma, self._agentrls = what, experiment.ajet.rollout.gamma, False
         if isinstance(found, type):
             made = self._made(found, experiment, arguments)
             judges = getattr(made, "compute_reward", None)
@@ -59,6 +60,9 @@ class BoundScorer:
             self._function, self._arguments = found, dict(arguments)
         if not callable(self._function):
             raise self._wrong(f"is a {type(found).__name__}")
+        self._agentrls = AGENTRLS in _parameters_of(self._function)
+        if self._agentrls:
+            self._arguments = {AGENTRLS: _scorer_agent(experiment), **self._arguments}
         self._wanted = self._bound()
 
     async def score(self, call: ScorerCall) -> Verdict:
@@ -69,6 +73,8 @@ class BoundScorer:
             return Verdict(None, None, f"no score: task {call.task.task_id} has no answer to compare with")
         for parameter, wanted, required in self._wanted:
             value = ARGUMENTS[wanted](call)
+            if wanted == REFERENCE and self._agentrls and value is not None:
+                value = {"query": call.task.main_query, "answer": value}
             if value is None and not required and parameter:
                 continue  # its own default
             if value is None and required and wanted in (ANSWER, "reply"):
@@ -138,6 +144,19 @@ class BoundScorer:
             "truth by position",
             do=f"mend {self._what}, or the function",
         )
+
+
+def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
+    """Empty where no file is named. Raises ConfigError."""
+    named = experiment.ajet.environment.agent_config
+    return plain_section(named, experiment.base, "scorer_agent")[1] if named else {}
 
 
 def _key(parameter: inspect.Parameter) -> str:

@@ -18,6 +18,8 @@ from ajet.schema.errors import ConfigError, UnresolvedReference
 
 F = TypeVar("F", bound=Callable[..., Any])
 _registered: dict[str, Callable[..., Any]] = {}
+_OLDER = {"asearcher": "agentcpm"}
+"""AgentRL's other name of one."""
 
 
 def scorer(name: str) -> Callable[[F], F]:
@@ -40,12 +42,12 @@ class MCPScorerFactory:
 
     @overload
     @staticmethod
-    def register_scorer(name: str, function: F) -> F: ...
+    def register_scorer(name: str, scorer_func: F) -> F: ...
 
     @staticmethod
-    def register_scorer(name: str, function: Any = None) -> Any:
+    def register_scorer(name: str, scorer_func: Any = None) -> Any:
         """`@MCPScorerFactory.register_scorer(name)`, or with the function as the second argument."""
-        return scorer(name) if function is None else scorer(name)(function)
+        return scorer(name) if scorer_func is None else scorer(name)(scorer_func)
 
 
 def names() -> list[str]:
@@ -65,7 +67,7 @@ def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] =
             resolve_reference(reference, base=base, what="ajet.rollout.user_workflow")
     if named in _registered:
         return _registered[named]
-    part = known().scorers.get(named)
+    part = known().scorers.get(_OLDER.get(named, named))
     if part is not None and part.code:
         return load_code(part.code)
     near = get_close_matches(named, names(), 1)
