@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config import other_modules
 from ajet.config.handed import hand_down
-from ajet.integration.aworld import names, quiet_import
+from ajet.integration.aworld import packages, quiet_import
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ def _catalogue() -> Catalogue:
 
 hand_down(_catalogue)
 quiet_import.watch()
-names.watch()
+packages.watch()
 other_modules.watch()
 
 

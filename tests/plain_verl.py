@@ -14,10 +14,10 @@ from pathlib import Path
 from ajet.backbone.verl import cpu
 from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.engine.embedded import shipped_folder
-from ajet.integration.aworld import names
+from ajet.integration.aworld import packages
 from tests.left_behind import mapped
 
-EXAMPLE = names.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
+EXAMPLE = packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
 POSITIONS = 4096
 """More than the embedded model has by itself: schemas of tools, a token a letter."""
 SMALL = (
@@ -62,7 +62,7 @@ def environment(model: Path, tools: str, servers: str) -> dict[str, str]:
     """`tools`: the address of the environment; `servers`: those that are asked for."""
     given = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "MCP_"))}
     given |= cpu.environment()
-    given["PYTHONPATH"] = os.pathsep.join([given["PYTHONPATH"], str(names.folder())])
+    given["PYTHONPATH"] = os.pathsep.join([given["PYTHONPATH"], str(packages.folder())])
     given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     given |= {
         "model_path": str(model),

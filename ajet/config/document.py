@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ajet.config.locations import shipped_tutorials
 from ajet.schema.errors import ConfigError
 
 KeyPath = tuple[Any, ...]
@@ -269,7 +270,8 @@ def _similar(path: Path) -> str:
     within = Path(*path.parts[1:])
     if path.parts[:1] == (Path.cwd().name,) and within.is_file():
         return f"you are inside {path.parts[0]}: `cd ..` first, or name {within}"
-    return ""
+    shipped = shipped_tutorials().parent / path
+    return f"the one that comes with ajet is {shipped}" if path.parts[:1] == ("tutorial",) and shipped.is_file() else ""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -174,7 +174,8 @@ def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: typ
         for name in ("val_before_train", "test_freq")
         if last_with(("ajet", "trainer_common", name), users) is not None
     ]
-    asked = [name for name in asked if getattr(trainer, name) > 0]
+    idle = experiment.backbone.idle  # what a backbone never reads is said where settings without an effect are
+    asked = [name for name in asked if getattr(trainer, name) > 0 and f"trainer_common.{name}" not in idle]
     if asked and not validates:
         yield Finding(
             f"trainer_common.{asked[0]}",

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from ajet.config import load_experiment
-from ajet.integration.aworld import names
+from ajet.integration.aworld import packages
 from ajet.integration.aworld.agent_loop import question_of
 from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers
 from ajet.integration.aworld.trainer.agents import filled
@@ -278,7 +278,7 @@ def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option)
     if option is OPTION_B:
         (folder / "train" / "trainer").mkdir()
         (folder / "train" / "trainer" / "__init__.py").write_text("from .agent_trainer import AgentTrainer" + OPTION_A)
-    mine, ours = str(folder), str(names.folder())
+    mine, ours = str(folder), str(packages.folder())
     paths = os.pathsep.join([*([ours, mine] if option is OPTION_A else [mine, ours]), str(Path(__file__).parents[2])])
     code = "import sys, ajet; sys.path.remove('')" + option + TRAINS
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": paths, "PATH": ""},
@@ -307,8 +307,8 @@ def test_installed_packages_of_the_users_keep_their_names_and_ours_are_found_bel
         place.mkdir(parents=True)
         (place / "__init__.py").write_text("MINE = 1\n")
     (place / "world.py").write_text("World = object\n")
-    env = {"PYTHONPATH": str(names.folder()), "PATH": ""}
-    command = [sys.executable, "-c", INSTALLED, str(names.folder())]
+    env = {"PYTHONPATH": str(packages.folder()), "PATH": ""}
+    command = [sys.executable, "-c", INSTALLED, str(packages.folder())]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -370,7 +370,7 @@ def test_the_examples_tasks_become_ajets_with_system_message_and_truth(folder, o
     main([*given, "--system", "Be brief."])
     count = 4 if own else len(QUESTIONS)
     assert f"{count - count // 4} tasks" in capsys.readouterr().out
-    shutil.copytree(names.folder() / "train" / "examples" / "train_gaia_with_aworld_verl", folder / "example")
+    shutil.copytree(packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl", folder / "example")
     (folder / "datasets").rename(folder / "example" / "datasets")
     experiment = load_experiment(folder / "example" / "gaia.yaml")
     reader = open_reader(experiment)

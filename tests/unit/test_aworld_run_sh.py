@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ajet.integration.aworld import names
+from ajet.integration.aworld import packages
 from tests.verl_fixtures import without_verl
 
-TRAIN = names.folder() / "train"
+TRAIN = packages.folder() / "train"
 OURS = TRAIN / "examples" / "train_gaia_with_aworld_verl" / "run.sh"
 PRINTED = Path(__file__).parents[1] / "printed" / "aworld_run.sh"
 """As the page has it, indented."""
@@ -29,12 +30,24 @@ def overrides(script: Path, folder: Path, *more: str) -> dict[str, str]:
     """What it gives verl, by a Python that only says so."""
     (folder / "bin").mkdir(exist_ok=True)
     python = folder / "bin" / "python3"
-    python.write_text(PYTHON.replace("FOLDER", str(names.folder())))
+    python.write_text(PYTHON.replace("FOLDER", str(packages.folder())))
     python.chmod(0o755)
     env = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
     done = subprocess.run(["bash", str(script), *more], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line and not line.startswith("Using"))
+
+
+def test_the_pages_commands_before_it_work_in_a_folder_of_ones_own(tmp_path):
+    """AWorld's wheel has a `train` of its own, which is all that Python finds by itself."""
+    where = [sys.executable, "-m", "ajet.integration.aworld.names"]
+    said = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (said.stdout.strip(), said.stderr) == (str(packages.folder()), "")
+    tasks = [sys.executable, "-m", "train.examples.train_gaia_with_aworld_verl.create_dataset"]
+    env = {"PATH": "", "PYTHONPATH": said.stdout.strip()}
+    done = subprocess.run(tasks, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in (tmp_path / "datasets").iterdir()) == ["test.parquet", "train.parquet"]
 
 
 def test_it_differs_from_the_page_where_it_says_so(tmp_path):

@@ -75,6 +75,9 @@ def test_a_folder_that_one_is_in_already_is_seen(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="There is no file math_agent/math_agent.yaml") as error:
         load_experiment(Path("math_agent/math_agent.yaml"))
     assert error.value.do == "you are inside math_agent: `cd ..` first, or name math_agent.yaml"
+    with pytest.raises(ConfigError) as error:
+        load_experiment(Path("tutorial/example_math_agent/math_agent.yaml"))
+    assert error.value.do.startswith("the one that comes with ajet is /") and "tutorial/example_math" in error.value.do
 
 
 def test_a_setting_of_agentrl_is_answered_with_ours(tmp_path):

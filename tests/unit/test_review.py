@@ -57,7 +57,8 @@ class Rewards(Workflow):
 
 
 def of_tasks(train: int = 8, validates: bool = False, **more: Any) -> list[str]:
-    made = experiment(data={"train_batch_size": 8}, trainer_common=more.pop("trainer", {}))
+    sections = {"data": {"train_batch_size": 8}, "trainer_common": more.pop("trainer", {})}
+    made = experiment(more.pop("backbone", "local"), **sections)
     return [each.key for each in review_tasks(made, train=train, validates=validates, **more)]
 
 
@@ -66,6 +67,7 @@ def test_tasks_that_do_not_fit_the_plan() -> None:
     assert of_tasks(train=1) == ["data.train_batch_size"]
     assert of_tasks(trainer={"test_freq": 2}) == ["trainer_common.test_freq"]
     assert of_tasks(trainer={"val_before_train": True}) == ["trainer_common.val_before_train"]
+    assert of_tasks(backbone="trinity", trainer={"test_freq": 2}) == [], "it plays none, whatever the reader has"
     assert of_tasks(trainer={"test_freq": 2, "val_before_train": True}, validates=True) == []
 
 

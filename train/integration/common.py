@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from ajet.integration.aworld.names import behind
+from ajet.integration.aworld.packages import behind
 from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
 
 

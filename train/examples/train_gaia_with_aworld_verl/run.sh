@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The GAIA example with plain verl 0.9.1, as AWorld's page has it. First: `ajet env up gaia-local`, and in this folder
-# `python -m train.examples.train_gaia_with_aworld_verl.create_dataset`. Then `bash run.sh [OVERRIDES OF VERL'S]`.
+# The GAIA example with plain verl 0.9.1, as AWorld's page has it. First, in a folder of your own: `ajet env up gaia-local`,
+# `export PYTHONPATH=$(python -m ajet.integration.aworld.names)`, and
+# `python -m train.examples.train_gaia_with_aworld_verl.create_dataset`. Then there, `bash PATH/run.sh [OVERRIDES OF VERL'S]`.
 #
 # Other than the page's, each marked with [ajet]:
 #   path_to_train, PYTHONPATH          found by themselves

@@ -1,0 +1,80 @@
+"""The packages `train` and `env`, by whose names AWorld's pages import what is in this room.
+
+Invariant: in a process that has imported ajet they are found where nothing else has the name, and before the `train`
+of AWorld's wheel, which stays importable below ours. A `train` or `env` of a user's own, installed or not, is theirs;
+what such a package does not have is found here (a single file `train.py` has nothing below it: it hides ours). The path
+is left as it is; `ajet.integration.aworld.names` is for programs that ajet does not start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ajet.config.scope import spelled
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_INSTALLED = ("site-packages", "dist-packages")
+_NAMES = ("train", "env")
+
+
+def folder() -> Path:
+    """Where they are: in the package in a wheel, beside it in a checkout."""
+    inside = _PACKAGE / "names"
+    return inside if inside.is_dir() else _PACKAGE.parent
+
+
+def watch() -> None:
+    """From now on. Idempotent."""
+    if not any(isinstance(finder, _BeforeAWorlds) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeAWorlds())
+        sys.meta_path.append(_Lacking())
+
+
+class _BeforeAWorlds:
+    """Asked first: for `train`, where the ordinary one is that of AWorld's wheel."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "train" or path is not None:
+            return None
+        found = PathFinder.find_spec(name)
+        if found is None or found.origin is None:
+            return None
+        place = Path(found.origin).parent.parent
+        theirs = place.name in _INSTALLED and (place / "aworld").is_dir()
+        return PathFinder.find_spec(name, [str(folder())]) if theirs else None
+
+
+class _Lacking:
+    """Asked last: for a name that nobody has, and for what a package of a user's own with that name does not have."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if path is None:
+            return PathFinder.find_spec(name, [str(folder())]) if name in _NAMES else None
+        parent, _, _ = spelled(name).rpartition(".")
+        if parent.partition(".")[0] not in _NAMES:
+            return None
+        return PathFinder.find_spec(name, [str(folder().joinpath(*parent.split(".")))], target)
+
+
+def behind(module: ModuleType, name: str) -> Any:
+    """What AWorld's own file of the module's name has by `name`. Raises AttributeError."""
+    package, _, stem = module.__name__.rpartition(".")
+    for place in sys.modules[package].__path__:
+        file = Path(place) / f"{stem}.py"
+        if file.is_file() and str(file) != module.__file__:
+            own = f"{package}._{stem}_of_aworld"
+            if own not in sys.modules:
+                spec = spec_from_loader(own, SourceFileLoader(own, str(file)))
+                assert spec is not None and spec.loader is not None
+                sys.modules[own] = made = module_from_spec(spec)
+                spec.loader.exec_module(made)
+            return getattr(sys.modules[own], name)
+    raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
