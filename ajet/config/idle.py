@@ -25,6 +25,7 @@ from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
+from ajet.config.schema.verls import LIKE
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -172,9 +173,11 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
 def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
     """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
     already."""
-    near = nearest_of_ours(path[1:] if path[0] == owner.name else path, owner.filled)
+    own = path[1:] if path[0] == owner.name else path
+    near = nearest_of_ours(own, owner.filled)
     if near is None:
-        return ""
+        like = LIKE.get(".".join(map(str, own)))
+        return f"it is {owner.name}'s own; here `ajet.{like}` is its like" if like else ""
     ours: Any = config
     for name in near.key.split(".")[1:]:
         ours = getattr(ours, name, None)

@@ -13,9 +13,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from ajet.config.schema import AjetConfig
+from ajet.config.schema import AjetConfig, agentrl, verls
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
-from ajet.config.schema.agentrl import advice
 from ajet.config.schema.base import Section, sections_of, subsection, walk
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
@@ -102,7 +101,9 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
         )
     near = nearest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
-    brought = advice(str(path[-1])) if near is None or near.rpartition(".")[2] != path[-1] else ""
+    brought = verls.advice(shown)
+    if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
+        brought = agentrl.advice(str(path[-1]))
     if brought:
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=f"{brought}; {own}")
     if near is None and also:

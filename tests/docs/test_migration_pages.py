@@ -19,11 +19,13 @@ import ajet.client
 from ajet.cli.docs import cli_md
 from ajet.config import load_experiment
 from ajet.config.backbone_names import described
+from ajet.config.idle import idle_lines
 from ajet.config.keys import dotted_keys
 from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
+from ajet.schema.errors import ConfigError
 from ajet.run.job_arguments import KEYS as JOB
 from tests.docs.snippets import ROOT
 from tests.unit.test_config_agentjet import WHOLE
@@ -209,6 +211,25 @@ def test_each_override_of_aworlds_run_sh_has_a_row_with_the_key_that_verl_gets_i
         assert f" {override}=" in script or f" reward.{override}=" in script, override
         near = nearest_of_ours(tuple(override.split(".")), layers)
         assert near is None or f"`{near.key.removeprefix('ajet.')}" in here, (override, near)
+
+
+def test_each_override_of_aworlds_run_sh_is_answered_with_a_key_of_its_row(tmp_path):
+    """Where one is given to a launch that does not read it; at `data.train_batch_size` and two more it is ours."""
+    (tmp_path / "x.yaml").write_text("ajet: {model: {path: 'embedded:tiny-tools'}}\n")
+    answered = 0
+    for override in OVERRIDES.replace("AR.", "actor_rollout_ref.").split():
+        (here,) = [here for there, _, here in rows("aworld.md") if f"`{override}`" in there]
+        ours = [key for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)", here) if key in KEYS]
+        if override in KEYS or not ours:
+            continue
+        try:
+            experiment = load_experiment(tmp_path / "x.yaml", overrides=[f"{override}=7"], backbone="local")
+            said = idle_lines(experiment.idle(), "here")
+        except ConfigError as error:
+            said = error.do
+        assert any(f"`ajet.{key}" in said or f" {key}" in said for key in ours), (override, said)
+        answered += 1
+    assert answered > 35
 
 
 def test_each_name_of_aworlds_pages_has_a_row():
