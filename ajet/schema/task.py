@@ -41,6 +41,9 @@ class Task(BaseModel):
         return self
 
 
+_PAST_THE_TUNER = ("tokenizer", "llm_inference_fn", "observation_window")
+
+
 class WorkflowTask(BaseModel):
     """One attempt at a task, as `Workflow.execute` receives it."""
 
@@ -58,6 +61,12 @@ class WorkflowTask(BaseModel):
     tool_results: list[str] = Field(
         default_factory=list, description="For its judge: what tools answered, as the model was shown it."
     )
+
+    def __getattr__(self, name: str) -> Any:
+        """For what AgentJet's has beside these. Raises AttributeError."""
+        if name in _PAST_THE_TUNER:
+            raise AttributeError(f"a WorkflowTask has no {name}: the tuner is the one way to the model")
+        return super().__getattr__(name)  # type: ignore[misc] # which pydantic hides from type checkers
 
 
 class WorkflowOutput(BaseModel):

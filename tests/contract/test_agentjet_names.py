@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import ajet
-from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, bp
+from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, WorkflowTask, bp
 from ajet.cli import launcher
 from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
 from ajet.config import load_experiment
@@ -108,6 +108,16 @@ def test_an_import_of_what_is_not_here_says_what_does_its_work(tmp_path, module,
     with pytest.raises(UnresolvedReference, match="is AgentJet's and not here") as refused:
         resolve_reference("w.py->W", base=tmp_path)
     assert words in refused.value.do and refused.value.where.endswith("w.py:1")
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "llm_inference_fn", "observation_window"])
+def test_a_way_past_the_tuner_is_told_of_it(name):
+    task = WorkflowTask(task=Task())
+    with pytest.raises(AttributeError, match=f"has no {name}: the tuner is the one way"):
+        getattr(task, name)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = task.no_such
+    assert not hasattr(pickle.loads(pickle.dumps(task)), name)
 
 
 def test_classes_by_the_modules_that_its_pages_import_them_from():
