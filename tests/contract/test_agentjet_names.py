@@ -13,10 +13,12 @@ import pytest
 
 import ajet
 from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, WorkflowTask, bp
+from ajet.backbone.verl.on_ray import address_of
 from ajet.cli import launcher
 from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
 from ajet.config import load_experiment
 from ajet.config.references import resolve_reference
+from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
@@ -118,6 +120,14 @@ def test_a_way_past_the_tuner_is_told_of_it(name):
     with pytest.raises(AttributeError, match="no_such"):
         _ = task.no_such
     assert not hasattr(pickle.loads(pickle.dumps(task)), name)
+
+
+def test_a_cluster_of_master_addr_is_told_what_starts_one(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    with pytest.raises(ConfigError, match="joins a Ray cluster, and none is named") as caught:
+        address_of(LaunchOptions(with_ray_cluster=True))
+    assert "`ajet cluster render` writes what starts one" in caught.value.do and "MASTER_ADDR" in caught.value.do
 
 
 def test_classes_by_the_modules_that_its_pages_import_them_from():

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 SECRET = "sk-do-not-show-4711-abcdef"
 PAGE = "The content from a:\nThe eel costs 3 today. " + "Nothing else is of any interest here. " * 20
 BROWSE = {"default_purpose": {"read": "the default purpose"}, "browse_tools": ["read"], "max_retries": 2,
-          "min_prompt_length": 100, "max_prompt_length": 600, "retry_delay": 0.01, "extra_body": {"top_k": 20}}  # fmt: skip
+          "min_prompt_length": 100, "max_prompt_length": 600, "retry_delay": 0.01,
+          "extra_body": {"top_k": 20}}  # fmt: skip
 
 
 class Chat(BaseHTTPRequestHandler):

@@ -12,7 +12,7 @@ from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.front import Episodes
 from ajet.environment.gaia import SEED_NAMES
 from ajet.environment.sandbox.choose import tried
-from ajet.integration.aworld import packages
+from ajet.integration.aworld.packages import folder as names_folder
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
 from tests.gaia_packages import packages
@@ -89,7 +89,7 @@ def test_aworlds_script_starts_ours(tmp_path):
     (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "python").chmod(0o755)
     done = subprocess.run(
-        ["sh", "run-local.sh"], cwd=packages.folder() / "env", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        ["sh", "run-local.sh"], cwd=names_folder() / "env", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["-m", "ajet", "env", "up", "gaia-mcp-server"], done.stderr

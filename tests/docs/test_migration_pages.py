@@ -25,8 +25,8 @@ from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
-from ajet.schema.errors import ConfigError
 from ajet.run.job_arguments import KEYS as JOB
+from ajet.schema.errors import ConfigError
 from tests.docs.snippets import ROOT
 from tests.unit.test_config_agentjet import WHOLE
 from tests.unit.test_job_arguments import NEWEST

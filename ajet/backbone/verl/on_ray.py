@@ -44,8 +44,8 @@ def address_of(options: RunnerOptions) -> str | None:
             "--with-ray-cluster joins a Ray cluster, and none is named.",
             where=ADDRESS,
             expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
-            do="use --with-ray to have one started on this machine, or `ajet cluster render`, which writes what starts one "
-            "on several (MASTER_ADDR and MASTER_PORT are not read)",
+            do="use --with-ray to have one started on this machine; `ajet cluster render` writes what starts one on "
+            "several (MASTER_ADDR and MASTER_PORT are not read)",
         )
     return None if options.with_ray else address
 

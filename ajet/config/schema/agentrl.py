@@ -1,6 +1,6 @@
 """Settings of AgentRL by the names of its flags, and what says the same here.
 
-Invariant: each flag of its `src/configs.py` and scripts is in one of the two tables, and a key that stands here is a key
+Invariant: each flag of its `src/configs.py` and scripts is in one of the two tables, and a key that stands here is one
 of ours; docs/agentrl.md has a row for each, with the same keys. Nothing is read by these names: who gives one is told.
 """
 
@@ -101,13 +101,36 @@ HERE: Mapping[str, str] = {
 """What to write in its place."""
 
 NOT_HERE = frozenset(
-    """
-trainer attention_implementation cpu_ram_efficient_loading bypass_causal_mask_check output_router_logits
-decoder_sparse_step max_pixels tune_vision oss_connection_string enable_oss dataloader_num_workers
-dataloader_prefetch_factor dataloader_drop_last remove_unused_columns accelerator_config beta1 beta2 minimal_advantage
-skip_non_positive_advantage min_turns remove_experience efficient_rewarding presence_penalty frequency_penalty top_k
-model_name inf_ep_size enable_repetition_compress
-""".split()
+    [
+        "trainer",
+        "attention_implementation",
+        "cpu_ram_efficient_loading",
+        "bypass_causal_mask_check",
+        "output_router_logits",
+        "decoder_sparse_step",
+        "max_pixels",
+        "tune_vision",
+        "oss_connection_string",
+        "enable_oss",
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_drop_last",
+        "remove_unused_columns",
+        "accelerator_config",
+        "beta1",
+        "beta2",
+        "minimal_advantage",
+        "skip_non_positive_advantage",
+        "min_turns",
+        "remove_experience",
+        "efficient_rewarding",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_k",
+        "model_name",
+        "inf_ep_size",
+        "enable_repetition_compress",
+    ]
 )
 """Nothing stands for them; docs/agentrl.md says why."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_FILES = "task_reader.type: huggingface_dat_repo with task_reader.huggingface_dat_repo.dataset_path, a folder of Parquet"
+_FILES = (
+    "task_reader.type: huggingface_dat_repo with task_reader.huggingface_dat_repo.dataset_path, a folder of Parquet"
+)
 _REWARD = "task_judge.judge_protocol: reward.py->reward, or task_judge.scorer"
 
 HERE: Mapping[str, str] = {
