@@ -44,7 +44,7 @@ def instead(name: str) -> str:
 
 
 def watch() -> None:
-    """From now on. Idempotent."""
+    """Have imports of these fail so from now on. Idempotent."""
     if not any(isinstance(finder, _Lacking) for finder in sys.meta_path):
         sys.meta_path.append(_Lacking())
 

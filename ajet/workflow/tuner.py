@@ -167,14 +167,13 @@ class ModelTuner:
         return self._client("agentscope", make, agent_name, target_tag, debug_model)
 
     def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
-        """By AgentJet's earlier name: the AgentScope model of the agent and target `role`; `default_model` is its debug
-        model. `get_model` gives it again."""
+        """The AgentScope model of the agent and target `role`, as AgentJet's earlier versions make it; `default_model` is
+        its debug model. `get_model` gives it again."""
         self._registered[role] = self.as_agentscope_model(role, debug_model=default_model)
         return self._registered[role]
 
     def get_model(self, role: str) -> ChatModelBase:
-        """By AgentJet's earlier name: what was registered for `role`; the AgentScope model of that agent where nothing
-        was."""
+        """The model that was registered for `role`; the AgentScope model of that agent where none was."""
         return self._registered[role] if role in self._registered else self.as_agentscope_model(role)
 
     def _client(

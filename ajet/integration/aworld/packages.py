@@ -24,13 +24,13 @@ _NAMES = ("train", "env")
 
 
 def folder() -> Path:
-    """Where they are: in the package in a wheel, beside it in a checkout."""
+    """The folder of the names: in the package in a wheel, beside it in a checkout."""
     inside = _PACKAGE / "names"
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
 def watch() -> None:
-    """From now on. Idempotent."""
+    """Resolve AWorld's names from now on. Idempotent."""
     if not any(isinstance(finder, _BeforeAWorlds) for finder in sys.meta_path):
         sys.meta_path.insert(0, _BeforeAWorlds())
         sys.meta_path.append(_Lacking())
@@ -65,7 +65,7 @@ class _Lacking:
 
 
 def behind(module: ModuleType, name: str) -> Any:
-    """What AWorld's own file of the module's name has by `name`. Raises AttributeError."""
+    """The attribute `name` of AWorld's own file of the module's name. Raises AttributeError."""
     package, _, stem = module.__name__.rpartition(".")
     for place in sys.modules[package].__path__:
         file = Path(place) / f"{stem}.py"
