@@ -167,7 +167,7 @@ class ModelTuner:
         return self._client("agentscope", make, agent_name, target_tag, debug_model)
 
     def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
-        """The AgentScope model of the agent and target `role`, as AgentJet's earlier versions make it; `default_model` is
+        """The AgentScope model of the agent and target `role`, as AgentJet's earlier versions make it; `default_model`:
         its debug model. `get_model` gives it again."""
         self._registered[role] = self.as_agentscope_model(role, debug_model=default_model)
         return self._registered[role]
