@@ -30,7 +30,7 @@ from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import Spell
 from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
-from ajet.record.viewer.library import Library, Missing, log_end, summary
+from ajet.record.viewer.library import Library, Missing, log_end
 from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
 from ajet.record.viewer.reward_bins import reward_bins
@@ -85,7 +85,7 @@ class Views:
     def run(self, name: str) -> dict[str, Any]:
         """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
         folder = self.library.path(name)
-        row = summary(self.library.root, folder) | {"proof": episode_page.proof(folder)}
+        row = self.library.run(name) | {"proof": episode_page.proof(folder)}
         if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
             return row
         table = self.table(name)  # of any other run only who asks for its episodes has them all read

@@ -1,15 +1,15 @@
 """Library: the run directories below one folder.
 
-Invariant: a run is named by its path below the folder, and only names that a look into the folder has found are ever
-opened; a link that leads out of the folder is not followed.
+Invariant: a run is named by its path below the folder, and only names that a look into the folder would find are ever
+opened; a link that leads out of the folder is not followed. A file is read again only when it has changed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.denominators import numbers_of, over
@@ -25,6 +25,12 @@ MARKS = ("status.json", "run.json", "metrics.jsonl")
 """A folder with one of these is a run."""
 WITHIN = ("debug", "eval")
 """Folders inside a run whose folders are runs too."""
+REWARDS = ("train/reward", "debug/reward")
+ROWS = (*((name,) for name in REWARDS), NUMBERS, numbers_of("train"), numbers_of("debug"))
+"""What is read of a run's metrics: each tuple of one row."""
+Stamp = tuple[int, int, int] | None
+"""Of a file: inode, bytes, and when it was changed, in nanoseconds; None: it is not there."""
+T = TypeVar("T")
 
 
 class Missing(AjetError):
@@ -32,10 +38,13 @@ class Missing(AjetError):
 
 
 class Library:
-    """`root` holds runs; with `only`, one of them is all there is."""
+    """`root` holds runs; with `only`, one of them is all there is. Thread-safe: what two threads read at once is read
+    twice."""
 
     def __init__(self, root: Path, *, only: str | None = None) -> None:
         self.root, self.only = root.resolve(), only
+        self._read: dict[Path, tuple[Stamp, Any]] = {}
+        """What a file came to as it was."""
 
     @classmethod
     def of(cls, folder: Path) -> Library:
@@ -50,15 +59,47 @@ class Library:
 
     def path(self, name: str) -> Path:
         """A run's folder. Raises Missing."""
-        for folder in self._folders():
-            if str(folder.relative_to(self.root)) == name:
-                return folder
+        folder = self.root / name
+        if self._may_be(name) and self._inside(folder) and _is_run(folder):
+            return folder
         raise Missing(f"There is no run named {name} any more, or there never was.")
 
+    def run(self, name: str) -> dict[str, Any]:
+        """A run's row. Raises Missing."""
+        return self._row(self.path(name))
+
     def runs(self) -> list[dict[str, Any]]:
-        """A row a run, the one that changed last first."""
-        rows = [summary(self.root, folder) for folder in self._folders()]
+        """A row a run, the one that changed last first. What has not changed since it was asked for last is not read
+        again."""
+        folders = list(self._folders())
+        rows = [self._row(folder) for folder in folders]
+        there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl")}
+        for gone in self._read.keys() - there:
+            self._read.pop(gone, None)
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
+
+    def _row(self, folder: Path) -> dict[str, Any]:
+        """Whether its process lives, and what a person noted, is looked at each time."""
+        status = self._unchanged(folder, "status.json", _status)
+        return _row(self.root, folder, status, self._unchanged(folder, "metrics.jsonl", _measured))
+
+    def _unchanged(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
+        path = folder / name
+        stamp = _stamp(path)  # before it is read: what is written meanwhile is read again
+        known = self._read.get(path)
+        if known is not None and known[0] == stamp:
+            found: T = known[1]
+            return found
+        found = read(folder)
+        self._read[path] = (stamp, found)
+        return found
+
+    def _may_be(self, name: str) -> bool:
+        """Whether a run of that name would be found by looking for all: a name, or two with a kind between."""
+        parts = name.split("/")
+        known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
+        spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
+        return known and spelled and self.only in (None, parts[0]) and self._inside(self.root / parts[0])
 
     def _folders(self) -> Iterator[Path]:
         names = [self.only] if self.only is not None else [path.name for path in _listed(self.root)]
@@ -77,10 +118,10 @@ class Library:
 
 def summary(root: Path, folder: Path) -> dict[str, Any]:
     """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
-    status = _status(folder)
-    rewards = last_values(folder / "metrics.jsonl", ("train/reward", "debug/reward"), together=NUMBERS)
-    played = "debug" if rewards["train/reward"] is None else "train"
-    counts = last_values(folder / "metrics.jsonl", (), together=numbers_of(played))
+    return _row(root, folder, _status(folder), _measured(folder))
+
+
+def _row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
@@ -93,16 +134,25 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "steps": _number(status.get("steps")),
         "started": _number(status.get("started")),
         "updated": _number(status.get("updated")) or _changed(folder),
-        **rewards,
-        "reward_over": over(counts, played) or None,
-        "reward_short": _short(counts, played),
-        "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
-        "held_out_short": short(rewards),
+        **measured,
         "notes": notes_of(folder),
     }
 
 
-def _short(counts: dict[str, float | None], prefix: str) -> str | None:
+def _measured(folder: Path) -> dict[str, Any]:
+    """What the metrics come to, in the columns of a row."""
+    found = last_values(folder / "metrics.jsonl", ROWS)
+    played = "debug" if found["train/reward"] is None else "train"
+    return {
+        **{name: found[name] for name in (*REWARDS, *NUMBERS)},
+        "reward_over": over(found, played) or None,
+        "reward_short": _short(found, played),
+        "held_out": words(found) if found["validation/tasks"] is not None else None,
+        "held_out_short": short(found),
+    }
+
+
+def _short(counts: Mapping[str, float | None], prefix: str) -> str | None:
     """Scored of all, where that is not all."""
     scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
     return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
@@ -138,12 +188,10 @@ def _number(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def last_values(
-    metrics: Path, names: tuple[str, ...], window: int = 1 << 18, *, together: tuple[str, ...] = ()
-) -> dict[str, float | None]:
-    """The last value of each metric within the file's last bytes; those of `together` from one row, the last that has
-    the first of them."""
-    found: dict[str, float | None] = dict.fromkeys((*names, *together))
+def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18) -> dict[str, int | float | None]:
+    """The last values within the file's last bytes: of each tuple of metrics those of one row, the last that has the
+    first of them as a number."""
+    found: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
         with metrics.open("rb") as file:
             size = file.seek(0, 2)
@@ -151,19 +199,29 @@ def last_values(
             lines = file.read().split(b"\n")
     except OSError:
         return found
+    wanted = {f'"{names[0]}"'.encode(): names for names in rows}
     for line in reversed(lines[(1 if size > window else 0) : -1]):
+        there = [mark for mark in wanted if mark in line]
+        if not there:  # most rows of most files, and all of those that lack what a run of another kind has
+            continue
         try:
             row = parse_object(line)
         except ValueError:
             continue
-        for name in names:
-            if found[name] is None and isinstance(row.get(name), (int, float)):
-                found[name] = row[name]
-        if together and found[together[0]] is None and together[0] in row:
-            found.update({name: _number(row.get(name)) for name in together})
-        if None not in found.values():
+        for mark in there:
+            if _number(row.get(wanted[mark][0])) is not None:
+                found.update({name: _number(row.get(name)) for name in wanted.pop(mark)})
+        if not wanted:
             break
     return found
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _status(folder: Path) -> dict[str, Any]:
