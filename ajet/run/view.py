@@ -2,24 +2,28 @@
 
 Invariant: the viewer is a process of its own, so that looking costs the run nothing but the reading of its files; it
 listens on loopback unless told otherwise, and answers only who knows the token of the address that it printed: on a
-machine of many users, loopback is everybody's.
+machine of many users, loopback is everybody's, and so is a command line. A run waits for its viewer no longer than
+`BEGIN_S` and `END_S`, and leaves none behind.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 import subprocess
 import sys
 import threading
-import webbrowser
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, which_runs
+from ajet.run.browser import OpenedPage, opened_page
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -30,8 +34,10 @@ if TYPE_CHECKING:
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.episode_page import Spell
 
-END_S = 10.0
-"""How long a viewer beside a run may take to end."""
+BEGIN_S = 30.0
+"""Seconds that a viewer beside a run may take until it says its address."""
+END_S = 5.0
+"""Seconds that it may take to end as it is asked to."""
 
 
 def view(
@@ -118,12 +124,15 @@ def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) 
     print(f"Viewer: {address}", flush=True)
     if not beside_run:
         console.print("Ctrl-C ends it.", style="dim")
-    if browser and not beside_run and _on_a_desktop():
-        webbrowser.open(address)
-    server = Listener(admitting(build_app(views, hosts=hosts, key=token)))
-    if beside_run:
-        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
-    server.run(sockets=[listener])
+    page = opened_page(address) if browser and not beside_run else None
+    try:
+        server = Listener(admitting(build_app(views, hosts=hosts, key=token)))
+        if beside_run:
+            threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+        server.run(sockets=[listener])
+    finally:
+        if page is not None:
+            page.close()
     return 0
 
 
@@ -138,15 +147,35 @@ class Beside:
 
     process: subprocess.Popen[bytes]
     address: str
+    page: OpenedPage | None = None
+    """In the person's browser."""
 
     def end(self) -> None:
-        """End it and wait until it has; one that a page holds up is not waited for long."""
-        self.process.terminate()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """End it, by force where it does not within `END_S`."""
+        if self.page is not None:
+            self.page.close()
+        _end(self.process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for ask in (process.terminate, process.kill):
+        ask()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+            break
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _first_line(pipe: IO[bytes], seconds: float) -> str:
+    """What it says until its first line ends, it ends itself, or the time is over."""
+    said, until = b"", time.monotonic() + seconds
+    while b"\n" not in said and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not (more := os.read(pipe.fileno(), 1 << 12)):
+            break
+        said += more
+    return said.partition(b"\n")[0].decode(errors="replace").strip()
 
 
 def beside(run: RunDirectory) -> Beside | None:
@@ -158,18 +187,19 @@ def beside(run: RunDirectory) -> Beside | None:
         started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
-    line = process.stdout.readline().decode().strip()
+    try:
+        line = _first_line(process.stdout, BEGIN_S)
+    except BaseException:
+        _end(process)
+        raise
     if not line.startswith("Viewer: "):
-        process.kill()
-        process.wait()
+        _end(process)
         logger.warning("--with-logview: the viewer did not start; `{}` says why", command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)
     address = line.removeprefix("Viewer: ")
-    if _on_a_desktop():
-        webbrowser.open(address)
-    return Beside(process, address)
+    return Beside(process, address, opened_page(address))
 
 
 def spell_for(folder: Path) -> Spell | None:
@@ -196,9 +226,3 @@ def spell_for(folder: Path) -> Spell | None:
             continue
         return lambda ids: spell(tokenizer, ids)
     return None
-
-
-def _on_a_desktop() -> bool:
-    if not sys.stdout.isatty():
-        return False
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

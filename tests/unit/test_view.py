@@ -1,0 +1,96 @@
+"""The viewer's address in the person's browser, and the viewer beside a run, which may not start or not end."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import psutil
+import pytest
+from loguru import logger
+
+from ajet.run import browser, view
+
+ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What a browser is started with."""
+    found: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", found.append)
+    monkeypatch.setattr(browser, "_on_a_desktop", lambda: True)
+    monkeypatch.setattr(browser.tempfile, "tempdir", str(tmp_path))
+    return found
+
+
+def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[str], tmp_path: Path) -> None:
+    page = browser.opened_page(ADDRESS)
+    assert page is not None
+    (url,) = opened
+    assert "se-cret" not in url and url.startswith("file://")
+    file = Path(unquote(urlsplit(url).path))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert f'content="0; url={ADDRESS.replace("&", "&amp;")}"' in file.read_text()
+    page.close()
+    page.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_file_can_be_the_address_was_printed_and_that_is_all(
+    opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(browser.tempfile, "tempdir", str(tmp_path / "gone"))
+    assert browser.opened_page(ADDRESS) is None and not opened
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> Callable[[str], Any]:
+    """`beside` with a program of this text in the viewer's place; patience is short."""
+    monkeypatch.setattr(view, "END_S", 0.2)
+    run: Any = SimpleNamespace(path=Path("run"), status=SimpleNamespace(add_process=lambda pid, role: None))
+
+    def begin(text: str, patience: float) -> Any:
+        monkeypatch.setattr(view, "BEGIN_S", patience)
+        deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        monkeypatch.setattr(view, "program", lambda *given: [sys.executable, "-c", deaf + text])
+        return view.beside(run)
+
+    return begin
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children()
+
+
+@pytest.mark.parametrize(
+    ("text", "patience"), [("time.sleep(600)", 0.3), ("sys.exit(1)", 60.0), ("print('no', flush=True)", 60.0)]
+)
+def test_a_viewer_that_does_not_start_is_said_and_leaves_nothing(
+    begun: Callable[..., Any], text: str, patience: float
+) -> None:
+    before, said, descriptors = children(), list[str](), len(os.listdir("/proc/self/fd"))
+    sink = logger.add(said.append, format="{message}", level="WARNING")
+    began = time.monotonic()
+    try:
+        assert begun(text, patience) is None
+    finally:
+        logger.remove(sink)
+    assert "the viewer did not start" in said[0] and time.monotonic() - began < 30
+    assert children() == before and len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_viewer_that_does_not_end_is_killed(begun: Callable[..., Any], opened: list[str], tmp_path: Path) -> None:
+    before = children()
+    beside = begun(f"print('Viewer: {ADDRESS}', flush=True); time.sleep(600)", 60.0)
+    assert beside.address == ADDRESS and len(opened) == 1
+    beside.end()
+    assert children() == before and beside.process.returncode == -9 and not list(tmp_path.iterdir())
