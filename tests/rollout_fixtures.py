@@ -104,10 +104,11 @@ def stage(
     sections: dict[str, Any] | None = None,
     pins: Pins | None = None,
     words: Renderer | None = None,
+    teacher: Any = None,
     **rollout: Any,
 ) -> Iterator[Stage]:
     """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it. `words`: a
-    renderer, if not `renderer()`."""
+    renderer, if not `renderer()`; `teacher`: whom what is trained on is shown to."""
     settings = {"num_repeat": 2, "episode_timeout": 300, **rollout}
     if settings.get("isolation") == "loops":
         settings = {"processes": 1, **settings}  # each takes a second of CPU to start
@@ -123,7 +124,9 @@ def stage(
     judge = judge or AnswerJudge()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(priority, "YIELDS", 0)  # beside another test a worker that gives way takes half a minute to begin
-        made = Rollout(experiment, gateway, workflow, judge, run_id="test", on_episode=seen.append, pins=pins)
+        made = Rollout(
+            experiment, gateway, workflow, judge, run_id="test", on_episode=seen.append, pins=pins, teacher=teacher
+        )
         try:
             yield Stage(made, gateway, engine, seen)
         finally:

@@ -83,10 +83,9 @@ class Server:
             await asyncio.get_running_loop().shutdown_default_executor()
 
         loop = self.desk._loop
-        if self.desk._thread.is_alive():
+        if self.desk._own.thread.is_alive():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancelled(), loop))
-            loop.call_soon_threadsafe(loop.stop)
-            self.desk._thread.join()
+            self.desk._own.stop(60)
             self.desk._verdicts.close()
         await self.http.aclose()
         self.gateway.close()

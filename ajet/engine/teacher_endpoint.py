@@ -77,9 +77,14 @@ class TeacherEndpoint:
         """[T] per line, 0 where its mask is. Raises TeacherFailure."""
         return list(await asyncio.gather(*(self._of(line) for line in lines)))
 
+    async def leave(self) -> None:
+        """Close the connections, on their loop."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
     def close(self) -> None:
-        """No further requests. The connections end with their loop."""
-        self._client = None
+        """No further requests; whoever asked has left."""
 
     async def _of(self, line: Timeline) -> Floats:
         ids = line.ids.tolist()

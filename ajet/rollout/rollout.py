@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from ajet.rollout.episodes import Episodes
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity
+from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
-_LAST_WORDS = 0.1
-"""Seconds for which the loop still runs after `close`, so that what was just cancelled there ends."""
 
 
 class Rollout:
@@ -73,12 +71,13 @@ class Rollout:
         self._rounds = _rounds_of(gateway, settings)
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._teacher = teacher
         teaching = Teaching(teacher, settings) if teacher is not None else None
         turn = TrainTurn.of(experiment)
-        self._loop = asyncio.new_event_loop()
+        self._own = OwnLoop("ajet-rollout")
+        self._loop = self._own.loop
         self._attempts = Attempts(experiment, gateway, workflow_class, self._loop, pins or Pins())
         self._episodes = Episodes(self._attempts, self._verdicts, teaching, self._breaker, settings, turn)
-        threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
         self._shared: Slots | None = None
         self._beside: dict[Future[Group], list[GroupPlay]] = {}
@@ -147,7 +146,7 @@ class Rollout:
                         self._on_episode(event)
         finally:
             self._plays.pop(play, None)
-            if not conducted.done():
+            if not conducted.done() and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(play.stop, "interrupted")
                 _wait(conducted)
             play.tally.abandoned = self.abandoned
@@ -203,7 +202,9 @@ class Rollout:
         self._attempts.stop()
         self._verdicts.close()
         self._attempts.close()
-        self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS, self._loop.stop)
+        if self._teacher is not None:
+            _wait(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
+        self._own.stop(STOP_TIME)
 
     async def _conduct(
         self,

@@ -34,8 +34,12 @@ class Teacher(Protocol):
         """[T] per line at temperature 1, read where its mask is. Raises TeacherFailure."""
         ...
 
+    async def leave(self) -> None:
+        """The loop that asked ends: close what is open there."""
+        ...
+
     def close(self) -> None:
-        """Close the teacher: nothing more is asked."""
+        """Close the teacher: nothing more is asked, and no loop has anything open."""
         ...
 
 

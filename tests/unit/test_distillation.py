@@ -196,6 +196,28 @@ def told_by(say, monkeypatch, lengths=(3, 2)):
         server.server_close()
 
 
+def test_an_endpoints_connections_are_closed_on_the_loop_that_asked():
+    server = JudgeServer(says)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+    async def asked():
+        teacher = endpoint(server)
+        await teacher.leave()
+        await teacher.logprobs([replace(line, ids=line.ids % 9) for line in episode_of(1.0, (3,)).timelines])
+        client = teacher._client
+        assert not client.is_closed
+        await teacher.leave()
+        await teacher.leave()
+        teacher.close()
+        return client
+
+    try:
+        assert asyncio.run(asked()).is_closed
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_an_endpoint_is_asked_for_the_very_ids(monkeypatch):
     lines, found, seen = told_by(says, monkeypatch)
     assert probe_ids(Letters()) == [*range(9), 9] == seen[0]["prompt"]

@@ -45,6 +45,9 @@ class LocalTeacher:
         """[T] per line, 0 where its mask is, at temperature 1."""
         return await in_thread(self._computed, lines)
 
+    async def leave(self) -> None:
+        """Nothing is open on any loop."""
+
     def close(self) -> None:
         """Let the model go."""
         with self._lock:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
 from ajet.rollout.isolation.frames import stands
+from ajet.rollout.own_loop import tidy
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 T = TypeVar("T")
-TIDY_TIME = 1.0
-"""Seconds that tasks which a workflow left behind get to end after their cancellation."""
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -136,17 +135,8 @@ class ThreadIsolation:
                 task.cancel()
         try:
             settle(future, loop.run_until_complete, task)
-            loop.run_until_complete(_tidy(loop))
+            loop.run_until_complete(tidy(loop))
         finally:
             with self._lock:
                 running.cancel = None
             loop.close()
-
-
-async def _tidy(loop: asyncio.AbstractEventLoop) -> None:
-    rest = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=TIDY_TIME)
-    await loop.shutdown_asyncgens()

@@ -57,16 +57,18 @@ class UserLoop:
         return stands(self._thread.ident if has_it else None, task)
 
     def close(self) -> None:
-        """Cancel everything and end the thread, if it listens. Idempotent; does not wait."""
+        """Cancel everything and end the thread and its loop, if it listens. Idempotent; does not wait."""
         if not self._closing.is_set():
             self._closing.set()
-            self._loop.call_soon_threadsafe(self._cancel_all)
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._cancel_all)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         while not self._closing.is_set():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by a task that user code made
                 self._loop.run_forever()
+        self._loop.close()
 
     def _cancel_all(self) -> None:
         for task in asyncio.all_tasks(self._loop):
@@ -87,7 +89,8 @@ class UserLoop:
             if heard == sent:
                 self._keeper = None
                 sent += 1
-                self._loop.call_soon_threadsafe(beat)
+                with contextlib.suppress(RuntimeError):  # it has just ended
+                    self._loop.call_soon_threadsafe(beat)
             elif running is None:
                 self._keeper = None
             elif self._keeper is None or self._keeper[0] is not running:
