@@ -1,7 +1,7 @@
 """The one boundary of all writes below a run's folder: what the disk refuses is a sentence, whatever library met it.
 
-Invariant: full, over quota, read-only, not permitted, moved away: each is a UserError that says which, what could not
-be written and what is safe. Anything else passes through as what it is.
+Invariant: full, over quota, read-only, not permitted, moved away: each is a CannotWrite, a UserError that says which,
+what could not be written and what is safe. Anything else passes through as what it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.schema.errors import UserError
+
+
+class CannotWrite(UserError):
+    """What is below a run's folder cannot be written, for now: nothing of it is."""
+
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORDS = ("no space left", "os error 28", "os error 27", "file too large")
@@ -42,7 +47,7 @@ def explained(
     elsewhere: str | None = None,
     then: str = "",
 ) -> Iterator[None]:
-    """Turn the failure of the block into a UserError when the disk below `folder` refuses what it writes.
+    """Turn the failure of the block into a CannotWrite when the disk below `folder` refuses what it writes.
 
     `what` could not be written; `kept` says what is safe. `room`: what has to fit; `elsewhere`: a way to name another
     folder ("" for none; None: --exp-dir, though not for room, as the run would begin anew there); `then`: what the same
@@ -57,7 +62,7 @@ def explained(
         again = f"; then start the same command again{then}"
         if number is not None:
             meaning, do = REFUSALS[number]
-            raise UserError(
+            raise CannotWrite(
                 f"{meaning}: {what} could not be written ({kept}).",
                 where=str(folder),
                 expected="a folder that can be written to",
@@ -65,7 +70,7 @@ def explained(
             ) from error
         if not is_full(error, folder):
             raise
-        raise UserError(
+        raise CannotWrite(
             f"The disk is full: {what} could not be written ({kept}).",
             where=f"{folder} ({_free(folder) / 2**20:.0f} MiB free)",
             expected=f"room for {room}",

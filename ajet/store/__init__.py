@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
-from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
+from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway
 from ajet.store.earlier import todays_state
 from ajet.store.opening import (
     Address,
@@ -56,6 +56,7 @@ __all__ = [
     "SharedStore",
     "SqliteStore",
     "Store",
+    "StoreAway",
     "earlier_verl",
     "is_shared",
     "look_at_own_store",

@@ -12,11 +12,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ajet.record.write_errors import CannotWrite
 from ajet.schema.episode import Episode, UntrainedReason
 from ajet.schema.errors import UserError
 
-CANNOT_NOW = (UserError, OSError)
-"""What a store raises that cannot be asked, or cannot write, for now."""
+
+class StoreAway(UserError):
+    """The store cannot be asked, or cannot write, for now or not by this process: nothing of what was asked is done."""
+
+
+CANNOT_NOW = (StoreAway, CannotWrite, OSError)
+"""What a store raises that may do the same later. A mistake of the person's or of ours is none of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Store(Protocol):
 
     def put(self, lease: Lease, *kept: Kept) -> None:
         """Keep ends, all of them or none. On return they are on the disk; again is no second time. Raises LeaseLost;
-        UserError or OSError, and then none is kept and they may be put again."""
+        one of CANNOT_NOW, and then none is kept and they may be put again."""
         ...
 
     def close(self, lease: Lease) -> None:

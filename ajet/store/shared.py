@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from ajet.record.secrets import Redactor
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import RunFailed, UserError
-from ajet.store.contract import Kept, Lease, Store
+from ajet.store.contract import Kept, Lease, Store, StoreAway
 
 Role = Literal["trainer", "sampler", "server"]
 LEASE_SECONDS = 120.0
@@ -27,7 +27,7 @@ NONE: Mapping[str, float] = {}
 EXPIRED = "its lease ended: whoever held it fell silent"
 
 
-class Fenced(RunFailed):
+class Fenced(RunFailed, StoreAway):
     """Somebody else trains on the store by now, or this process opened it without `rolls`."""
 
 
@@ -167,7 +167,7 @@ class Depths:
 
 
 class SharedStore(Store, Protocol):
-    """Thread-safe. Every method raises UserError where the store cannot be reached. `use`, `discard`, `commit` and
+    """Thread-safe. Every method raises StoreAway where the store cannot be reached. `use`, `discard`, `commit` and
     `forget` are the trainer's: they raise Fenced."""
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:

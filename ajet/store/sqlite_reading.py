@@ -19,7 +19,7 @@ from ajet.store.reading import Stored, no_store, of_earlier_version, stored
 from ajet.store.shared import Policy
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_store import LINE
-from ajet.store.sqlite_tables import VERSION, of_later_version, version
+from ajet.store.sqlite_tables import VERSION, is_mistake, of_later_version, version
 
 
 @dataclass(slots=True)
@@ -110,6 +110,8 @@ class SqliteReading:
         try:
             yield
         except sqlite3.Error as error:
+            if is_mistake(error):
+                raise
             raise UserError(
                 f"The store cannot be read: {error}.",
                 where=f"sqlite:{self._path}",

@@ -26,8 +26,7 @@ from loguru import logger
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.schema.errors import UserError
-from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.contract import Kept, Lease, LeaseLost, StoreAway
 from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
     NONE,
@@ -45,7 +44,7 @@ from ajet.store.shared import (
 )
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_positions import SqlitePositions, change, counted
-from ajet.store.sqlite_tables import VERSION, connect, of_later_version, version
+from ajet.store.sqlite_tables import VERSION, connect, is_mistake, of_later_version, version
 
 LINE = """
 WITH RECURSIVE line (number) AS (
@@ -279,14 +278,18 @@ class SqliteStore:
     @contextmanager
     def _told(self) -> Iterator[None]:
         """A full disk, a file that is locked for too long, damaged or closed, or that a later ajet has brought up under
-        this process, as a person is told it."""
+        this process, as a person is told it. Any other error of SQLite's is a mistake in ajet, and stays one."""
         try:
             yield
         except sqlite3.Error as error:
+            found = None
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
-                if (found := version(self._base)) > VERSION:
-                    raise of_later_version(self._path, found) from error
-            raise UserError(
+                found = version(self._base)
+            if found is not None and found > VERSION:
+                raise of_later_version(self._path, found) from error
+            if found == VERSION and is_mistake(error):
+                raise
+            raise StoreAway(
                 f"The store {self._path} cannot be worked on: {error}.",
                 where=str(self._path),
                 expected="room on its disk, a file that is whole, and no program that keeps it locked",

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ajet.schema.errors import UserError
+from ajet.store.contract import StoreAway
 
 VERSION = 5
 PATIENCE = 60.0
@@ -125,9 +126,17 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
     return str(error)
 
 
+def is_mistake(error: sqlite3.Error) -> bool:
+    """Whether SQLite has something against a statement, its values or the order of calls, which of tables of this
+    version is a mistake in ajet; and not against the file, its disk, or who else works on it: damaged, full, locked."""
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    return type(error) is not sqlite3.DatabaseError
+
+
 def of_later_version(path: Path, found: int) -> UserError:
     """The error for a file that a later ajet made."""
-    return UserError(
+    return StoreAway(
         f"The store {path} is of version {found}, made by a later ajet.",
         expected=f"version {VERSION} or before",
         do="Update ajet on this machine.",

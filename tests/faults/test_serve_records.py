@@ -20,8 +20,7 @@ from ajet.config import load_experiment
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.recording import Recording
 from ajet.schema.episode import Episode, Group
-from ajet.schema.errors import UserError
-from ajet.store import SqliteStore
+from ajet.store import SqliteStore, StoreAway
 from ajet.store.shared import Opener
 from ajet.task_reader import open_reader
 from tests.served_fixtures import Counter, counter
@@ -175,7 +174,7 @@ def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_reco
     assert len(kept) == 3 and late["episode"] not in kept
 
 
-@pytest.mark.parametrize("problem", [UserError("The store cannot be worked on."), OSError(28, "No space left")])
+@pytest.mark.parametrize("problem", [StoreAway("The store cannot be worked on."), OSError(28, "No space left")])
 def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_group(tmp_path, monkeypatch, problem):
     def refused():
         raise problem

@@ -1,7 +1,9 @@
 """Deadlines: episodes that fell silent or took too long, ends that could not be recorded, groups that are overdue.
 
 Invariant: nothing that began stays open for ever: each is looked at again and again, often enough for the shortest
-limit. What is done about it is the desk's. Lives on the desk's loop.
+limit. What a store or a client may come to ends no look; a mistake in ajet ends them all, and is told to whoever takes
+the desk's results, so that no server goes on without limits. What is done about it is the desk's. Lives on the desk's
+loop.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
-
-from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
@@ -58,10 +58,16 @@ class Deadlines:
         self._under_way, self._groups = under_way, groups
         self._end, self._give_up, self._close = end, give_up, close
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look again and again on this loop, until `stop`."""
+    def watch(self, loop: asyncio.AbstractEventLoop, broken: Callable[[Exception], None]) -> None:
+        """Look again and again on this loop, until `stop`. `broken`: gets what ends it otherwise."""
+
+        def report(watching: Future[None]) -> None:
+            problem = None if watching.cancelled() else watching.exception()
+            if isinstance(problem, Exception):
+                broken(problem)
+
         self._watching = asyncio.run_coroutine_threadsafe(self._watch(), loop)
-        self._watching.add_done_callback(_report)
+        self._watching.add_done_callback(report)
 
     def stop(self) -> None:
         """Look no more."""
@@ -107,9 +113,3 @@ class Deadlines:
         waiting = sum(map(waits, group.episodes))
         if not under_way or closes_late(group.episodes, min_group=self._least, repeats=group.places, waiting=waiting):
             await self._close(group, under_way)
-
-
-def _report(watching: Future[None]) -> None:
-    problem = None if watching.cancelled() else watching.exception()
-    if problem is not None:
-        logger.opt(exception=problem).error("episodes are no longer ended when their time is over")

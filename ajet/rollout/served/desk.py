@@ -10,8 +10,6 @@ code nor the gateway runs, and which waits for no store. The coroutines may be a
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +19,7 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.served.admission import Admission
 from ajet.rollout.served.beginning import Beginnings, told
 from ajet.rollout.served.deadlines import Deadlines
@@ -31,9 +30,10 @@ from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.groups import OpenGroups, asked
 from ajet.rollout.served.held_out import HeldOutTasks
 from ajet.rollout.served.ranking import GroupRanking, waits
+from ajet.rollout.served.results import Results
 from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
-from ajet.schema.episode import Episode, Failure, Group, Split
+from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import ToolUse
 from ajet.store import CANNOT_NOW, Store
@@ -85,14 +85,13 @@ class Desk:
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
-        self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-desk", daemon=True)
-        self._thread.start()
+        self.results = Results()
+        self._own = OwnLoop("ajet-desk")
+        self._loop = self._own.loop
         self._deadlines = Deadlines(
             settings, self._open, self._groups, end=self._end, give_up=self._give_up, close=self._close_early
         )
-        self._deadlines.watch(self._loop)
+        self._deadlines.watch(self._loop, self.results.break_off)
 
     async def open(self, opening: Opening) -> dict[str, Any]:
         """Begin an episode. Answers its name, task, address and key. Raises Refused."""
@@ -140,8 +139,7 @@ class Desk:
         self._closing = True
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._verdicts.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_TIME)
+        self._own.stop(STOP_TIME)
 
     async def _here(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it on the desk's loop, to its end even if the caller leaves."""

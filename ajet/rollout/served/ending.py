@@ -21,7 +21,7 @@ from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts, by_the_calls
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
-from ajet.store import CANNOT_NOW, Kept, Lease
+from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Gateway
@@ -31,7 +31,7 @@ class Keeper(Protocol):
     """The place where ends go before they are acknowledged."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Keep one. On return it is on the disk; after an error it may be put again. Raises one of CANNOT_NOW.
+        """Keep one. On return it is on the disk. Raises one of CANNOT_NOW, and then it may be put again; LeaseLost.
         Thread-safe."""
 
 
@@ -78,6 +78,15 @@ class Endings:
         kept = Kept(served.made, alone=served.group is None, ended_by=served.ended_by)
         try:
             await asyncio.to_thread(self._keeper.put, served.lease, kept)
+        except LeaseLost as lost:
+            if served.unrecorded is None:
+                served.unrecorded = time.monotonic()
+                logger.warning("the end of episode {} counts nowhere: {}", served.made.uuid, lost)
+            raise Refused(
+                "The episode's place is another server's by now: its end counts nowhere.",
+                status=409,
+                code="place_lost",
+            ) from lost
         except CANNOT_NOW as error:
             if served.unrecorded is None:
                 served.unrecorded = time.monotonic()

@@ -17,7 +17,7 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.rollout.served.group import OpenGroup
 from ajet.schema.task import Task
-from ajet.store import CANNOT_NOW, Lease, Store
+from ajet.store import CANNOT_NOW, Lease, LeaseLost, Store
 
 if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
@@ -50,6 +50,8 @@ class OpenGroups:
         self._making = asyncio.Lock()
         self._leaving: set[OpenGroup] = set()
         """Of those here, which the store is being told of."""
+        self._kept: set[OpenGroup] = set()
+        """Of those here, which were to be given back and are not yet: that is said once of each."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
         return iter(tuple(self._open))
@@ -131,9 +133,14 @@ class OpenGroups:
         try:
             await asyncio.to_thread(self._store.give_back, [group.lease])
         except CANNOT_NOW as error:
-            logger.warning("position {} is not given back yet: {}", group.lease.order, error)
-        else:
-            self._open.remove(group)
+            if group not in self._kept:
+                self._kept.add(group)
+                logger.warning("position {} is not given back yet: {}", group.lease.order, error)
+            return
+        except LeaseLost as lost:
+            logger.warning("nothing is given back: {}", lost)
+        self._kept.discard(group)
+        self._open.remove(group)
 
     async def remove(self, group: OpenGroup, *, whole: bool) -> None:
         """Let the group wait no longer. `whole`: after a restart, too. It stays where this is cancelled."""
@@ -141,7 +148,7 @@ class OpenGroups:
             self._leaving.add(group)
             try:
                 await asyncio.to_thread(self._store.close, group.lease)
-            except CANNOT_NOW as error:  # the trainer gets the group in any case
+            except (LeaseLost, *CANNOT_NOW) as error:  # the trainer gets the group in any case, and finds the same
                 logger.warning(
                     "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error
                 )

@@ -17,6 +17,7 @@ from loguru import logger
 
 from ajet.schema.errors import MissingExtra, RunFailed
 from ajet.schema.secrets import without_secret_shapes
+from ajet.store.contract import StoreAway
 
 if TYPE_CHECKING:
     from pymongo.database import Database
@@ -38,7 +39,7 @@ CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
-class StoreDown(RunFailed):
+class StoreDown(RunFailed, StoreAway):
     """Nobody answers there, or not to this user."""
 
 
