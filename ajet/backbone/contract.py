@@ -72,6 +72,11 @@ class Backbone(Protocol):
         """Optimizer steps of this run so far."""
         ...
 
+    @property
+    def whole_version(self) -> int | None:
+        """The version that the weights are of, to the bit; None where an update that was cut short has moved them."""
+        ...
+
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Within the block: of the present weights, or of the reference model, where an algorithm or a loss asks for
         one."""
@@ -84,7 +89,8 @@ class Backbone(Protocol):
 
     def update(self, batch: TrainingBatch) -> Update:
         """Take the optimizer steps of one training step (`mini_batch_num` of them) and give the engine the new
-        weights. All or nothing: on an error the weights are those from before."""
+        weights. All or nothing: on an error the weights are those from before; after an interrupt `whole_version` says
+        which they are."""
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:

@@ -56,6 +56,11 @@ class DebugBackbone:
         """The version of the weights that it samples with."""
         return 0
 
+    @property
+    def whole_version(self) -> int | None:
+        """The same: nothing moves them."""
+        return self.version
+
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""
         raise self._refusal()

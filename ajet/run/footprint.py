@@ -86,7 +86,8 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
     layers = 1 if trainer.gradient_checkpointing else size.layers
     kept_rows = width * size.hidden * size.layers if trainer.gradient_checkpointing else 0
-    copies = (MOMENTS + width) * trained + low if trainer.mini_batch_num > 1 else 0
+    moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
+    copies = (MOMENTS + width) * trained + low if moves > 1 else 0
     chosen = known().algorithms.get(trainer.algorithm.adv_estimator)
     valued = 0
     if chosen is not None and "critic" in chosen.needs and trainer.algorithm.critic.epochs > 1:

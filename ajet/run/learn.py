@@ -1,7 +1,7 @@
 """`learn`: the second half of a step, wherever its groups were played.
 
-Invariant: what an update takes and what it leaves is told to the store, the task order and the record together, and no
-interrupt comes between.
+Invariant: what an update takes and what it leaves is told to the store, the task order and the record together. A first
+interrupt does not come between; a second one does, and then nothing is saved of it (`Training.torn`).
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ def learn(
             numbers |= training.proof.recomputed(episodes, step, parts.backbone)
         fresh_gap = None
         if batch.samples:
-            updated = parts.backbone.update(batch)
+            updated = training.update(batch)
             numbers = updated.metrics | numbers
             fresh_gap = updated.fresh_gap
         if elsewhere and fresh_gap is not None:
             numbers["sampler_gap"] = fresh_gap
         numbers["version"] = parts.backbone.version
+        training.torn = True
         used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
         staying = reuse.staying(groups, outcomes)
         if is_shared(store):
@@ -115,7 +116,7 @@ def learn(
         )
         conclude_held_out(held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
         training.idle = training.idle + 1 if is_idle(metrics) else 0
-        training.step = step
+        training.step, training.torn = step, False
     return fresh_gap
 
 

@@ -237,19 +237,29 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
             validate_served(training, served.held_out)
             if batch.held_out and will_validate(training, served.held_out, batch.step):
                 with interrupts.held():  # there is no step between that is without the server's own
+                    training.torn = True
                     conclude_late(batch.held_out, training, served.held_out)
                     served.store.use([episode.order for episode in batch.held_out], training.step)
-                    batch.held_out = []
+                    batch.held_out, training.torn = [], False
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()
     except Preempted:
-        logger.warning("asked to end: saving step {}; what is not trained on waits for the next start", training.step)
+        if training.torn:
+            training.warn_torn()
+        else:
+            logger.warning(
+                "asked to end: saving step {}; what is not trained on waits for the next start", training.step
+            )
         desk.close()
-        if training.step:
+        if training.step and not training.torn:
             training.save()
         raise
     except KeyboardInterrupt:
+        if training.torn:
+            training.warn_torn()
+            desk.close()  # what is not trained on waits for the next start
+            raise
         logger.warning("interrupted: saving what was learned up to step {}", training.step)
         _leave(training, served, batch, late)
         raise

@@ -2,8 +2,9 @@
 
 Invariants: a task counts as trained in the same commit as the checkpoint that contains it (DESIGN decision 9), so a
 killed run continues from its last checkpoint with the same tasks in the same order; the first Ctrl-C ends the run
-between two steps and leaves a checkpoint of all that was learned; so does SIGTERM, once the present step has ended or
-`trainer_common.grace` is over. What samplers of this launch play may end within the same time, and is kept.
+between two steps and leaves a checkpoint of all that was learned, and a second one saves no step that is not whole; so
+does SIGTERM, once the present step has ended or `trainer_common.grace` is over. What samplers of this launch play may
+end within the same time, and is kept.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def train(
             interrupts.heard()
             with interrupts.held():  # a second one does not cost the checkpoint
                 training.save_interrupted()
-            if source is not None:
+            if source is not None and not training.torn:
                 source.interrupted(training, interrupts)
             raise
     training.save()

@@ -1,6 +1,7 @@
 """Training: what a loop of updates is in the middle of, and its checkpoints.
 
-Invariant: a checkpoint holds all of it that a resumed run cannot find again, and is made at the end of a step.
+Invariant: a checkpoint holds all of it that a resumed run cannot find again, and is made at the end of a step: never
+while weights, store and record are not all at the same one (`torn`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import Backbone
+    from ajet.backbone.contract import Backbone, Update
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample, TrainingBatch
@@ -59,6 +60,8 @@ class Training:
     """None: clients bring them all."""
     on_step: OnStep
     step: int = 0
+    torn: bool = False
+    """Whether weights, store or record may have gone beyond `step`, and not all of them: nothing is saved then."""
     saved_step: int = -1
     last_validation: dict[str, float] = field(default_factory=dict)
     validated: int = -1
@@ -122,12 +125,24 @@ class Training:
         critic = self.parts.backbone.values if "critic" in self.algorithm.needs else None
         return credit(groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 
+    def update(self, batch: TrainingBatch) -> Update:
+        """The backbone's, with which a step begins to be more than played. After an interrupt that it undid, nothing
+        has."""
+        backbone = self.parts.backbone
+        version, self.torn = backbone.version, True
+        try:
+            return backbone.update(batch)
+        except BaseException:
+            self.torn = backbone.whole_version != version
+            raise
+
     def show_depths(self, **more: int) -> None:
         """For `ajet status`: what is begun and not over, and `more`."""
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
 
     def save(self) -> None:
         """A checkpoint of the present step, atomically; a no-op if it exists."""
+        assert not self.torn, "what is there is of no step"
         if self.saved_step == self.step:
             return
         state: dict[str, Any] = {
@@ -144,12 +159,24 @@ class Training:
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """Save a checkpoint at a Ctrl-C."""
-        if self.step == 0:
+        """Save a checkpoint at a Ctrl-C; where that cut a step apart nothing is saved, and the run goes on as after a kill."""
+        if self.torn:
+            self.warn_torn()
+        elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
-            return
-        logger.warning("interrupted: saving a checkpoint after step {}", self.step)
-        self.save()
+        else:
+            logger.warning("interrupted: saving a checkpoint after step {}", self.step)
+            self.save()
+
+    def warn_torn(self) -> None:
+        """Say that nothing can be saved, and what the run goes on from."""
+        latest = self.run.checkpoints.latest() or self.run.resumed
+        whence = (
+            f"from {latest.path}, after step {latest.step}" if latest else "from its beginning: it has no checkpoint"
+        )
+        logger.warning(
+            "interrupted in the middle of a step's update: nothing is saved of it; the run goes on {}", whence
+        )
 
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:

@@ -260,6 +260,23 @@ def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
     assert trainer.policy.weights.gradients is None
 
 
+@pytest.mark.parametrize(("parts", "torn"), [(1, True), (2, False)])
+def test_what_cuts_an_optimizer_step_short_is_undone_or_known(parts, torn, monkeypatch):
+    trainer = Trainer(tiny_qwen3(), config_of(mini_batch_num=parts, optim__lr=0.05))
+    trainer.update(TrainingBatch(1, random_samples(groups=2)))
+    before, plain = weights_of(trainer), trainer.optimizer._move
+    assert not trainer.torn
+
+    def cut_short(*args):
+        plain(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.optimizer, "_move", cut_short)
+        trainer.update(TrainingBatch(2, random_samples(7, groups=2)))
+    assert trainer.torn == torn and torch.equal(weights_of(trainer), before) != torn
+
+
 def test_a_step_that_is_not_finite_is_skipped_and_counted():
     trainer = Trainer(tiny_qwen3(), config_of())
     before = weights_of(trainer)

@@ -12,6 +12,7 @@ import pytest
 
 from ajet.run import serve as loop
 from ajet.run import served_held_out as module
+from ajet.run.interrupt import Preempted
 from ajet.run.served_held_out import conclude_late, validate_served, will_validate
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
@@ -113,3 +114,32 @@ def test_attempts_of_clients_wait_for_the_next_step_unless_the_server_validates_
     loop.train_served(made, SimpleNamespace(desk=desk, store=store, held_out=OWN), interrupts)  # type: ignore[arg-type]
     assert (written, learned) == (apart, counted)
     assert [each for each in used if each[0]] == [([-1], step) for step in apart], "else `learn` says that it is used"
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted])
+def test_a_step_that_a_second_interrupt_cut_apart_is_neither_saved_nor_recorded(
+    kind: type[KeyboardInterrupt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not trained on waits in the store, as after a kill."""
+    did: list[str] = []
+
+    def learn(training: Any, *given: Any, **more: Any) -> None:
+        training.torn = True
+        raise kind
+
+    made = training(step=2, test_freq=0, save_freq=0, total_training_steps=4, data__train_batch_size=1)
+    made.torn, made.exhausted, made.left = False, False, []
+    made.parts.backbone = SimpleNamespace(version=2)
+    made.show_depths, made.save = lambda **more: None, lambda: did.append("save")
+    made.warn_torn = lambda: did.append("warn")
+    writes = SimpleNamespace(write=lambda *told: did.append("write"))
+    made.run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), episodes=writes)
+    desk: Any = SimpleNamespace(results=SimpleQueue(), playing=0, close=lambda: did.append("close"))
+    for order in range(2):
+        desk.results.put(Group(Task(main_query="?", task_id=f"{order}"), order, [episode(f"{order}", order=order)]))
+    store = SimpleNamespace(use=lambda *told: did.append("use"), discard=lambda *told: did.append("discard"))
+    monkeypatch.setattr(loop, "learn", learn)
+    interrupts: Any = SimpleNamespace(patient=lambda *told, **more: nullcontext(), held=nullcontext)
+    with pytest.raises(kind):
+        loop.train_served(made, SimpleNamespace(desk=desk, store=store, held_out=None), interrupts)  # type: ignore[arg-type]
+    assert sorted(did) == ["close", "warn"]

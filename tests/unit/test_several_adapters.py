@@ -136,6 +136,25 @@ def test_logprobs_are_those_of_a_trainer_with_this_adapter_alone():
     np.testing.assert_allclose(np.concatenate(kl), np.concatenate(base.logprobs(plain)), atol=1e-5)
 
 
+def test_an_error_in_the_step_of_one_leaves_the_others_as_they_were():
+    trainer = trained(trainer_of(), of_adapters("solver", "critic"))
+    before, counts = trainer.policy.weights.values.clone(), dict(trainer.optimizer.counts)
+    moments, step = trainer.optimizer.first.clone(), trainer.optimizer.step
+
+    def failing(*given, part, at):
+        if part == "critic":
+            raise MemoryError("no more")
+        return step(*given, part=part, at=at)
+
+    trainer.optimizer.step = failing
+    names = list(trainer.policy.adapters.names)
+    assert names.index("solver") < names.index("critic"), "the first moves before the second fails"
+    with pytest.raises(MemoryError):
+        trainer.update(TrainingBatch(2, of_adapters("solver", "critic", seed=1)))
+    assert torch.equal(trainer.policy.weights.values, before) and torch.equal(trainer.optimizer.first, moments)
+    assert (trainer.optimizer.counts, trainer.version, trainer.torn) == (counts, 1, False)
+
+
 def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
     with pytest.raises(UserError, match="sampled by judge, which"):
         trained(trainer_of(), of_adapters("judge"))

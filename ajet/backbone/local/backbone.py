@@ -84,6 +84,11 @@ class LocalBackbone:
         """Which agents have which; empty where there is one or none."""
         return self.trainer.policy.adapters
 
+    @property
+    def whole_version(self) -> int | None:
+        """Of the weights as they are."""
+        return None if self.trainer.torn else self.trainer.version
+
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """A scorer at the present weights, or at those of the reference model."""
         return self.trainer.scorer(reference=reference)

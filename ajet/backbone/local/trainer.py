@@ -1,8 +1,9 @@
 """One training step: mini batches, packed rows, gradients, one optimizer step each.
 
 Invariants: all or nothing: until the last optimizer step has succeeded, an error leaves the weights, the moments and
-the version as they were; a step whose loss or gradient is not finite changes nothing and is counted. The order of
-everything follows from the batch alone, so that the same batch gives the same bits.
+the version as they were, and what cuts short the one step of an update, of which no copy is held, is known by `torn`; a
+step whose loss or gradient is not finite changes nothing and is counted. The order of everything follows from the batch
+alone, so that the same batch gives the same bits.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Trainer:
             width = int(self.policy.forward.head.weight.shape[1])
             self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
+        self.torn = False
+        """Whether the weights are of no version: an update has begun to move them, and has not ended."""
         self.fresh_gap: float | None = None
         """See `Update`; of the last one."""
 
@@ -132,7 +135,7 @@ class Trainer:
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
         warming = self.critic is not None and batch.step <= self.critic.settings.warmup
-        with self._all_or_nothing(len(parts)):
+        with self._all_or_nothing(sum(self._moves([batch.samples[index] for index in part]) for part in parts)):
             looks_back = len(parts) > 1 or self.tokens.looks_back
             old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
             for number, part in enumerate(parts):
@@ -158,6 +161,7 @@ class Trainer:
         if not batch.written:
             release_memory()
         self.version += 1
+        self.torn = False
         fresh = sum(tally.fresh for tally in tallies)
         self.fresh_gap = sum(tally.fresh_gap for tally in tallies) / fresh if fresh else None
         metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
@@ -190,7 +194,7 @@ class Trainer:
             held.mul_(1)  # memory that nothing has used yet is taken now, too
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
-            self._all_or_nothing(self.settings.mini_batch_num),
+            self._all_or_nothing(self.settings.mini_batch_num * max(1, len(self.policy.adapters.names))),
         ):
             old = self.logprobs(samples) if self.tokens.looks_back else None
             loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
@@ -243,17 +247,17 @@ class Trainer:
         if critic is not None and finite:
             held = critic.head.held()
             finite = math.isfinite(critic.learn())
-        named = {each.timeline.adapter for each in loss.samples if each.timeline.sampled}
-        own: dict[str, float] = {}
+        named, own = self._named(loss.samples), dict[str, float]()
         if warming and finite:
             norm = gradient_norm(gradients)
         elif not self.policy.adapters:
+            self.torn |= finite
             norm = self.optimizer.step(gradients, lr) if finite else math.nan
         else:
             norm = gradient_norm(gradients) if finite else math.nan
-            for name in self.policy.adapters.names if math.isfinite(norm) else ():
-                if name in named:
-                    own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.part_of(name))
+            for name in named if math.isfinite(norm) else ():
+                self.torn = True
+                own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.part_of(name))
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
             if critic is not None and held is not None:
@@ -273,13 +277,22 @@ class Trainer:
                 metrics[f"adapters/{name}/grad_norm"] = float(np.mean(found))
         return metrics
 
+    def _named(self, samples: Sequence[Sample]) -> list[str]:
+        """The adapters that sampled them, in their order."""
+        sampled = {each.timeline.adapter for each in samples if each.timeline.sampled}
+        return [name for name in self.policy.adapters.names if name in sampled]
+
+    def _moves(self, samples: Sequence[Sample]) -> int:
+        """How many times weights are moved by an optimizer step on these."""
+        return len(self._named(samples)) if self.policy.adapters else 1
+
     def _rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
         return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:
         """Undo on an error. Before the only optimizer step of an update nothing has changed, so that a copy of the
-        state is held only where there are several."""
+        state is held only where there are several; what cuts that one short, as an interrupt may, leaves it `torn`."""
         weights, optimizer, held = self.policy.weights, self.optimizer, self._state()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
         counts = dict(optimizer.counts)
@@ -287,12 +300,15 @@ class Trainer:
         try:
             yield
         except BaseException:
+            undone = copies is not None or not self.torn
+            self.torn = True  # until all is back, should another interrupt come
             if copies is not None:
                 for tensor, copied in zip(held, copies, strict=True):
                     tensor.copy_(copied)
                 optimizer.counts = counts
             if self.critic is not None and critic is not None:
                 self.critic.restore(critic)
+            self.torn = not undone
             raise
         finally:
             weights.drop_gradients()
