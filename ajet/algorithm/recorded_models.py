@@ -16,13 +16,14 @@ from ajet.algorithm.sampled_order import sampled_runs, scattered
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.episode import NO_OUTCOME, Outcome
+from ajet.schema.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet.algorithm.credit_assignment import Logprobs
     from ajet.algorithm.critic_credit import Values
 
 
-class NotRecorded(ValueError):
+class NotRecorded(AjetError, ValueError):
     """A record lacks what a model said of an episode, which it names. `what`: whose numbers."""
 
     def __init__(self, uuid: str, what: str) -> None:

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 import httpx
 
 from ajet.engine.asked_server import ServerAway
-from ajet.schema.errors import UserError
+from ajet.schema.errors import AjetError, UserError
 
 CHANGING = "ajet-changing"
 """What the names of no weights begin with."""
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 
 
-class Crossed(Exception):
+class Crossed(AjetError):
     """Somebody else gave the server weights while it got ours: nobody knows which it has."""
 
 

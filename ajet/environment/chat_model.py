@@ -26,7 +26,7 @@ from ajet.environment.addresses import parts_of
 from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.schema.addresses import LOOPBACK
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import AjetError, ConfigError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -95,7 +95,7 @@ def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
     ]
 
 
-class NoAnswer(Exception):
+class NoAnswer(AjetError):
     """Why a model gave none."""
 
     def __init__(self, message: str, *, again: bool, status: int = 0, after: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Episode, Failure
-from ajet.schema.errors import Boundary, BoundaryError, UserError
+from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
 
 _ADVICE = (
     ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
@@ -28,7 +28,7 @@ Stage = Literal["construct", "open", "execute", "judge"]
 """What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
 
 
-class EpisodeFailed(Exception):
+class EpisodeFailed(AjetError):
     """Carries a failure that is classified already (by this process or by the one the workflow ran in)."""
 
     def __init__(self, failure: Failure) -> None:

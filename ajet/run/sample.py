@@ -29,7 +29,7 @@ from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
 from ajet.run.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
-from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.store import Address, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
@@ -190,7 +190,7 @@ def _warm(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBa
             unused.close()
 
 
-class _OverBefore(Exception):
+class _OverBefore(AjetError):
     """The training is, and this process had no engine yet."""
 
 

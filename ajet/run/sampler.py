@@ -26,7 +26,7 @@ from ajet.engine.followed import server_of
 from ajet.engine.probe import Probe
 from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group
-from ajet.schema.errors import UserError
+from ajet.schema.errors import AjetError, UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 from ajet.store.signs_of_life import signs_of_life
 
@@ -47,7 +47,7 @@ MISSED = 10.0
 """Seconds between two warnings that announced weights are not there."""
 
 
-class WentBack(Exception):
+class WentBack(AjetError):
     """The trainer went on from an earlier policy than the one that is sampled with."""
 
 

@@ -15,7 +15,8 @@ Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge",
 
 
 class AjetError(Exception):
-    """Root of every error that ajet raises on purpose."""
+    """Root of every error that ajet raises on purpose, but for what runs where there is no ajet to import: the client
+    (`ajet.client`), the inside of a sandbox, the servers of tools for GAIA."""
 
 
 class UserError(AjetError):

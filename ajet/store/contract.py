@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ajet.record.write_errors import CannotWrite
 from ajet.schema.episode import Episode, UntrainedReason
-from ajet.schema.errors import UserError
+from ajet.schema.errors import AjetError, UserError
 
 
 class StoreAway(UserError):
@@ -48,7 +48,7 @@ class Lease:
     """The steps that have used it, the first one first, where it stays closed to be used again."""
 
 
-class LeaseLost(Exception):
+class LeaseLost(AjetError):
     """The position is another's by now, or over."""
 
 

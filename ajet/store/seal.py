@@ -19,14 +19,14 @@ from typing import Any
 from loguru import logger
 
 from ajet.record.chain import KEY, chain_key, key_name, link_digest
-from ajet.schema.errors import UserError
+from ajet.schema.errors import AjetError, UserError
 
 ALTERED = "changed in the store"
 """Begins the reason why a position is given out no more of which that is so."""
 _UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
-class Altered(Exception):
+class Altered(AjetError):
     """A position's episodes are not what was put."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.schema.errors import AjetError
 from ajet.schema.finite import non_finite
 from ajet.schema.task import Task
 
@@ -22,7 +23,7 @@ _ID = ("task_id", "id")
 _ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
 
 
-class BadRow(ValueError):
+class BadRow(AjetError, ValueError):
     """A row that makes no task; the message says why."""
 
 

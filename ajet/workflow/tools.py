@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ajet.record.bounded_json import parse_object
 from ajet.record.plain_json import dumps
 from ajet.record.tool_uses import bounded
-from ajet.schema.errors import BoundaryError, EnvironmentFailure, SandboxFailure
+from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
 from ajet.workflow.deadline import Deadline
 
@@ -114,7 +114,7 @@ class Running(AbstractContextManager["Running"]):
         self._whole = -1 if self.whole is None else len(self.whole)
 
 
-class ToolFailed(Exception):
+class ToolFailed(AjetError):
     """A replayed tool's error, where the record knows no other class for it."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,3 +167,19 @@ for room in {rooms!r}:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+WITHOUT_AJET = ("client", "environment/sandbox/inside", "environment/gaia/servers")
+"""Where there is no ajet to import, as it runs."""
+
+
+def test_every_error_of_ours_has_one_root(trees: dict[Path, ast.Module]) -> None:
+    strangers = []
+    for path, tree in trees.items():
+        where = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (names := {ast.unparse(base) for base in node.bases}):
+                ours = {name for name in names if not issubclass(getattr(builtins, name, object), Exception)}
+                if names - ours and not ours and not where.startswith(WITHOUT_AJET):
+                    strangers.append(f"{where}: {node.name}")
+    assert strangers == ["schema/errors.py: AjetError"]

@@ -9,10 +9,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ajet.schema.errors import AjetError
+
 BODY_LIMIT = 4 << 20
 
 
-class TooLong(Exception):
+class TooLong(AjetError):
     """More than BODY_LIMIT bytes."""
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.schema.errors import AjetError
+
 MODERN = "2026-07-28"
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 META = "io.modelcontextprotocol/"
@@ -25,7 +27,7 @@ _STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 40
 CAPABILITIES = {"tools": {"listChanged": False}}
 
 
-class Wrong(Exception):
+class Wrong(AjetError):
     """A message that gets an error for an answer."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:

@@ -25,7 +25,7 @@ from ajet.environment.mcp.loop import on_tools_loop
 from ajet.environment.mcp.results import CountTokens, Shown, has_image, shown
 from ajet.environment.mcp.servers import Server
 from ajet.environment.pinned import Pin, Pinned
-from ajet.schema.errors import EnvironmentFailure
+from ajet.schema.errors import AjetError, EnvironmentFailure
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
 
@@ -277,7 +277,7 @@ class Toolset:
         raise AssertionError("unreachable")
 
 
-class _Wrong(Exception):
+class _Wrong(AjetError):
     """The model's own mistake."""
 
     def __init__(self, message: str, kind: ToolError) -> None:

@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
+from ajet.schema.errors import AjetError
 
 ANSWER_S = 100.0
 """Seconds that an answer may take: fewer than who asked for it waits."""
@@ -28,7 +29,7 @@ TOOL = "act"
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)```|<action>\s*(.*?)\s*</action>", re.S)
 
 
-class Broken(Exception):
+class Broken(AjetError):
     """The server broke the protocol, or is gone."""
 
 

@@ -26,6 +26,7 @@ from aiohttp import web
 
 from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
+from ajet.schema.errors import AjetError
 
 LONGEST = 16 << 20
 """Bytes of a request."""
@@ -42,7 +43,7 @@ END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
 """How long `close` takes, at most, where nothing holds up its loop."""
 
 
-class Refused(Exception):
+class Refused(AjetError):
     """A request that cannot be answered as asked."""
 
     def __init__(self, status: int, said: str) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from ajet.config.other_models import key_in
 from ajet.environment.addresses import parts_of
-from ajet.schema.errors import EnvironmentFailure
+from ajet.schema.errors import AjetError, EnvironmentFailure
 
 TOKEN = "ENV_SERVICE_TOKEN"
 """The variable that holds a service's bearer token."""
@@ -159,11 +159,11 @@ class EnvService:
         return EnvironmentFailure(f"the environment service at {self.url}, /{request}: the answer {what}")
 
 
-class _NotSent(Exception):
+class _NotSent(AjetError):
     """Nobody can have heard the request."""
 
 
-class _Unanswered(Exception):
+class _Unanswered(AjetError):
     """Somebody may have heard the request."""
 
 

@@ -26,7 +26,7 @@ LONGEST_TAG, MOST_TAGS = 40, 20
 NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
 
 
-class BadNote(ValueError):
+class BadNote(AjetError, ValueError):
     """Words that cannot be kept."""
 
 

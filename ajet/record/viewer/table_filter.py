@@ -14,12 +14,13 @@ from typing import Any
 
 from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
 from ajet.record.viewer.image_text import without_images
+from ajet.schema.errors import AjetError
 
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
 
 
-class BadFilter(ValueError):
+class BadFilter(AjetError, ValueError):
     """A condition that makes no sense."""
 
 

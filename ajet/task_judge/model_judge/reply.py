@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ajet.schema.errors import AjetError
 from ajet.schema.json_schema import problem_of_reply
 from ajet.schema.settled import with_whole_letters
 from ajet.task_judge.extraction import visible
@@ -29,7 +30,7 @@ LONGEST = 100_000
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n```", re.DOTALL)
 
 
-class Unreadable(Exception):
+class Unreadable(AjetError):
     """Why a reply is no verdict."""
 
 

@@ -13,10 +13,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from ajet.backbone.verl.agent.host import host_of
 from ajet.backbone.verl.rows import rows
+from ajet.schema.errors import AjetError
 from ajet.schema.task import Task
 
 
-class NothingToTrain(Exception):
+class NothingToTrain(AjetError):
     """No episode of a group was scored: verl fetches another task."""
 
 

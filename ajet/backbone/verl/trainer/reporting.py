@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
 from ajet.schema.episode import episodes_of
+from ajet.schema.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet.backbone.verl.rows import Rebuilt
@@ -26,7 +27,7 @@ OURS = {
 """verl's names of numbers that have one on every backbone."""
 
 
-class Stopped(Exception):
+class Stopped(AjetError):
     """The run was asked to end, and has saved what it learned."""
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ajet.schema.errors import AjetError
+
 SESSIONS = "2025-11-25"
 """The newest revision with sessions."""
 STATELESS = "2026-07-28"
@@ -25,7 +27,7 @@ HELLO: dict[str, Any] = {"protocolVersion": SESSIONS, "capabilities": {}, "clien
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-class RpcError(Exception):
+class RpcError(AjetError):
     """The server answered a request with an error."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
