@@ -21,6 +21,15 @@ ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
 STEP_ENDS = "only `--from-store` waits so long, for groups that are being played; a step with its groups always ends"
 TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
+HELD_OUT = (
+    "task_reader.huggingface_dat_repo.validation_split",
+    *(
+        f"task_reader.{reader}.validation.file_path"
+        for reader in ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
+    ),
+    *(f"task_reader.{reader}.validation_size" for reader in ("random_dummy", "reasoning_gym")),
+)
+"""Keys that say which tasks are held out, of each task reader that has some."""
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
 _IN_THIS_PROCESS = {
@@ -51,15 +60,7 @@ DEBUG = Descriptor(
         "rollout.val_kwargs": NO_VALIDATION,
         "rollout.enable_oversample": TRAINS_NOTHING,
         "rollout.submit_oversample_multiplier": TRAINS_NOTHING,
-        "task_reader.huggingface_dat_repo.validation_split": NO_VALIDATION,
-        "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
-        "task_reader.agentrl.validation.file_path": NO_VALIDATION,
-        "task_reader.gsm8k.validation.file_path": NO_VALIDATION,
-        "task_reader.math.validation.file_path": NO_VALIDATION,
-        "task_reader.gaia.validation.file_path": NO_VALIDATION,
-        "task_reader.hotpotqa.validation.file_path": NO_VALIDATION,
-        "task_reader.random_dummy.validation_size": NO_VALIDATION,
-        "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
+        **dict.fromkeys(HELD_OUT, NO_VALIDATION),
         "store": TRAINS_NOTHING,
         "context_tracker.proof_sample": "`ajet prove` proves what debug plays",
         "trainer_common": TRAINS_NOTHING,
@@ -131,15 +132,7 @@ TRINITY = Descriptor(
         "rollout.endpoint": TEXT_ONLY,
         "rollout.val_kwargs": NO_VALIDATION,
         "rollout.submit_oversample_multiplier": "Trinity plays the groups that a batch needs, not more",
-        "task_reader.huggingface_dat_repo.validation_split": NO_VALIDATION,
-        "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
-        "task_reader.agentrl.validation.file_path": NO_VALIDATION,
-        "task_reader.gsm8k.validation.file_path": NO_VALIDATION,
-        "task_reader.math.validation.file_path": NO_VALIDATION,
-        "task_reader.gaia.validation.file_path": NO_VALIDATION,
-        "task_reader.hotpotqa.validation.file_path": NO_VALIDATION,
-        "task_reader.random_dummy.validation_size": NO_VALIDATION,
-        "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
+        **dict.fromkeys(HELD_OUT, NO_VALIDATION),
         "trainer_common.val_before_train": NO_VALIDATION,
         "trainer_common.val_pass_n": NO_VALIDATION,
         "trainer_common.test_freq": NO_VALIDATION,

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.descriptors import DEBUG, HELD_OUT, NO_VALIDATION, TRINITY
 from ajet.config import Experiment, load_experiment
 from ajet.config.generate import configuration_md
 from ajet.config.idle import idle_lines
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, accepted
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import SERVE, walk
+from ajet.config.schema.task_reader import NOT_HELD_OUT
 from ajet.config.why import explain
 
 VLLM = "verl's servers are configured under verl.actor_rollout_ref.rollout"
@@ -173,3 +175,14 @@ def test_the_section_of_the_agent_that_comes_with_ajet_does_nothing_for_a_model_
         assert not idle(tmp_path, "local", section, f"rollout.user_workflow='{agent}'").keys() & {
             "ajet.rollout.mcp_agent.parallel"
         }
+
+
+def test_where_nothing_is_held_out_that_is_said_of_every_readers_keys_for_it() -> None:
+    """As the schema says of them in `ajet serve`: a reader that comes in is in the descriptors, too. What a share of
+    traces leaves is trained on; and a generator's own reader is there for its train tasks."""
+    of_schema = {".".join(path) for path, _, notes in walk(AjetConfig) if (said := notes["idle"].get(SERVE)) is not None
+                 and said.why == NOT_HELD_OUT[SERVE] and path[0] == "task_reader"}  # fmt: skip
+    more = {each for each in of_schema if each.startswith("task_reader.data_generation.")}
+    assert of_schema - more - {"task_reader.tracing.validation_share"} == {*HELD_OUT}
+    for backbone in (DEBUG, TRINITY):
+        assert {backbone.idle[each] for each in HELD_OUT} == {NO_VALIDATION}

@@ -100,7 +100,8 @@ def test_one_run_is_found_without_a_look_at_the_others(tmp_path: Path, monkeypat
     monkeypatch.setattr(module, "_listed", lambda folder: pytest.fail("all are looked at"))
     assert [library.path(name) for name in found] == [root / name for name in found]
     never = ["", ".", "..", "../outside/secret", "one/", "one/else/e1", "one/debug", "one/debug/..", "leads out",
-             "plain", "gone", "o\0ne", "/one", str(root / "one"), "leads out/../one", "one/debug/../../two"]  # fmt: skip
+             "plain", "gone", "o\0ne", "/one", str(root / "one"), "leads out/../one",
+             "one/debug/../../two"]  # fmt: skip
     for name in never:
         with pytest.raises(Missing):
             library.path(name)
