@@ -181,6 +181,60 @@ def test_what_a_trainer_said_before_its_end_is_recorded(monkeypatch: pytest.Monk
     assert heard.known == [0, 1, 3], "what tickets are for is said before more is heard"
 
 
+@pytest.mark.parametrize("where", ["while it waits", "in a letter"])
+def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill_does(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    from ajet.backbone.verl.on_ray import Ears
+
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    done, heard, asked, left = object(), Heard(), list[str](), [True]
+    letters = [Phase("rollout", 1), Phase("update", 1)]
+    waiting = iter([letters, []])
+
+    def get(what: Any) -> Any:
+        if callable(what):
+            return what()
+        return None if what is done else asked.append("stop")
+
+    def take(seconds: float) -> Any:
+        taken = next(waiting)  # they have left the mailbox
+
+        def come() -> Any:
+            if where == "while it waits" and left:
+                left.clear()
+                twice()
+            return taken
+
+        return come
+
+    def recorded(letter: Any) -> None:
+        if where == "in a letter" and letter is letters[1]:
+            twice()
+        heard.letters.append(letter)
+
+    monkeypatch.setattr(ray, "wait", lambda those, timeout: ([], those) if not heard.letters else (those, []))
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(heard, "take", recorded)
+    mailbox = SimpleNamespace(
+        take=SimpleNamespace(remote=take), know=SimpleNamespace(remote=heard.know),
+        ask_to_stop=SimpleNamespace(remote=lambda: "stop"),
+    )  # fmt: skip
+    told: Any = heard
+    interrupts = Interrupts()
+    ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt):
+        ears.hear_out()
+    if where == "in a letter":
+        assert (heard.letters, asked) == (letters[:1], []), "no checkpoint counts what is not recorded"
+    else:
+        assert (heard.letters, asked) == (letters, ["stop"])
+
+
 def test_what_processes_hold_is_looked_at_while_they_load_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM that is killed before the first step leaves its shared memory as any other does."""
     monkeypatch.setattr("ajet.backbone.verl.on_ray.LOOK_S", 0.0)

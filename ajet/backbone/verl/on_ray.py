@@ -95,14 +95,7 @@ def run_on_ray(
         grace = experiment.ajet.trainer_common.grace
         done = process.run.remote(told)
         ears = Ears(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
-        try:
-            return ears.listen()
-        except KeyboardInterrupt:
-            interrupts.heard()
-            logger.warning("interrupted: the run ends after its present step, with a checkpoint")
-            ray.get(mailbox.ask_to_stop.remote())
-            ears.listen(stopping=True)
-            raise
+        return ears.hear_out()
 
 
 class Ears:
@@ -128,6 +121,30 @@ class Ears:
         self._looked = time.monotonic()
         self._waits = False
         """Whether it was said that the present step waits for groups."""
+        self._asked: Any = None
+        """For letters, without an answer that was heard."""
+        self._letters: list[Any] = []
+        """That were taken and are not recorded."""
+        self._recording = False
+        """Whether the first of them is being."""
+
+    def hear_out(self) -> bool:
+        """Listen until the process has ended; after an interrupt, to what it says until it has as it was asked to. One
+        that comes in the middle of recording a letter, which is a second one, ends it at once: the record may lack what
+        a checkpoint to come would count. Raises KeyboardInterrupt; RunFailed."""
+        import ray
+
+        try:
+            return self.listen()
+        except KeyboardInterrupt:
+            if self._recording:
+                logger.warning("interrupted while it was recorded what was trained: the run goes on as after a kill")
+                raise
+            self._interrupts.heard()
+            logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+            ray.get(self._mailbox.ask_to_stop.remote())
+            self.listen(stopping=True)
+            raise
 
     def listen(self, *, stopping: bool = False) -> bool:
         """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
@@ -146,9 +163,12 @@ class Ears:
                     logger.warning("nothing could be learned for so long that the run ends after its present step")
                     ray.get(mailbox.ask_to_stop.remote())
                 ended, _ = ray.wait([self._done], timeout=0)
-                letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
-                for letter in letters:
-                    self._record.take(letter)
+                letters = self._taken(0.0 if ended else LISTEN_S)
+                while self._letters:
+                    self._recording = True
+                    self._record.take(self._letters[0])
+                    del self._letters[0]
+                    self._recording = False
                 if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
                     self._leftovers.look()
                     self._looked = time.monotonic()
@@ -163,6 +183,17 @@ class Ears:
                 except ray.exceptions.RayError as problem:
                     raise ended_by(self._whose, last_line(problem), self._logs) from problem
                 return stopping
+
+    def _taken(self, seconds: float) -> list[Any]:
+        """Letters to record: those that an interrupt left, or the next, waited for so long."""
+        import ray
+
+        if not self._letters:
+            if self._asked is None:
+                self._asked = self._mailbox.take.remote(seconds)
+            self._letters = list(ray.get(self._asked))
+        self._asked = None
+        return list(self._letters)
 
     def _may_be_filled(self) -> bool:
         """Whether the step that this process was asked to end with waits for groups that are being played."""
