@@ -16,7 +16,7 @@ import httpx
 
 from ajet.client.refusals import EpisodeLost, Refused, Unreachable
 
-_LOST = {"episode_not_found", "episode_ended"}
+_LOST = {"episode_not_found", "episode_ended", "place_lost"}
 _AGAIN = {429, 503}
 LONGEST_PAUSE = 5.0
 

@@ -16,8 +16,8 @@ class Refused(Exception):
 
 
 class EpisodeLost(Refused):
-    """The server knows no such episode any more, or has ended it: by its time limit, or because it was started again.
-    Play another one."""
+    """The server knows no such episode any more, or has ended it: by its time limit, or as it was started again; or
+    another server has its place. Play another one."""
 
 
 class Unreachable(Exception):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from ajet.client import Client, EpisodeLost
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, LeaseLost, StoreAway
-from tests.served_fixtures import Counter, counter
+from tests.served_fixtures import KEY, Counter, counter
 
 LIMITS = {"num_repeat": 3, "group_deadline": 600, "min_group": 1}
 
@@ -86,6 +87,10 @@ def test_an_end_at_a_position_that_is_anothers_counts_nowhere_and_the_client_is_
         answer = served.finish(served.open(task="q"), reward=1.0)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "place_lost")
         served.looked()
+        client = Client(str(served.client.base_url), KEY)
+        with pytest.raises(EpisodeLost):
+            client.begin("q").finish(reward=1.0)
+        client.close()
 
 
 def test_a_store_that_is_away_is_said_once_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
