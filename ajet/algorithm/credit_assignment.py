@@ -10,7 +10,7 @@ all, KL or not, and do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
+    from ajet.config.schema.algorithm import Algorithm as AlgorithmSettings
     from ajet.config.schema.algorithm import Overlong
 
 Logprobs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
@@ -79,47 +80,20 @@ def credit(
         if reference is None:
             raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
         _penalise(scored, reference, settings.kl_in_reward_coef)
-    if "teacher" in algorithm.needs:
-        for item in scored:
-            item.penalties = _untaught(item)
-    valued: dict[str, float] = {}
-    if "critic" in algorithm.needs:
-        advantages, parts, valued = _of_critic(scored, algorithm, critic)
-    else:
-        advantages = _advantages(scored, algorithm, settings.equal_rewards)
-        parts = add_process_credit(
-            advantages,
-            [item.episode for item in scored],
-            [item.group for item in scored],
-            [_places(item) for item in scored],
-            algorithm,
-        )
-    if settings.adv_scaling != 1:
-        advantages = [row * settings.adv_scaling for row in advantages]
-
+    advantages, parts, valued = _credited(scored, algorithm, settings, critic)
     nothing = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
     if settings.dynamic_sampling:
         silent = nothing
-        counting = [item.length for item in scored if item.group not in silent]
+    elif config.trainer_common.use_kl_loss or "critic" in algorithm.needs:
+        silent = set()
     else:
-        every = config.trainer_common.use_kl_loss or "critic" in algorithm.needs
-        silent = set() if every else _without_advantage(scored, advantages)
-        counting = [item.length for item in scored]
+        silent = _without_advantage(scored, advantages)
     balanced = {uuid for group in groups for uuid in left_out(group)} if settings.balance_sample else set()
-    if balanced:
-        counting = [
-            item.length
-            for item in scored
-            if item.episode.uuid not in balanced and not (settings.dynamic_sampling and item.group in silent)
-        ]
-    weights = iter(token_weights(settings.loss_aggregation, counting, config.data.max_response_length))
-
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
     batch.outcomes = {e.uuid: _of_unscored(e) for e in episodes_of(groups) if not e.scored}
-    for item, row in zip(scored, advantages, strict=True):
-        out = item.episode.uuid in balanced
-        weight = next(weights) if not out and (item.group not in silent or not settings.dynamic_sampling) else 0.0
-        if out or item.group in silent:
+    weights = _weights(scored, config, silent, balanced)
+    for item, row, weight in zip(scored, advantages, weights, strict=True):
+        if item.episode.uuid in balanced or item.group in silent:
             reason = "zero_variance" if item.group in silent else "balanced"
             batch.outcomes[item.episode.uuid] = item.outcome(**({reason: item.length} if item.length else {}))
             continue
@@ -137,6 +111,43 @@ def credit(
         **valued,
     }
     return batch
+
+
+def _credited(
+    scored: list[_Scored], algorithm: Algorithm, settings: AlgorithmSettings, critic: Values | None
+) -> tuple[list[Row], int, dict[str, float]]:
+    """[T_e] advantages per scored episode, in sampled order; how many parts had a reward; metrics of a critic."""
+    if "teacher" in algorithm.needs:
+        for item in scored:
+            item.penalties = _untaught(item)
+    valued: dict[str, float] = {}
+    if "critic" in algorithm.needs:
+        advantages, parts, valued = _of_critic(scored, algorithm, critic)
+    else:
+        advantages = _advantages(scored, algorithm, settings.equal_rewards)
+        parts = add_process_credit(
+            advantages,
+            [item.episode for item in scored],
+            [item.group for item in scored],
+            [_places(item) for item in scored],
+            algorithm,
+        )
+    if settings.adv_scaling != 1:
+        advantages = [row * settings.adv_scaling for row in advantages]
+    return advantages, parts, valued
+
+
+def _weights(
+    scored: Sequence[_Scored], config: AjetConfig, silent: Collection[int], balanced: Collection[str]
+) -> list[float]:
+    """Of a token of each episode, over those that count: all but the balanced ones and, with dynamic sampling, those of
+    silent groups; 0 for the others."""
+    settings = config.trainer_common.algorithm
+    unseen = silent if settings.dynamic_sampling else ()
+    counts = [item.episode.uuid not in balanced and item.group not in unseen for item in scored]
+    lengths = [item.length for item, counted in zip(scored, counts, strict=True) if counted]
+    weights = iter(token_weights(settings.loss_aggregation, lengths, config.data.max_response_length))
+    return [next(weights) if counted else 0.0 for counted in counts]
 
 
 def _collect(episode: Episode, group: int) -> _Scored:

@@ -7,7 +7,7 @@ interrupt does not come between; a second one does, and then nothing is saved of
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ajet.algorithm import discarded
@@ -21,8 +21,9 @@ from ajet.schema.episode import advantages_of, episodes_of
 from ajet.store import is_shared
 
 if TYPE_CHECKING:
-    from ajet.schema.episode import Episode, Group, UntrainedReason
-    from ajet.store import Lease
+    from ajet.schema.batch import TrainingBatch
+    from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason
+    from ajet.store import Lease, Store
 
 Unused = Mapping["UntrainedReason", Sequence["Group"]]
 """Groups that no batch takes, by the reason."""
@@ -48,38 +49,22 @@ def learn(
     groups that samplers elsewhere played, which were trained on before, and which may be again. Answers
     `Update.fresh_gap`."""
     parts, run, store = training.parts, training.run, training.store
-    settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
     if given_up is None:  # whoever plays elsewhere has asked
         given_up, dead = training.given_up.newly(training.tasks), training.given_up.count
     unused, elsewhere, reuse = unused or {}, reuse is not None, reuse or Reuse()
     left = [group for each in unused.values() for group in each]
-    episodes = episodes_of(groups)
     run.status.set(phase="update", step=step)
     with interrupts.held():
-        batch = training.batch(groups, step)
-        outcomes, version = dict(batch.outcomes), parts.backbone.version
+        version = parts.backbone.version
+        batch, numbers, fresh_gap = _updated(training, groups, step, elsewhere=elsewhere)
+        outcomes = dict(batch.outcomes)
         for reason, each in unused.items():
             outcomes |= discarded(each, reason)
-        numbers = dict(batch.metrics)
-        if settings.rollout.truncates or not batch.samples:
-            numbers |= training.proof.recomputed(episodes, step, parts.backbone)
-        fresh_gap = None
-        if batch.samples:
-            updated = training.update(batch)
-            numbers = updated.metrics | numbers
-            fresh_gap = updated.fresh_gap
-        if elsewhere and fresh_gap is not None:
-            numbers["sampler_gap"] = fresh_gap
-        numbers["version"] = parts.backbone.version
         training.torn = True
         used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
-        staying = reuse.staying(groups, outcomes)
-        if is_shared(store):
-            store.use(used, step, again=staying, advantages=advantages_of(outcomes))
-        else:
-            store.use(used, step)
+        _use(store, used, step, reuse.staying(groups, outcomes), outcomes)
         if reuse.worn:
             store.discard(reuse.worn, step, "stale")
         for reason, each in unused.items():
@@ -107,7 +92,7 @@ def learn(
             run.episodes.write(step, "debug", alone)
         metrics = conclude(
             trained,
-            settings,
+            parts.experiment.ajet,
             run,
             proof=training.proof,
             gaming=training.gaming,
@@ -118,6 +103,35 @@ def learn(
         training.idle = training.idle + 1 if is_idle(metrics) else 0
         training.step, training.torn = step, False
     return fresh_gap
+
+
+def _updated(
+    training: Training, groups: Sequence[Group], step: int, *, elsewhere: bool
+) -> tuple[TrainingBatch, dict[str, float], float | None]:
+    """The groups' batch, once it is trained on; its numbers, the new version among them, and `Update.fresh_gap`.
+    `elsewhere`: samplers elsewhere played."""
+    backbone, settings = training.parts.backbone, training.parts.experiment.ajet
+    batch = training.batch(groups, step)
+    numbers = dict(batch.metrics)
+    if settings.rollout.truncates or not batch.samples:
+        numbers |= training.proof.recomputed(episodes_of(groups), step, backbone)
+    fresh_gap = None
+    if batch.samples:
+        updated = training.update(batch)
+        numbers = updated.metrics | numbers
+        fresh_gap = updated.fresh_gap
+    if elsewhere and fresh_gap is not None:
+        numbers["sampler_gap"] = fresh_gap
+    return batch, numbers | {"version": backbone.version}, fresh_gap
+
+
+def _use(
+    store: Store, orders: Sequence[int], step: int, again: Collection[int], outcomes: Mapping[str, Outcome]
+) -> None:
+    if is_shared(store):
+        store.use(orders, step, again=again, advantages=advantages_of(outcomes))
+    else:
+        store.use(orders, step)
 
 
 def _seconds(began: float, played: float) -> dict[str, float]:

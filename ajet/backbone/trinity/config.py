@@ -157,79 +157,79 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     engines, parallel = engines_of(experiment), ajet.rollout.tensor_model_parallel_size
     total = trainer.nnodes * trainer.n_gpus_per_node
     given = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
-    if mode_of(experiment) == BOTH and given and engines * parallel >= total:
-        yield _problem(
-            experiment,
+    by_age = algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None
+    rules: list[tuple[bool, str, str, str]] = [
+        (
+            mode_of(experiment) == BOTH and given and engines * parallel >= total,
             "trainer_common.n_gpus_per_node",
             f"{engines} engines of {parallel} GPUs each leave the trainer none of the {total} there are.",
             "more GPUs than the engines take",
-        )
-    if ajet.rollout.name == "sglang":
-        yield _problem(
-            experiment,
+        ),
+        (
+            ajet.rollout.name == "sglang",
             "rollout.name",
             "Trinity's engine of SGLang has no method that ajet could hand token ids to.",
             "vllm, or --backbone verl",
-        )
-    if device == "cpu" and parallel > 1:
-        yield _problem(
-            experiment,
+        ),
+        (
+            device == "cpu" and parallel > 1,
             "rollout.tensor_model_parallel_size",
             "An engine on a CPU is one process here: new weights reach its first worker only.",
             "1 with device: cpu",
-        )
-    if trainer.strategy == "megatron":
-        yield _problem(
-            experiment, "trainer_common.strategy", "Megatron under Trinity was never run with ajet.", "fsdp or fsdp2"
-        )
-    if trainer.lora.rank:
-        yield _problem(
-            experiment,
+        ),
+        (
+            trainer.strategy == "megatron",
+            "trainer_common.strategy",
+            "Megatron under Trinity was never run with ajet.",
+            "fsdp or fsdp2",
+        ),
+        (
+            trainer.lora.rank > 0,
             "trainer_common.lora.rank",
             "Trinity hands adapters over by checkpoint alone, which ajet does not do.",
             "0, or --backbone verl",
-        )
-    if trainer.mini_batch_num != 1:
-        yield _problem(
-            experiment, "trainer_common.mini_batch_num", "Trinity takes one optimizer step for each batch.", "1"
-        )
-    if trainer.ulysses_sequence_parallel_size != 1:
-        yield _problem(
-            experiment,
+        ),
+        (
+            trainer.mini_batch_num != 1,
+            "trainer_common.mini_batch_num",
+            "Trinity takes one optimizer step for each batch.",
+            "1",
+        ),
+        (
+            trainer.ulysses_sequence_parallel_size != 1,
             "trainer_common.ulysses_sequence_parallel_size",
             "The loss of split sequences is not weighed right under Trinity.",
             "1, or --backbone verl",
-        )
-    if trainer.optim.lr_schedule == "linear":
-        yield _problem(
-            experiment, "trainer_common.optim.lr_schedule", "Trinity has no linear schedule.", "constant or cosine"
-        )
-    if algorithm.use_kl_in_reward:
-        yield _problem(
-            experiment,
+        ),
+        (
+            trainer.optim.lr_schedule == "linear",
+            "trainer_common.optim.lr_schedule",
+            "Trinity has no linear schedule.",
+            "constant or cosine",
+        ),
+        (
+            algorithm.use_kl_in_reward,
             "trainer_common.algorithm.use_kl_in_reward",
             "Trinity gives credit before its trainer has seen the reference model.",
             "false; use_kl_loss is a term of the loss",
-        )
-    if algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None:
-        yield _problem(
-            experiment,
+        ),
+        (
+            by_age,
             "trainer_common.algorithm.out_of_date_decay",
             "Bounds by age are not kept here: Trinity's rows do not say how old each token is.",
             "null",
-        )
-    if algorithm.mismatch_alarm not in (None, "auto"):
-        yield _problem(
-            experiment,
+        ),
+        (
+            algorithm.mismatch_alarm not in (None, "auto"),
             "trainer_common.algorithm.mismatch_alarm",
             "The gap of engine and trainer is not measured on Trinity.",
             "auto or null",
-        )
+        ),
+    ]
+    for broken, key, what, expected in rules:
+        if broken:
+            yield ConfigError(what, where=f"{_where(experiment, key)} (ajet.{key})", expected=expected)
 
 
 def _where(experiment: Experiment, key: str) -> str:
     return experiment.layers.where(("ajet", *key.split(".")), value=True)
-
-
-def _problem(experiment: Experiment, key: str, what: str, expected: str) -> ConfigError:
-    return ConfigError(what, where=f"{_where(experiment, key)} (ajet.{key})", expected=expected)

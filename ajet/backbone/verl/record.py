@@ -91,30 +91,31 @@ class Record:
         """Do what it asks for."""
         if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
             self._run.take_up()
-        if isinstance(letter, ToolsFound):
-            self.tools.first(letter.tools)
-        elif isinstance(letter, TicketAsked):
-            self._tickets.asked(letter.ticket)
-        elif isinstance(letter, Closed):
-            self._closed(letter.group, letter.step)
-        elif isinstance(letter, GaveUp):
-            self._tickets.give_up(letter.ticket, self.step + 1)
-        elif isinstance(letter, Stepped):
-            self._stepped(letter)
-        elif isinstance(letter, Validated):
-            self._validated(letter)
-        elif isinstance(letter, Saved):
-            self._saved = letter
-        elif isinstance(letter, Died):
-            self._died(letter)
-        elif isinstance(letter, Phase):
-            self._run.status.set(phase=letter.name, step=letter.step)
-            self._enter_children()
-        elif isinstance(letter, Process) and letter.host == socket.gethostname():
-            self._run.status.add_process(letter.pid, letter.role)
-        elif isinstance(letter, Process):
-            self._elsewhere.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
-            self._run.status.set(elsewhere=self._elsewhere)
+        match letter:
+            case ToolsFound():
+                self.tools.first(letter.tools)
+            case TicketAsked():
+                self._tickets.asked(letter.ticket)
+            case Closed():
+                self._closed(letter.group, letter.step)
+            case GaveUp():
+                self._tickets.give_up(letter.ticket, self.step + 1)
+            case Stepped():
+                self._stepped(letter)
+            case Validated():
+                self._validated(letter)
+            case Saved():
+                self._saved = letter
+            case Died():
+                self._died(letter)
+            case Phase():
+                self._run.status.set(phase=letter.name, step=letter.step)
+                self._enter_children()
+            case Process() if letter.host == socket.gethostname():
+                self._run.status.add_process(letter.pid, letter.role)
+            case Process():
+                self._elsewhere.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
+                self._run.status.set(elsewhere=self._elsewhere)
 
     def _enter_children(self) -> None:
         """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
