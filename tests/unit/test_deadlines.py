@@ -93,9 +93,10 @@ def test_an_end_at_a_position_that_is_anothers_counts_nowhere_and_the_client_is_
         client.close()
 
 
-def test_a_store_that_is_away_is_said_once_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_said_once_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with heard() as said, counter(backlog=9, keeper=Full(), **LIMITS) as served:
-        served.client.delete(f"/episodes/{served.open(task='q')['episode']}")
+        for task in ("q", "r"):
+            served.client.delete(f"/episodes/{served.open(task=task)['episode']}")
         asked, plain = list[int](), served.store.give_back
 
         def away(leases: Any) -> None:
@@ -105,7 +106,7 @@ def test_a_store_that_is_away_is_said_once_of_each_group(monkeypatch: pytest.Mon
         monkeypatch.setattr(served.store, "give_back", away)
         served.overdue()
         until = time.monotonic() + 60
-        while len(asked) < 3:
+        while len(asked) < 6:
             assert time.monotonic() < until
             served.looked()
         assert sum("is not given back yet" in each for each in said) == 1

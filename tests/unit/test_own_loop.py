@@ -36,7 +36,7 @@ def test_what_is_under_way_is_cancelled_and_the_loop_is_closed() -> None:
     own.stop(60)
     own.stop(60)
     assert ended == ["cancelled"] and working.cancelled()
-    assert own.loop.is_closed() and not own.thread.is_alive() and descriptors() == before
+    assert own.loop.is_closed() and not own.thread.is_alive() and descriptors() <= before
 
 
 def test_a_loop_that_is_held_up_is_closed_by_its_thread_once_it_is_not() -> None:
@@ -56,7 +56,7 @@ def test_a_loop_for_user_code_is_closed_when_its_thread_ends() -> None:
     loop.close()
     loop.close()
     loop._thread.join(60)
-    assert loop._loop.is_closed() and descriptors() == before
+    assert loop._loop.is_closed() and descriptors() <= before
 
 
 class Says:
@@ -100,4 +100,4 @@ def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
         for judges in (played.rollout._verdicts._loop, served.desk._verdicts._loop):  # which nobody waits for
             judges._thread.join(max(0.0, until - time.monotonic()))
         counts.append(descriptors())
-    assert counts[1] == counts[2], counts
+    assert counts[2] <= counts[1], counts

@@ -23,7 +23,7 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Address, Lease, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store import Address, Lease, Policy, SharedStore, StoreAway, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -323,7 +323,7 @@ def test_after_an_error_what_was_leased_is_to_be_had_at_once(
     give_back = sampler._store.give_back
 
     def down(leases: Any) -> None:
-        raise UserError("The store does not answer.")
+        raise StoreAway("The store does not answer.")
 
     monkeypatch.setattr(sampler._store, "give_back", down)
     sampler.release()
@@ -347,7 +347,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
         if len(renewed) == 3:
             many.set()
         if len(renewed) == 2:
-            raise UserError("The store does not answer.")
+            raise StoreAway("The store does not answer.")
 
     def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         assert many.wait(60)

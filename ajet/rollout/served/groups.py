@@ -50,8 +50,8 @@ class OpenGroups:
         self._making = asyncio.Lock()
         self._leaving: set[OpenGroup] = set()
         """Of those here, which the store is being told of."""
-        self._kept: set[OpenGroup] = set()
-        """Of those here, which were to be given back and are not yet: that is said once of each."""
+        self._away = False
+        """Whether it was said that nothing can be given back, since something last could."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
         return iter(tuple(self._open))
@@ -133,13 +133,13 @@ class OpenGroups:
         try:
             await asyncio.to_thread(self._store.give_back, [group.lease])
         except CANNOT_NOW as error:
-            if group not in self._kept:
-                self._kept.add(group)
+            if not self._away:
                 logger.warning("position {} is not given back yet: {}", group.lease.order, error)
+            self._away = True
             return
         except LeaseLost as lost:
             logger.warning("nothing is given back: {}", lost)
-        self._kept.discard(group)
+        self._away = False
         self._open.remove(group)
 
     async def remove(self, group: OpenGroup, *, whole: bool) -> None:
