@@ -19,10 +19,10 @@ from ajet.run.accounting import check_tokens
 from ajet.run.serve import _held_out
 from ajet.run.served_batch import Batch
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
-from ajet.schema.errors import TaskError, UserError
+from ajet.schema.errors import TaskError
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import digest_of
-from ajet.store import RunStore
+from ajet.store import RunStore, StoreAway
 from tests import record_fixtures
 from tests.served_fixtures import Counter, counter
 
@@ -103,7 +103,7 @@ def test_who_was_admitted_before_an_outage_is_no_probe_of_it(monkeypatch):
             breaker._look()
             assert breaker.is_open and breaker.may_probe()  # another client's
             if fails:
-                raise UserError("The store does not answer.")
+                raise StoreAway("The store does not answer.")
             return bring()
 
         monkeypatch.setattr(served.store, "bring", meanwhile)
@@ -536,11 +536,11 @@ def test_a_store_that_is_away_holds_up_nobody_who_does_not_need_it():
 
 
 def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later(monkeypatch):
-    from ajet.schema.errors import RunFailed
+    from ajet.store.mongo import StoreDown
 
     with counter(backlog=9) as served:
         with monkeypatch.context() as patch:
-            patch.setattr(served.store, "bring", lambda: (_ for _ in ()).throw(RunFailed("nobody answers")))
+            patch.setattr(served.store, "bring", lambda: (_ for _ in ()).throw(StoreDown("nobody answers")))
             refused = served.client.post("/episodes", json={"task": "q"})
             assert error(refused) == (503, "store_down") and refused.headers["retry-after"] == "1"
         assert served.open(task="q")["repeat"] == 0
