@@ -163,11 +163,7 @@ def check(project: Path, yaml: str, whole: str, when: str, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "when",
-    [each if each in ("gradients", "after the store") else pytest.param(each, marks=pytest.mark.extra_slow)
-     for each in MOMENTS],
-)  # fmt: skip
+@pytest.mark.parametrize("when", MOMENTS)
 def test_a_second_interrupt_saves_a_whole_step_or_nothing(project, when, monkeypatch):
     check(project, "taught", "whole", when, monkeypatch)
 
