@@ -67,6 +67,14 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
     assert told.checkpoint == pytest.approx(written, rel=0.05)
 
 
+def test_adapters_that_move_one_after_the_other_ask_for_a_copy_as_mini_batches_do(tmp_path: Path) -> None:
+    def update(**lora: Any) -> int:
+        return footprint(BIG, experiment(tmp_path, trainer_common={"lora": lora}).ajet, wide=True).update
+
+    one, several = update(rank=8), update(adapters={"a": {"rank": 4}, "b": {"rank": 4, "agents": ["b"]}})
+    assert several - one == (8 + 4) * 8 * BIG.adapted, "moments and weights of as many"
+
+
 def test_the_largest_pass_is_the_longest_sample_or_a_full_row(tmp_path: Path) -> None:
     def of(**sections: Any) -> tuple[int, list[int]]:
         settings = experiment(tmp_path, **sections).ajet

@@ -447,3 +447,35 @@ def test_a_sampler_with_another_audit_key_than_the_trainer_is_refused_before_it_
     monkeypatch.setenv("AJET_AUDIT_KEY", "a sampler's")
     with pytest.raises(UserError, match="AJET_AUDIT_KEY is [0-9a-f]{8} here, and the trainer's is [0-9a-f]{8}"):
         terms.require_same(announced["the trainer's"], "sqlite:store.db")
+
+
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever plays on with weights of no step would play what no trainer knows of."""
+    from ajet.run import train as loop
+
+    did: list[str] = []
+    training: Any = SimpleNamespace(step=3, total_steps=9, exhausted=False, torn=False, algorithm=None)
+    training.save_interrupted = lambda: did.append("save")
+
+    def step(*given: Any) -> None:
+        training.torn = torn
+        raise KeyboardInterrupt
+
+    source: Any = SimpleNamespace(
+        ends=True, open=lambda *given: None, begun=lambda training: None, step=step, worth=lambda: True,
+        shown=lambda training: nullcontext(), interrupted=lambda *given: did.append("announce"),
+    )  # fmt: skip
+    for name in ("task_order", "resumed_state"):
+        monkeypatch.setattr(loop, name, lambda *given: [])
+    monkeypatch.setattr(loop, "_review", lambda *given, **more: None)
+    monkeypatch.setattr(loop.Training, "begin", lambda *given: training)
+    parts: Any = SimpleNamespace(
+        experiment=SimpleNamespace(ajet=config_of()),
+        tasks=lambda split: [],
+        reader=SimpleNamespace(has=lambda of: False),
+    )
+    nobody: Any = SimpleNamespace(held=nullcontext, patient=lambda *given: nullcontext(), heard=lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(parts, training, nobody, lambda *given: None, source)
+    assert did == (["save"] if torn else ["save", "announce"])
