@@ -153,7 +153,7 @@ def test_a_task_whose_only_attempt_was_lost_is_given_again_after_its_deadline() 
         until = time.monotonic() + 60
         while client.overview()["open_groups"] and time.monotonic() < until:
             time.sleep(0.02)
-        assert served.desk.results.empty() and served.store.begun() == [0], "nothing was tried: nothing is over"
+        assert served.desk.results.qsize() == 0 and served.store.begun() == [0], "nothing was tried: nothing is over"
         assert client.begin().question == "task 0"
 
 
