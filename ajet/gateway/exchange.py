@@ -15,9 +15,9 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.gateway.callers import caller_of, grant_of
+from ajet.gateway.callers import Headers, caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
-from ajet.gateway.keys import Keys
+from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
@@ -56,7 +56,22 @@ class Endpoint:
         headers = dict(scope["headers"])
         try:
             secret, grant = grant_of(self._keys, scope, headers)
+        except Refused as refused:
+            if refused.status == 401:
+                await after_wrong_key(scope)
+            await self._refuse(send, refused)
+            return
+        grant.session.requests += 1
+        try:
             welcome(scope)
+            await self._answer(scope, receive, send, headers, secret, grant)
+        finally:
+            grant.session.requests -= 1
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, secret: str, grant: Grant[Session]
+    ) -> None:
+        try:
             body = await request_body(scope, headers, receive)
             if body is None:
                 return
@@ -84,8 +99,6 @@ class Endpoint:
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
-            if refused.status == 401:
-                await after_wrong_key(scope)
             await self._refuse(send, refused)
             return
         except RecursionError:

@@ -65,6 +65,8 @@ class Session:
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, serving.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
         self.load = serving.load
+        self.requests = 0
+        """That have found it by their keys and are not answered to the end."""
         self._ledger = RunningCalls(serving.load, inspect, terminate_on_inspect)
         self._tokens: TokenTurns | None = None
         if serving.samples_tokens:
@@ -97,14 +99,14 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """No call is under way."""
-        return self._ledger.idle
+        """No call is under way, and no request that may become one: a body takes its time to come."""
+        return not self.requests and self._ledger.idle
 
     @property
     def last_call(self) -> float:
-        """When a call was last under way, by the monotonic clock: now while one is, minus infinity before the
-        first."""
-        return self._ledger.recorder.settled_at if self._ledger.idle else time.monotonic()
+        """When a call was last under way, by the monotonic clock: now while one is, or comes, minus infinity before
+        the first."""
+        return self._ledger.recorder.settled_at if self.idle else time.monotonic()
 
     def context_full(self) -> bool:
         """See schema.Endpoints. From any thread."""

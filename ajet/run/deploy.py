@@ -28,11 +28,12 @@ from ajet.rollout.sampling import split_sampling
 from ajet.rollout.wiring import open_gateway
 from ajet.run.beside_base import TUNED, beside_base, require_adapter
 from ajet.run.export import checkpoint_of, model_folder, run_of
-from ajet.run.interrupt import Interrupts, Preempted
+from ajet.run.interrupt import Interrupts
 from ajet.run.model_card import write_card
 from ajet.run.own_key import own_key
 from ajet.run.recorded_agent import recorded_settings
 from ajet.run.recorded_model import recorded_model
+from ajet.run.service_end import until_ended
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ KEY = "AJET_API_KEY"
 MOST_CALLS = 256
 """Calls after which a session is replaced; its Responses are found for so many calls more."""
 LOOK_S = 1.0
-GRACE_S = 20.0
-"""For what is being answered when SIGTERM comes; a supervisor kills after 10 to 90."""
 BASE = "base"
 """Name of the model without its adapters."""
 
@@ -89,19 +88,21 @@ class Deployed:
         return self
 
     def tend(self) -> None:
-        """Let go of the sessions before this one that nobody waits for, and replace it if it is full. One is let go
-        the next time at the earliest: a request may have found it and not be asked yet."""
-        for session in [each for each in self._before if each.idle]:
-            session.close()
-            self._before.remove(session)
+        """Let go of the sessions before this one that nobody uses, and replace it if it is full."""
+        if self._before:
+            self.gateway.on_loop(self._let_go)  # there who has found a session is counted with it
         if self._now is None or self._now.calls >= MOST_CALLS:
             self._renew()
 
-    def drain(self, seconds: float) -> None:
-        """Wait until nobody is being answered, so long at most."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not all(each.idle for each in (*self._before, self._now) if each):
-            time.sleep(LOOK_S / 10)
+    @property
+    def idle(self) -> bool:
+        """Nobody is being answered."""
+        return all(each.idle for each in (*self._before, self._now) if each)
+
+    def _let_go(self) -> None:
+        for session in [each for each in self._before if each.idle]:
+            session.close()
+            self._before.remove(session)
 
     def _renew(self) -> None:
         session = self.gateway.open(
@@ -125,13 +126,13 @@ def deploy(wanted: Deployment) -> int:
     UserError, KeyboardInterrupt or a bug."""
     with deployed(wanted) as model:
         _say(model)
+
+        def look() -> None:
+            time.sleep(LOOK_S)
+            model.tend()
+
         with Interrupts().installed():
-            try:
-                while True:
-                    time.sleep(LOOK_S)
-                    model.tend()
-            except Preempted:  # how a service is ended; there is nothing to go on with
-                model.drain(GRACE_S)
+            until_ended(look, lambda: model.idle)
     return 0
 
 
