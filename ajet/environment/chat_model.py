@@ -27,6 +27,8 @@ from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.schema.addresses import LOOPBACK
 from ajet.schema.errors import AjetError, ConfigError
+from ajet.schema.addresses import is_loopback
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -157,7 +159,7 @@ async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: flo
 
     key = model.api_key.get_secret_value()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    proxied = urlsplit(model.base_url).hostname not in LOOPBACK
+    proxied = not is_loopback(urlsplit(model.base_url).hostname)
     try:
         async with _session(proxied).post(
             f"{model.base_url}/{path}",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -27,10 +28,12 @@ from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Listener, listen
 from ajet.gateway.running_calls import Inspect, Load
+from ajet.gateway.server_thread import start_server
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
 from ajet.gateway.worker_threads import Aside
+from ajet.schema.addresses import own_address
 from ajet.schema.call import Ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
@@ -88,6 +91,9 @@ class Gateway:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
+        self._gate, self._over = threading.Lock(), False
+        """Who hands something to the loop holds the gate, and looks whether its last run has begun: what was handed
+        over before takes part in that."""
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
@@ -119,19 +125,17 @@ class Gateway:
         """Bind, start the thread, and return once requests are answered."""
         listening = listen(self._host, self._port, **NAMED)
         self._base_url = _advertised(self._advertise, self._host, listening.getsockname()[1])
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(listening, started), name="ajet-gateway", daemon=True)
-        self._thread.start()
-        started.wait()
+        self._thread = start_server(partial(self._serve, listening), name="ajet-gateway")
         return self
 
     def close(self) -> None:
         """Stop serving; running calls are cancelled. Idempotent."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is None or self._server is None:
             return
         self._server.stop()
         thread.join()
+        self._thread = None
         self._serving.aside.close()
 
     def open(
@@ -170,13 +174,18 @@ class Gateway:
         self._serving.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the gateway's loop, from any thread."""
-        return asyncio.run_coroutine_threadsafe(coro, self.loop)
+        """Run a coroutine on the gateway's loop, from any thread. Raises RuntimeError where that has ended."""
+        with self._gate:
+            if not self._over:
+                return asyncio.run_coroutine_threadsafe(coro, self.loop)
+        coro.close()
+        raise RuntimeError("the gateway is closed")
 
     def on_loop(self, function: Callable[[], None]) -> None:
-        """Run a function on the gateway's thread and wait for it; at once where that thread is this one or gone."""
+        """Run a function on the gateway's thread and wait for it; at once where that thread is this one or gone. Raises
+        what it raises."""
         thread = self._thread
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+        if thread is None or thread is threading.current_thread():
             function()
             return
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -184,15 +193,20 @@ class Gateway:
         def run() -> None:
             try:
                 function()
-            finally:
+            except BaseException as error:  # noqa: BLE001 — handed to who waits
+                done.set_exception(error)
+            else:
                 done.set_result(None)
 
-        try:
-            self.loop.call_soon_threadsafe(run)
-        except RuntimeError:  # the loop closed meanwhile
+        with self._gate:
+            over = self._over
+            if not over:
+                self.loop.call_soon_threadsafe(run)
+        if over:
+            thread.join()  # what it still settles is its own
             function()
-            return
-        done.result()
+        else:
+            done.result()
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Serve these too, on the gateway's own loop: they must not block it. Call it before clients come."""
@@ -202,18 +216,19 @@ class Gateway:
         """An in-process transport for httpx clients, usable from any event loop."""
         return GatewayTransport(self.app, lambda: self.loop)
 
-    def _serve(self, listening: socket.socket, started: threading.Event) -> None:
-        # No header of a proxy's changes anything here: who is who is told by keys.
-        self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
-        loop = self._loop = new_loop()
-        try:
-            loop.call_soon(started.set)
-            loop.run_until_complete(self._server.serve(sockets=[listening]))
-            loop.run_until_complete(_cancel_all())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            listening.close()
-            loop.close()
+    def _serve(self, listening: socket.socket, started: Callable[[], None]) -> None:
+        with closing(listening), closing(new_loop()) as loop:
+            # No header of a proxy's changes anything here: who is who is told by keys.
+            self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
+            self._loop, self._over = loop, False
+            try:
+                loop.call_soon(started)
+                loop.run_until_complete(self._server.serve(sockets=[listening]))
+            finally:
+                with self._gate:
+                    self._over = True
+                loop.run_until_complete(_cancel_all())
+                loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -226,26 +241,16 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _cancel_all() -> None:
+    await asyncio.sleep(0)  # what was handed over last begins
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
 
 
-@functools.lru_cache(maxsize=1)
-def _own_address() -> str:
-    """The address by which other machines reach this one; loopback without a network. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
-
-
 def _advertised(advertise: str, host: str, port: int) -> str:
     if advertise == "auto":
-        address = _own_address() if host in ("0.0.0.0", "::") else host
+        address = own_address() if host in ("0.0.0.0", "::") else host
     elif "://" in advertise:
         return advertise.rstrip("/") + ("" if advertise.rstrip("/").endswith("/v1") else "/v1")
     else:

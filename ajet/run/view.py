@@ -25,6 +25,7 @@ from ajet.record.console import console
 from ajet.record.find_run import newest_run, which_runs
 from ajet.run.browser import OpenedPage, opened_page
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
+from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
@@ -117,7 +118,7 @@ def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) 
 
     listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
-    hosts = loopback_hosts(port) if host in LOOPBACK else frozenset[str]()
+    hosts = loopback_hosts(host, port) if is_loopback(host) else frozenset[str]()
     token = secrets.token_urlsafe(16)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/?token={token}"

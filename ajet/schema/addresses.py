@@ -1,12 +1,67 @@
-"""Names of this machine for itself."""
+"""Addresses: which are this machine's for itself, which other machines reach it by, and who may listen for them.
+
+Invariant: what no other machine reaches is decided here alone, and so is that a server of ours which others can reach
+has a key.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+
+from ajet.schema.errors import UserError
+
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Hosts that no other machine reaches."""
+"""The usual names of this machine for itself."""
+_OUTSIDE = ("192.0.2.1", 9)
+"""An address that nobody has (RFC 5737)."""
 
 
-def loopback_hosts(port: int) -> frozenset[str]:
-    """What a request's Host header may say where a server listens on loopback alone: a page elsewhere that has a name
-    of its own for this machine says another one."""
-    return frozenset(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in LOOPBACK)
+def is_loopback(host: str | None) -> bool:
+    """Whether no other machine reaches it: `localhost`, ::1, all of 127.0.0.0/8. False for what is no such address as
+    it is usually written, and for None."""
+    if host is None or host.lower() == "localhost":
+        return host is not None
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def loopback_hosts(host: str, port: int) -> frozenset[str]:
+    """What a request's Host header may say where a server listens at `host`, on loopback alone: a page elsewhere that
+    has a name of its own for this machine says another one."""
+    return frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in {*LOOPBACK, host.lower()})
+
+
+def require_key_or_loopback(host: str, *, keyed: bool, name: str, do: str) -> None:
+    """Raises UserError for a server that other machines would reach and that asks nobody for a key. `do`: how it comes
+    to one."""
+    if not keyed and not is_loopback(host):
+        raise UserError(
+            f"Other machines could reach this {name} at {host}, and it would ask nobody for a key.",
+            where="--host",
+            expected="a key, or an address that this machine alone reaches (127.0.0.1)",
+            do=f"{do}; or leave --host out",
+        )
+
+
+def own_address() -> str:
+    """The IPv4 address by which other machines, and containers of this one, reach it: that of the interface which leads
+    out, else of the first that is up; loopback where there is no other. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(_OUTSIDE)  # it chooses the interface
+            return str(asked.getsockname()[0])
+        except OSError:
+            return _first_interface() or "127.0.0.1"
+
+
+def _first_interface() -> str | None:
+    import psutil
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    every = (each for name, found in psutil.net_if_addrs().items() if name in up for each in found)
+    own = (each.address for each in every if each.family == socket.AF_INET)
+    return next((each for each in own if not is_loopback(each)), None)

@@ -16,7 +16,7 @@ import psutil
 
 from ajet.record.files import write_atomically
 from ajet.record.process_identity import ProcessIdentity
-from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import LOOPBACK, is_loopback
 
 ALIASES = {"gaia-mcp-server": "gaia-local"}
 """Names of environments that AWorld's users know, and ours for them."""
@@ -62,7 +62,7 @@ class RunningEnvironment:
         if self.host not in ("0.0.0.0", "::"):
             return parts.hostname == self.host or {parts.hostname, self.host} <= LOOPBACK
         own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-        return parts.hostname in own | LOOPBACK
+        return parts.hostname in own or is_loopback(parts.hostname)
 
     def write(self) -> None:
         """Write the state, from the process that it tells of."""

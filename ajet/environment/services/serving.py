@@ -19,14 +19,18 @@ from ajet.environment.services.hosted import World
 from ajet.environment.services.server import END_S, IDLE_S, WorldServer
 from ajet.environment.services.sources import open_world
 from ajet.environment.services.wire import TOKEN, EnvService
-from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.errors import UserError
 
 
 def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None) -> int:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
+    token = os.environ.get(TOKEN)
+    require_key_or_loopback(
+        host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
+    )
     world = open_world(source, base=Path.cwd(), tasks=tasks, data=data)
-    asyncio.run(_serve(WorldServer(world, instances=instances, idle_s=idle_s, token=os.environ.get(TOKEN)), host, port))
+    asyncio.run(_serve(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
     return 0
 
 
@@ -44,8 +48,6 @@ async def _serve(server: WorldServer, host: str, port: int) -> None:
             do="leave --port 0 (the system chooses a free one)",
         ) from None
     print(f"Serving {server.world.name} at http://{host}:{bound} (Ctrl-C ends it)", flush=True)
-    if host not in LOOPBACK and not os.environ.get(TOKEN):
-        print(f"warning: anybody who reaches {host} can use it: set {TOKEN} here and where it is used", flush=True)
     await stopped.wait()
     await server.close()
 

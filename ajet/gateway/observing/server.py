@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
+from collections.abc import Callable
+from contextlib import closing
 
 from ajet.gateway.listener import Listener
 from ajet.gateway.observing.proxy import Proxy
 from ajet.gateway.observing.sessions import Sessions
+from ajet.gateway.server_thread import start_server
 
 LOOK_S = 1.0
 """Between two looks whether sessions are idle."""
@@ -22,27 +24,32 @@ class Server:
 
     def __init__(self, proxy: Proxy, sessions: Sessions, listening: socket.socket) -> None:
         self._proxy, self._sessions, self._listening = proxy, sessions, listening
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="ajet-observe", daemon=True)
-        self._thread.start()
-        self._ready.wait()
+        self._thread = start_server(self._run, name="ajet-observe")
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is being answered."""
+        return self._proxy.idle
 
     def stop(self) -> None:
         """No more requests; what is under way ends, and every session with it."""
         self._listener.stop()
         self._thread.join()
 
-    async def _serve(self) -> None:
+    def _run(self, started: Callable[[], None]) -> None:
+        with closing(self._listening), closing(self._serve(started)) as serving:  # it never begins without a loop
+            asyncio.run(serving)
+
+    async def _serve(self, started: Callable[[], None]) -> None:
         self._listener = Listener(self._proxy)
         looking = asyncio.ensure_future(self._look())
-        self._ready.set()
+        started()
         try:
             await self._listener.serve(sockets=[self._listening])
         finally:
             looking.cancel()
             await self._proxy.close()
             self._sessions.close_idle(all_of_them=True)
-            self._listening.close()
 
     async def _look(self) -> None:
         while True:

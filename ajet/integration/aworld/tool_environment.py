@@ -22,7 +22,7 @@ from ajet.environment.gaia.catalogue import SEED_NAMES
 from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.mcp.thin.http import EPISODES
 from ajet.environment.mcp.thin.messages import STATELESS, request
-from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import is_loopback
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _exchange(method: str, url: str, headers: Mapping[str, str], body: Any) -> t
 
     accepts = {**headers, "Accept": "application/json, text/event-stream"}
     try:
-        outside = urlsplit(url).hostname not in LOOPBACK
+        outside = not is_loopback(urlsplit(url).hostname)
         reply = httpx.request(method, url, headers=accepts, json=body, timeout=ASKED_S, trust_env=outside)
     except httpx.HTTPError as problem:
         raise ConnectionError(str(problem) or type(problem).__name__) from problem

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +28,7 @@ from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
 
@@ -49,7 +48,7 @@ def up(
 ) -> RunningEnvironment:
     """Start the environment and print how it is reached. `image`: it runs in one container of it, with the engine's
     `network`. Raises UserError."""
-    _refuse_open(host, token)
+    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
     file = file_of(named)
     description = described(file)
     name = description.name
@@ -109,7 +108,7 @@ def foreground(
     then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
     from ajet.run.environment.program import run
 
-    _refuse_open(host, token)
+    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
     file = file_of(named)
     _prepare(described(file))
     address = _reachable(host) if one_of_several else ""
@@ -146,15 +145,6 @@ def _prepare(description: Description) -> None:
                           markup=False, soft_wrap=True)  # fmt: skip
     for missing in prepared([part.gaia for part in description.parts if part.gaia is not None], console.print):
         console.print(missing, markup=False, soft_wrap=True)
-
-
-def _refuse_open(host: str, token: bool) -> None:
-    if not token and host not in LOOPBACK:
-        raise UserError(
-            "Without a token an environment listens on this machine alone.",
-            where=f"--no-token --host {host}",
-            do="leave one of the two out",
-        )
 
 
 def show(found: RunningEnvironment) -> None:
@@ -239,13 +229,4 @@ def _end_of(log: Path) -> str:
 
 def _reachable(host: str) -> str:
     """The address under which another machine finds this one, where it listens for others."""
-    if host not in ("0.0.0.0", "::"):
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            asked.connect(("192.0.2.1", 9))  # nothing is sent: it chooses the interface that leads out
-            return str(asked.getsockname()[0])
-        except OSError:  # none does
-            every = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
-            own = (each.address for each in every if each.family == socket.AF_INET)
-            return next((each for each in own if not each.startswith("127.")), socket.gethostname())
+    return own_address() if host in ("0.0.0.0", "::") else host

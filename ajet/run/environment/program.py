@@ -34,7 +34,7 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
-from ajet.schema.addresses import LOOPBACK, loopback_hosts
+from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
 
 WISHED_PORT = 8000
@@ -93,7 +93,7 @@ async def serve(
         tools=description.tools,
         ended=workdirs.remove,
     )
-    access = Access(key, loopback_hosts(taken) if host in LOOPBACK else None)
+    access = Access(key, loopback_hosts(host, taken) if is_loopback(host) else None)
     own = f"http://{address}:{taken}" if address else ""
     front = Front(description.name, episodes, access, description.aliases, own)
     state = RunningEnvironment(

@@ -19,7 +19,7 @@ from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin.messages import EventStream, asks, decoded, encoded, refusal
-from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import is_loopback
 from ajet.schema.tool_use import ToolError
 
 KEPT_S = 4.0
@@ -42,7 +42,7 @@ class HttpServer:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S),
             headers={**_PLAIN, **server.headers, "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=urlsplit(server.url).hostname not in LOOPBACK,
+            trust_env=not is_loopback(urlsplit(server.url).hostname),
             auto_decompress=False,  # none is asked for, and what it would grow to has no limit
         )
         self.stateless: bool | None = None
