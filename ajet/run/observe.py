@@ -6,8 +6,8 @@ process of the same name left (it was killed) are gone on with.
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Sequence
+import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.launch import closed_by_outcome
 from ajet.run.own_key import own_key
 from ajet.run.recording import Recording
+from ajet.run.service_end import until_ended
+from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
@@ -48,34 +50,37 @@ class Observing:
 
 
 def observe(experiment: Experiment, wanted: Observing) -> int:
-    """Record until Ctrl-C or SIGTERM. Raises UserError, KeyboardInterrupt or a bug."""
+    """Record until Ctrl-C, or until SIGTERM, after which what is being answered is finished: exit code 0. Raises
+    UserError, KeyboardInterrupt or a bug."""
     from ajet.record import RunDirectory
 
     endpoint, key = _endpoint(wanted.endpoint), _key()
-    if key is None and not _is_loopback(wanted.host):
-        raise UserError(
-            f"Others could reach this proxy at {wanted.host} and say what they like of your agent.",
-            where=f"the environment variable {KEY}",
-            expected="a key that feedback must bear, e.g. of `openssl rand -hex 16`",
-            do=f"set {KEY}; or leave --host out",
-        )
+    require_key_or_loopback(
+        wanted.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
+    )
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
     with closed_by_outcome(run):
         interrupts = Interrupts()
         with interrupts.installed():
-            _record(run, wanted, endpoint, key)
+            _record(run, wanted, endpoint, key, interrupts)
     return 0
 
 
-def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None) -> None:
+def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None, interrupts: Interrupts) -> None:
     from ajet.gateway.listener import listen
     from ajet.gateway.observing import Proxy, Server, Sessions
 
-    closed: queue.SimpleQueue[tuple[Episode, Path]] = queue.SimpleQueue()
+    closed: deque[tuple[Episode, Path]] = deque()
+    waiting = threading.Semaphore(0)
+
+    def take(episode: Episode, file: Path) -> None:
+        closed.append((episode, file))
+        waiting.release()
+
     sessions = Sessions(
         run.path / OPEN,
         run.redact,
-        lambda episode, file: closed.put((episode, file)),
+        take,
         run.path / LATE,
         run.run_id,
         wanted.idle,
@@ -90,28 +95,30 @@ def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None
     recording = Recording(run)
     run.status.set(phase="serving", step=0, url=address)
     _say(address, endpoint, run, key)
+
+    def keep_next() -> None:
+        waiting.acquire()
+        with interrupts.held():
+            _keep(*closed.popleft(), recording)
+
     try:
-        while True:
-            _keep([closed.get()], recording)
+        until_ended(keep_next, lambda: server.idle)
     finally:
         server.stop()
-        rest = []
-        while not closed.empty():
-            rest.append(closed.get())
-        _keep(rest, recording)
+        while closed:
+            _keep(*closed.popleft(), recording)
         recording.measure(last=True)
 
 
-def _keep(ended: Sequence[tuple[Episode, Path]], recording: Recording) -> None:
-    for episode, file in ended:
-        if episode.calls:
-            recording.rest([episode])
-            recording.measure()
-        file.unlink(missing_ok=True)
-        said = [counted(len(episode.calls), "call")]
-        said += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-        said += [printable(episode.failure.message[:200])] if episode.failure else []
-        console.print(f"{printable(episode.task.task_id)}: {', '.join(said)}", markup=False, soft_wrap=True)
+def _keep(episode: Episode, file: Path, recording: Recording) -> None:
+    if episode.calls:
+        recording.rest([episode])
+        recording.measure()
+    file.unlink(missing_ok=True)
+    said = [counted(len(episode.calls), "call")]
+    said += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+    said += [printable(episode.failure.message[:200])] if episode.failure else []
+    console.print(f"{printable(episode.task.task_id)}: {', '.join(said)}", markup=False, soft_wrap=True)
 
 
 def _left(folder: Path) -> list[Path]:
@@ -147,10 +154,6 @@ def _endpoint(given: str) -> str:
         )
     whole = given.rstrip("/")
     return whole if parts.path.strip("/") else f"{whole}/v1"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _say(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:

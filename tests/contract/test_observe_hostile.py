@@ -11,7 +11,7 @@ import pytest
 
 from ajet.gateway.observing import Sessions, copied_reply, sessions
 from ajet.gateway.observing.feedback import Feedback
-from ajet.gateway.observing.sessions import Ended
+from ajet.gateway.observing.session import Ended
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.secrets import Redactor
 from ajet.run.observe import KEY as KEY_VARIABLE

@@ -16,10 +16,11 @@ import httpx
 
 from ajet.gateway.exchange import MAX_BODY
 from ajet.gateway.observing.hidden import Hidden
-from ajet.gateway.observing.json_said import settled_json
 from ajet.gateway.observing.no_reply import what_came
-from ajet.gateway.observing.sessions import CLIENT_LEFT, Ended
+from ajet.gateway.observing.session import Ended
+from ajet.gateway.observing.sessions import CLIENT_LEFT
 from ajet.gateway.observing.streams import Stream
+from ajet.schema.settled import settled_json
 
 MOST_KEPT = MAX_BODY
 """Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
@@ -42,7 +43,8 @@ class CopiedReply:
         self._heard = time.monotonic()
         self.waited = False
         """The client left an endpoint that had said nothing for a while."""
-        self.broken = False
+        self.begun = self.broken = False
+        """The client has the reply's head; it is to see that the rest is missing."""
         self.problem = ""
         self.finish: Any = None
 
@@ -55,7 +57,7 @@ class CopiedReply:
 
     def begin(self, reply: httpx.Response) -> None:
         """The reply's headers came."""
-        self._status, self._heard = reply.status_code, time.monotonic()
+        self._status, self._heard, self.begun = reply.status_code, time.monotonic(), True
         self._to = _PASSWORD.sub("//", reply.headers.get("location", "").partition("?")[0])
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
             self._unpack = zlib.decompressobj(47)

@@ -15,10 +15,10 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -31,11 +31,13 @@ from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, without_keys
-from ajet.gateway.observing.sessions import Asked, Ended, Session, Sessions
+from ajet.gateway.observing.session import Ended
+from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
-from ajet.schema.addresses import LOOPBACK
+from ajet.schema.addresses import is_loopback
 from ajet.schema.settled import settled, settled_json
 
+T = TypeVar("T")
 SESSION, AGENT = b"x-ajet-session", b"x-ajet-agent"
 """Headers by which a client names its session, and which of several agents it is."""
 DEFAULT_AGENT = "agent"
@@ -45,6 +47,7 @@ _CONNECTION = {
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+ENDED = "the proxy was ended"
 TIMEOUT = 600.0
 """Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
 CONNECT = 20.0
@@ -73,7 +76,13 @@ class Proxy:
         self._salt = secrets.token_bytes(16)
         self._client: httpx.AsyncClient | None = None
         self._running: set[asyncio.Task[Any]] = set()
-        self._ending: set[asyncio.Task[Any]] = set()
+        self._writing: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is being answered. From any thread."""
+        return not self._running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -96,16 +105,22 @@ class Proxy:
             if refused.status == 401:
                 await after_wrong_key(scope)
             await refuse(send, refused, _error(path, refused))
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            ended = Refused(f"{ENDED.capitalize()}.", status=503, code="ended", retry_after=1)
+            await refuse(send, ended, _error(path, ended))
         finally:
             self._running.discard(task)
 
     async def close(self) -> None:
-        """End what is under way, which is recorded as such."""
+        """End what is under way, which is recorded as such; its clients are told, or their streams broken off."""
+        self._closing = True
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*self._writing, return_exceptions=True)
         if self._client is not None:
             await self._client.aclose()
 
@@ -130,7 +145,12 @@ class Proxy:
             raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
         if named is not None and isinstance(said, dict):
             said.setdefault("session", named)
-        await answer(send, 200, await self._sessions.feedback(read_feedback(said, time.time())))
+        try:
+            told = await self._to_its_end(self._sessions.feedback(read_feedback(said, time.time())))
+        except OSError as problem:
+            why = f"The feedback could not be written: {problem.strerror}."
+            raise Refused(why, status=507, code="not_recorded") from problem
+        await answer(send, 200, told)
 
     async def _pass(
         self,
@@ -162,8 +182,11 @@ class Proxy:
             if not passing.done():
                 copy.left()
         except asyncio.CancelledError:
-            copy.problem, copy.finish = "the proxy was ended before the reply was whole", "aborted"
-            raise
+            if not passing.done():
+                copy.problem, copy.finish = f"{ENDED} before the reply was whole", "aborted"
+                copy.broken = copy.begun
+            if not self._closing or not (copy.begun or passing.done()):
+                raise
         finally:
             passing.cancel()
             watching.cancel()
@@ -173,17 +196,22 @@ class Proxy:
             finally:
                 ended = copy.ended()
                 if session is not None and asked is not None:
-                    await self._record(session, asked, ended)
+                    await self._to_its_end(self._sessions.call_ended(session, asked, ended))
                 self._say(copy, asked.entry.call.error if asked is not None else ended.problem)
         if copy.broken:
-            _break_off(scope)
+            await _break_off(scope)
 
-    async def _record(self, session: Session, asked: Asked, ended: Ended) -> None:
-        """Whether or not anybody still waits."""
-        task = asyncio.ensure_future(self._sessions.call_ended(session, asked, ended))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        await asyncio.shield(task)
+    async def _to_its_end(self, writing: Coroutine[Any, Any, T]) -> T:
+        """Whether or not anybody still waits: half of it would be in the file."""
+        task = asyncio.ensure_future(writing)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            return await task
 
     def _say(self, copy: CopiedReply, problem: str | None) -> None:
         """What went wrong at the endpoint, to whoever watches: the same not all the time."""
@@ -291,7 +319,7 @@ def _bears(headers: Mapping[bytes, bytes], key: str) -> bool:
 
 def _is_here(origin: str) -> bool:
     """Whether no page of another machine says so: one that gave its own name to this machine's address could."""
-    return not origin or urlsplit(origin).hostname in LOOPBACK
+    return not origin or is_loopback(urlsplit(origin).hostname)
 
 
 def _error(path: str, refused: Refused) -> dict[str, Any]:
@@ -303,8 +331,9 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _break_off(scope: Scope) -> None:
+async def _break_off(scope: Scope) -> None:
     """Close the client's connection, as the endpoint did ours: an end without its mark."""
     peer = scope.get("state", {}).get(PEER)
     if peer is not None:
         peer.transport.abort()
+        await asyncio.sleep(0)  # uvicorn hears of it, and does not complain of a reply that has no end

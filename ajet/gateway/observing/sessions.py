@@ -1,14 +1,15 @@
 """Sessions: the conversations of observed agents, each of which becomes an episode.
 
 Invariant: a call that has ended, and a word of feedback, are in the session's file before they are counted, so that a
-killed proxy loses none; the file goes when the episode is on the disk. A name stands for one open session at a time:
-what is said under it after its end begins another. On one event loop.
+killed proxy loses none; the file goes when the episode is on the disk. A session closes while nobody writes to it, and
+takes nothing after: a word that waited for its turn until then is late feedback about its episode. A name stands for
+one open session at a time: what is said under it after its end begins another, while what was under way is still this
+one's. On one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import uuid
 from collections import OrderedDict
@@ -17,25 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from loguru import logger
 
-from ajet.context_tracker.timeline_making import timelines
-from ajet.gateway.capture import Entry, Recorder, common_start
-from ajet.gateway.observing.feedback import Feedback, verdict_of
-from ajet.gateway.observing.replies import Answer, Said, Tokens, read_reply
-from ajet.gateway.observing.requests import Sent, read_request
+from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.session import Asked, Ended, Session
 from ajet.record.files import append_lines, heal, read_rows
 from ajet.record.secrets import Redactor
-from ajet.schema.call import Call, FinishReason, Terms, full_ids
-from ajet.schema.episode import Episode, Failure
+from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.schema.messages import text_of
-from ajet.schema.task import Task
 
 CLIENT_LEFT = "the client left before the reply was whole"
-LOOKED_AT = 8
-"""Calls before one whose tokens it may share, beside the one that it goes on from."""
 REMEMBERED = 100_000
 """Sessions and replies that have ended, by whose names feedback still finds its episode."""
 MOST_CALLS, MOST_BYTES = 1000, 256 << 20
@@ -43,156 +35,6 @@ MOST_CALLS, MOST_BYTES = 1000, 256 << 20
 and never rests would fill the memory otherwise."""
 PATIENCE = 30.0
 """Seconds for which feedback on a reply that nobody knows waits for calls that are under way."""
-
-
-@dataclass(slots=True)
-class Asked:
-    """A call under way."""
-
-    dialect: str
-    agent: str
-    body: Mapping[str, Any]
-    sent: Sent
-    entry: Entry
-
-
-@dataclass(slots=True)
-class Ended:
-    """How a call ended. `body`: the reply, whole or what came of it; `problem`: "" where it is whole."""
-
-    body: Any
-    problem: str = ""
-    finish: FinishReason | None = None
-    """None: as the reply says."""
-
-
-class Session:
-    """One that is open."""
-
-    def __init__(self, name: str, number: int, file: Path, began: float) -> None:
-        self.name, self.number, self.file = name, number, file
-        self.uuid = file.stem
-        self.began = self.touched = began
-        self.under_way = 0
-        self.calls = self.bytes = 0
-        """That have ended; of the file."""
-        self.over = False
-        """Said to be over: it ends with what is under way."""
-        self.feedback: list[Feedback] = []
-        self.turn = asyncio.Lock()
-        self._recorder = Recorder()
-        self._responses: dict[str, Call] = {}
-
-    def begin(self, dialect: str, body: Mapping[str, Any], agent: str) -> Asked:
-        """A call is asked."""
-        sent = read_request(dialect, body)
-        return Asked(dialect, agent, body, sent, self._enter(sent, agent, dialect))
-
-    def settle(self, asked: Asked, ended: Ended) -> Answer:
-        """Settle a call that has ended."""
-        self.calls += 1
-        broken = ended.body is None and bool(ended.problem)
-        answer = Answer("") if broken else read_reply(asked.dialect, ended.body)
-        problem = ended.problem or answer.problem
-        choices = answer.choices or (None,)
-        entries = [asked.entry, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
-        for entry, said in zip(entries, choices, strict=True):
-            self._settle(entry, said, answer, problem, ended)
-        if asked.entry.call.reply is not None and answer.id:
-            self._responses[answer.id] = asked.entry.call
-        return answer
-
-    def knows(self, reply: str) -> bool:
-        """Whether the reply of this id is one of its own."""
-        return reply in self._responses
-
-    def episode(self, run: str) -> Episode:
-        """All of it."""
-        capture = self._recorder.capture
-        calls, messages = capture.calls, capture.messages
-        lines, untrained = timelines(calls)
-        asked = next((text_of(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
-        exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
-        task = Task(main_query=asked, task_id=self.name, metadata={"observed": True, "exact": exact})
-        last = calls[-1] if calls else None
-        failure = None
-        if last is not None and last.error:
-            left = last.finish == "aborted"
-            failure = Failure("agent" if left else "engine", "left" if left else "endpoint", last.error)
-        return Episode(
-            self.uuid,
-            task,
-            self.number,
-            0,
-            "debug",
-            group=self.name,
-            run=run,
-            status="failed" if failure else "completed",
-            failure=failure,
-            verdict=verdict_of(self.feedback),
-            calls=calls,
-            messages=messages,
-            tools=capture.tools,
-            timelines=lines,
-            untrained=untrained,
-            started=self.began,
-            ended=max((call.ended for call in calls), default=self.began),
-        )
-
-    def _enter(self, sent: Sent, agent: str, dialect: str) -> Entry:
-        messages: Sequence[dict[str, Any]] = sent.messages
-        extra: dict[str, Any] = {"model": sent.model, "dialect": dialect, "settings": dict(sent.settings)}
-        if sent.follows is not None:
-            before = self._responses.get(sent.follows)
-            if before is not None:
-                messages = [*self._conversation(before, messages), *messages]
-                messages.sort(key=lambda each: each.get("role") != "system")
-            else:
-                extra["follows_unseen"] = True
-        if sent.raw is not None:
-            extra["sent"] = dict(sent.raw)
-        recorder = self._recorder
-        entry = recorder.enter(
-            agent=agent,
-            target=agent,
-            trained=False,
-            messages=messages,
-            tools=sent.tools,
-            match=recorder.conversations.match(agent, messages),
-            prompt=None,
-            temperature=_number(sent.settings.get("temperature"), 1.0),
-        )
-        entry.call.extra |= extra
-        return entry
-
-    def _conversation(self, before: Call, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What went before a response, and itself; instructions are those of the new request."""
-        messages = self._recorder.capture.messages
-        told = [messages[at] for at in before.messages] + ([messages[before.reply]] if before.reply is not None else [])
-        return [each for each in told if each.get("role") != "system"] if any(map(_instructs, own)) else told
-
-    def _settle(self, entry: Entry, said: Said | None, answer: Answer, problem: str, ended: Ended) -> None:
-        call = entry.call
-        finish = ended.finish or ("error" if said is None or problem else said.finish)
-        call.extra |= {"id": answer.id, "usage": dict(answer.usage), "exact": False}
-        if said is None and ended.body is not None:
-            call.extra["said"] = ended.body
-        if said is not None and said.tokens is not None and not problem:
-            self._set_tokens(call, said.tokens, entry.extends)
-        self._recorder.settle(entry, finish, message=said.message if said else None, error=problem or None)
-
-    def _set_tokens(self, call: Call, tokens: Tokens, extends: int | None) -> None:
-        calls = self._recorder.capture.calls
-        prompt = np.array(tokens.prompt, np.int32)
-        looked_at = {*range(max(0, call.index - LOOKED_AT), call.index), *([extends] if extends is not None else [])}
-        shared = [(common_start(prompt, full_ids(calls, each)), each) for each in looked_at]
-        prefix, parent = max(shared, default=(0, 0))
-        call.parent, call.prefix = (parent, prefix) if prefix else (None, 0)
-        call.suffix_ids, call.response_ids = prompt[prefix:], np.array(tokens.reply, np.int32)
-        known = tokens.logprobs or np.zeros(len(tokens.reply))
-        call.logprobs = np.array(known, np.float32)
-        call.logprobs_unit = np.array(known, np.float32)
-        call.terms, call.extra["exact"] = Terms(written=True), True
 
 
 @dataclass(slots=True)
@@ -208,9 +50,12 @@ class Sessions:
     idle: float = 1800.0
     """Seconds without a call or feedback after which a session is over."""
     _open: dict[str, Session] = field(default_factory=dict)
+    _parted: list[Session] = field(default_factory=list)
+    """Those that are over and have calls under way."""
     _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
+    _late_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find(self, name: str) -> Session:
         """The open one of this name, or a new one."""
@@ -249,38 +94,41 @@ class Sessions:
                 session.settle(asked, ended)
         finally:
             session.under_way -= 1
-        session.touched = time.time()
-        if session.calls >= MOST_CALLS or session.bytes >= MOST_BYTES:
-            self._part_with(session)
-        if session.over and session.under_way == 0:
-            self._close(session)
-        self._settled.set()
-        self._settled = asyncio.Event()
+            session.touched = time.time()
+            if session.calls >= MOST_CALLS or session.bytes >= MOST_BYTES:
+                self._part_with(session)
+            self._close_if_over(session)
+            self._settled.set()
+            self._settled = asyncio.Event()
 
     async def feedback(self, given: Feedback) -> dict[str, Any]:
-        """Take it in; answers what it is about."""
+        """Take it in; answers what it is about. It must not be cancelled. Raises OSError: then it is not taken in."""
         session = await self._about(given)
         if session is None:
-            known = self._ended.get(_key(given))
-            row = {**given.row(), **({"episode": known} if known else {})}
-            await asyncio.to_thread(append_lines, self.late, [self.redact.row(row)])
-            return {"recorded": True, "known": known is not None, **({"episode": known} if known else {})}
-        async with session.turn:
-            await self._write(session, {"feedback": given.row()})
-            session.feedback.append(given)
-        session.touched = time.time()
-        if given.end and self._open.get(session.name) is session:
-            self._part_with(session)
-            if session.under_way == 0:
-                self._close(session)
+            return await self._take_late(given, self._ended.get(_key(given)))
+        try:
+            async with session.turn:
+                in_time = not session.closed
+                if in_time:
+                    await self._write(session, {"feedback": given.row()})
+                    session.feedback.append(given)
+                    session.touched = time.time()
+                    if given.end:
+                        self._part_with(session)
+        finally:
+            self._close_if_over(session)
+        if not in_time:
+            return await self._take_late(given, session.uuid)
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
-        """End those that nobody uses any more. `all_of_them`: those that are used, too."""
+        """End those that nobody uses any more. `all_of_them`: those that are used end with what is under way."""
         now = time.time()
         for session in list(self._open.values()):
-            if all_of_them or (session.under_way == 0 and now - session.touched > self.idle):
-                self._close(session)
+            used = session.under_way > 0 or session.turn.locked()
+            if all_of_them or (not used and now - session.touched > self.idle):
+                self._part_with(session)
+                self._close_if_over(session)
 
     def adopt(self, files: Sequence[Path]) -> int:
         """Go on with sessions that an earlier process left. Answers how many."""
@@ -293,28 +141,30 @@ class Sessions:
                     file.unlink()
                     continue
                 session = self._restored(rows, self.folder / file.name)
+                session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
-                file.rename(self.folder / file.name)
+                file.rename(session.file)
             except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
                 logger.warning("the session in {} cannot be read and is left there: {}", file, problem)
                 continue
-            if session.name in self._open:
-                self._close(session)
-            else:
-                self._open[session.name] = session
             count += 1
+            older, newer = sorted((self._open.get(session.name, session), session), key=lambda each: each.began)
+            self._open[session.name] = newer
+            for each in (older, newer):
+                if each is older and older is not newer or each.over:
+                    self._close(each)
         return count
 
     def _restored(self, rows: Sequence[Mapping[str, Any]], file: Path) -> Session:
         head = rows[0]
         session = Session(head["session"], head["number"], file, head["began"])
-        session.bytes = 1
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
             if "began" in row:  # the file's head again: the disk was full after the first
                 continue
             if "feedback" in row:
                 session.feedback.append(Feedback(**row["feedback"]))
+                session.over |= session.feedback[-1].end
                 continue
             asked = session.begin(row["dialect"], row["sent"], row["agent"])
             session.settle(asked, Ended(row["said"], row["problem"], row["finish"]))
@@ -323,8 +173,11 @@ class Sessions:
         return session
 
     def _close(self, session: Session) -> None:
+        session.closed = True
         if self._open.get(session.name) is session:
             del self._open[session.name]
+        elif session in self._parted:
+            self._parted.remove(session)
         episode = session.episode(self.run)
         for name in (
             f"session {session.name}",
@@ -340,21 +193,36 @@ class Sessions:
         """What is said under its name from now on begins another; it ends with what is under way."""
         if self._open.get(session.name) is session:
             del self._open[session.name]
+            self._parted.append(session)
         session.over = True
 
+    def _close_if_over(self, session: Session) -> None:
+        """Where it is over and nobody calls or writes: whoever does comes by here when that is done."""
+        if session.over and not session.closed and not session.under_way and not session.turn.locked():
+            self._close(session)
+
+    async def _take_late(self, given: Feedback, episode: str | None) -> dict[str, Any]:
+        """What is about an episode that is made, or about nothing that is known (None)."""
+        about = {"episode": episode} if episode else {}
+        async with self._late_turn:
+            await asyncio.to_thread(append_lines, self.late, [self.redact.row({**given.row(), **about})])
+        return {"recorded": True, "known": episode is not None, **about}
+
     async def _about(self, given: Feedback) -> Session | None:
-        """The open session that it is about. A reply may be known to its client before it is to us."""
+        """The session that it is about, which has not closed. A reply may be known to its client before it is to us."""
         until = time.monotonic() + PATIENCE
         while True:
             if given.reply is None:
-                return self._open.get(given.session or "")
-            found = next((each for each in self._open.values() if each.knows(given.reply)), None)
-            waiting = self._settled
-            if found is not None or _key(given) in self._ended or not any(s.under_way for s in self._open.values()):
+                name = given.session or ""
+                parted = (each for each in reversed(self._parted) if each.name == name)
+                return self._open.get(name) or next(parted, None)
+            living = [*self._open.values(), *self._parted]
+            found = next((each for each in living if each.knows(given.reply)), None)
+            if found is not None or _key(given) in self._ended or not any(each.under_way for each in living):
                 return found
             try:
-                await asyncio.wait_for(waiting.wait(), until - time.monotonic())
-            except TimeoutError:
+                await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
+            except asyncio.TimeoutError:  # on Python 3.10 no TimeoutError
                 return None
 
     async def _write(self, session: Session, row: Mapping[str, Any]) -> None:
@@ -367,16 +235,3 @@ class Sessions:
 
 def _key(given: Feedback) -> str:
     return f"reply {given.reply}" if given.reply is not None else f"session {given.session}"
-
-
-def _asks(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "user"
-
-
-def _instructs(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "system"
-
-
-def _number(value: Any, default: float) -> float:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return float(value) if known else default
