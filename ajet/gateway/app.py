@@ -6,6 +6,7 @@ error in the shape that its client reads.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 from loguru import logger
@@ -23,8 +24,8 @@ from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect, response_routes
-from ajet.gateway.exchange import Endpoint
-from ajet.gateway.limits import after_wrong_key, welcome
+from ajet.gateway.exchange import Endpoint, cut_off
+from ajet.gateway.limits import after_wrong_key, peer_of, welcome
 from ajet.gateway.models import describe_model, error_body, list_models
 from ajet.gateway.serving import Serving
 from ajet.gateway.session import Session
@@ -117,7 +118,12 @@ class App:
         self.opens_later = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._guarded(scope, receive, send)
+        try:
+            await self._guarded(scope, receive, send)
+        except asyncio.CancelledError:
+            if peer_of(scope) is None:
+                raise
+            await cut_off(scope, send, lambda ended: error_body(Request(scope), ended))
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

@@ -136,6 +136,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self.transport.abort()
 
     @property
+    def begun(self) -> bool:
+        """See Peer."""
+        return self.cycle is not None and self.cycle.response_started
+
+    @property
     def busy(self) -> bool:
         """A reply is being made, and not to a wrong key."""
         cycle = self.cycle

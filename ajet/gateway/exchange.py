@@ -18,7 +18,7 @@ from loguru import logger
 from ajet.gateway.callers import Headers, caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.keys import Grant, Keys
-from ajet.gateway.limits import Held, after_wrong_key, welcome
+from ajet.gateway.limits import Held, after_wrong_key, peer_of, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.running_calls import Load
@@ -294,6 +294,25 @@ async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
     told = [] if later is None else [(b"retry-after", str(later).encode())]
     told += [NO_RETRY] if refused.final else []
     await answer(send, refused.status, body, tuple(told))
+
+
+async def cut_off(scope: Scope, send: Send, error: Callable[[Refused], Mapping[str, Any]]) -> None:
+    """The server ends before a request of a connection has all of its reply: its client is told to come again, by an
+    `error` in its own dialect, or finds its stream broken off."""
+    peer = peer_of(scope)
+    if peer is not None and peer.begun:
+        await break_off(scope)
+        return
+    ended = Refused("The server was ended.", status=503, code="ended", retry_after=1)
+    await refuse(send, ended, error(ended))
+
+
+async def break_off(scope: Scope) -> None:
+    """Close the client's connection: an end of its stream without the mark."""
+    peer = peer_of(scope)
+    if peer is not None:
+        peer.transport.abort()
+        await asyncio.sleep(0)  # uvicorn hears of it, and does not complain of a reply that has no end
 
 
 async def request_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:

@@ -53,6 +53,8 @@ class Peer(Protocol):
     """The other end of a connection, as requests see it."""
 
     shared: Shared
+    transport: Any
+    """asyncio's."""
     guessed: bool
     """It has shown a wrong key, and no valid one."""
 
@@ -62,6 +64,10 @@ class Peer(Protocol):
     @property
     def address(self) -> str:
         """The client's address."""
+
+    @property
+    def begun(self) -> bool:
+        """What it asks now is being answered: its client has the reply's head."""
 
 
 class Shared:
@@ -87,7 +93,7 @@ class Held:
     """The bytes of one body, counted with those of all others while it is being received (a context manager)."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
-        peer = _peer(scope)
+        peer = peer_of(scope)
         self._shared = None if peer is None else peer.shared
         self._bytes = 0
 
@@ -118,14 +124,14 @@ class Held:
 
 def welcome(scope: Mapping[str, Any]) -> None:
     """The request bears a valid key."""
-    peer = _peer(scope)
+    peer = peer_of(scope)
     if peer is not None:
         peer.welcome()
 
 
 async def after_wrong_key(scope: Mapping[str, Any]) -> None:
     """Wait before telling a request that its key is wrong: the longer, the more its address has tried."""
-    peer = _peer(scope)
+    peer = peer_of(scope)
     if peer is None:
         return
     peer.guessed = True
@@ -133,7 +139,8 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
         await asyncio.sleep(pause)
 
 
-def _peer(scope: Mapping[str, Any]) -> Peer | None:
+def peer_of(scope: Mapping[str, Any]) -> Peer | None:
+    """Where a request came from; None: from this process."""
     peer: Peer | None = scope.get("state", {}).get(PEER)
     return peer
 

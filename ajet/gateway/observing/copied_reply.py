@@ -43,8 +43,8 @@ class CopiedReply:
         self._heard = time.monotonic()
         self.waited = False
         """The client left an endpoint that had said nothing for a while."""
-        self.begun = self.broken = False
-        """The client has the reply's head; it is to see that the rest is missing."""
+        self.broken = False
+        """Its client is to see that the rest is missing."""
         self.problem = ""
         self.finish: Any = None
 
@@ -57,7 +57,7 @@ class CopiedReply:
 
     def begin(self, reply: httpx.Response) -> None:
         """The reply's headers came."""
-        self._status, self._heard, self.begun = reply.status_code, time.monotonic(), True
+        self._status, self._heard = reply.status_code, time.monotonic()
         self._to = _PASSWORD.sub("//", reply.headers.get("location", "").partition("?")[0])
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
             self._unpack = zlib.decompressobj(47)

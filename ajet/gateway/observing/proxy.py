@@ -25,13 +25,12 @@ import httpx
 from loguru import logger
 
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import Receive, Scope, Send, answer, refuse, request_body
-from ajet.gateway.limits import PEER, after_wrong_key, welcome
+from ajet.gateway.exchange import Receive, Scope, Send, answer, break_off, cut_off, refuse, request_body
+from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, without_keys
-from ajet.gateway.observing.session import Ended
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
 from ajet.schema.addresses import is_loopback
@@ -47,7 +46,7 @@ _CONNECTION = {
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
-ENDED = "the proxy was ended"
+ENDED = "the proxy was ended before the reply was whole"
 TIMEOUT = 600.0
 """Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
 CONNECT = 20.0
@@ -108,8 +107,7 @@ class Proxy:
         except asyncio.CancelledError:
             if not self._closing:
                 raise
-            ended = Refused(f"{ENDED.capitalize()}.", status=503, code="ended", retry_after=1)
-            await refuse(send, ended, _error(path, ended))
+            await cut_off(scope, send, lambda ended: _error(path, ended))
         finally:
             self._running.discard(task)
 
@@ -183,9 +181,8 @@ class Proxy:
                 copy.left()
         except asyncio.CancelledError:
             if not passing.done():
-                copy.problem, copy.finish = f"{ENDED} before the reply was whole", "aborted"
-                copy.broken = copy.begun
-            if not self._closing or not (copy.begun or passing.done()):
+                copy.problem, copy.finish = ENDED, "aborted"
+            if not self._closing or not passing.done():
                 raise
         finally:
             passing.cancel()
@@ -199,7 +196,7 @@ class Proxy:
                     await self._to_its_end(self._sessions.call_ended(session, asked, ended))
                 self._say(copy, asked.entry.call.error if asked is not None else ended.problem)
         if copy.broken:
-            await _break_off(scope)
+            await break_off(scope)
 
     async def _to_its_end(self, writing: Coroutine[Any, Any, T]) -> T:
         """Whether or not anybody still waits: half of it would be in the file."""
@@ -329,11 +326,3 @@ def _error(path: str, refused: Refused) -> dict[str, Any]:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _break_off(scope: Scope) -> None:
-    """Close the client's connection, as the endpoint did ours: an end without its mark."""
-    peer = scope.get("state", {}).get(PEER)
-    if peer is not None:
-        peer.transport.abort()
-        await asyncio.sleep(0)  # uvicorn hears of it, and does not complain of a reply that has no end
