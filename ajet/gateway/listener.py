@@ -38,13 +38,15 @@ _PAUSE = 1.0
 def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     """A socket that listens there. Raises UserError, which names the server and the keys to change."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns off Nagle's algorithm, which holds events back for 40 ms.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = None
     try:
+        # With the protocol named, asyncio turns off Nagle's algorithm, which holds events back for 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except (OSError, OverflowError) as error:
-        listening.close()
+        if listening is not None:
+            listening.close()
         why = error.strerror if isinstance(error, OSError) else "a port is 0 to 65535"
         raise UserError(
             f"The {name} cannot listen on {host}:{port}: {why}.", where=where, do=_way_out(error)
@@ -62,6 +64,8 @@ def require_free(host: str | None, port: int, *, name: str, where: str) -> None:
 def _way_out(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno in (errno.EADDRINUSE, errno.EACCES):
         return "name another port, or 0 (the system chooses a free one)"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files (`ulimit -n`)"
     return "name an address of this machine: 127.0.0.1 is reached from here alone, 0.0.0.0 from everywhere"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import socket
 import threading
 from concurrent.futures import Future
 
@@ -16,6 +18,7 @@ from ajet.gateway.listener import listen
 from ajet.gateway.observing import Proxy, Server, Sessions
 from ajet.gateway.server_thread import start_server
 from ajet.record.secrets import Redactor
+from ajet.schema.errors import UserError
 
 WAIT_S = 20.0
 
@@ -60,6 +63,17 @@ def test_a_proxy_that_has_no_descriptors_left_for_its_loop_says_so(monkeypatch, 
     with pytest.raises(OSError, match="Too many open files"):
         within(lambda: Server(Proxy("http://127.0.0.1:9/v1", sessions), sessions, listening))
     assert listening.fileno() == -1 and not [each for each in recwarn if "never awaited" in str(each.message)]
+
+
+@pytest.mark.parametrize(("number", "do"), [(errno.EMFILE, "ulimit"), (errno.EAFNOSUPPORT, "127.0.0.1")])
+def test_who_gets_no_socket_to_listen_on_is_told_so(monkeypatch, number, do):
+    def none(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "socket", none)
+    with pytest.raises(UserError, match="cannot listen on ::1:0: .*(Too many|not supported)") as error:
+        listen("::1", 0, name="proxy", where="--host")
+    assert do in error.value.do
 
 
 def test_a_thread_that_ends_before_it_serves_is_not_waited_for():
