@@ -41,7 +41,7 @@ class WrongToken:
 
 
 @dataclass(slots=True)
-class Tally:
+class TokenTally:
     """Counts of one class of tokens. Each token of an episode counts once, however many calls replay it."""
 
     tokens: int = 0
@@ -56,7 +56,7 @@ class Tally:
     gap_max: float = 0.0
     """The largest difference of the two, nats."""
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: TokenTally) -> None:
         """Take in another's counts."""
         for name in ("tokens", "checked", "equal", "compared", "gap_sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -67,7 +67,7 @@ class Tally:
 class Proof:
     """The findings of proving one or more episodes: counts by class, and each wrong token."""
 
-    counts: dict[TokenClass, Tally] = field(default_factory=lambda: {name: Tally() for name in CLASSES})
+    counts: dict[TokenClass, TokenTally] = field(default_factory=lambda: {name: TokenTally() for name in CLASSES})
     wrong: list[WrongToken] = field(default_factory=list)
     """At most one a call and kind of check: what follows a wrong token is seldom news."""
     unchecked: Counter[str] = field(default_factory=Counter)

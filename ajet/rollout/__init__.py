@@ -5,8 +5,8 @@ filled in full (calls, timelines, verdict, counted reasons), or that it is given
 every repeat of every task ends as one episode, and no episode's failure, hang or noise reaches another.
 """
 
-from ajet.rollout.play import Closed, GivenBack, Tally
+from ajet.rollout.play import Closed, GivenBack, PlayTally
 from ajet.rollout.rollout import Rollout
 from ajet.rollout.rounds import RoundEngine
 
-__all__ = ["Closed", "GivenBack", "Rollout", "RoundEngine", "Tally"]
+__all__ = ["Closed", "GivenBack", "Rollout", "RoundEngine", "PlayTally"]

@@ -36,7 +36,7 @@ class GivenBack:
 
 
 @dataclass(slots=True)
-class Tally:
+class PlayTally:
     """The counts of one play; `Rollout.tally` has those of the last."""
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Play:
         """`kept` None keeps every group. `in_order` tells them by place among the tasks instead of by time."""
         self.groups: list[GroupPlay] = []
         self.events: queue.SimpleQueue[Episode | Closed | GivenBack | BaseException | None] = queue.SimpleQueue()
-        self.tally = Tally()
+        self.tally = PlayTally()
         self._kept, self._in_order = kept, in_order
         self._closed: dict[int, GroupPlay] = {}
         self._given: set[int] = set()

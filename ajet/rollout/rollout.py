@@ -25,6 +25,7 @@ from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity
 from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
+from ajet.rollout.play import Closed, GivenBack, Play, PlayTally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
@@ -83,7 +84,7 @@ class Rollout:
         self._beside: dict[Future[Group], list[GroupPlay]] = {}
         """What `play_group` plays, with its group once that is made; the groups are the loop's."""
         self._closed = False
-        self.tally = Tally()
+        self.tally = PlayTally()
         """What the last play came to."""
 
     @property

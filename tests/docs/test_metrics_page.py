@@ -71,10 +71,10 @@ def test_what_was_played_is_documented(group):
 
 
 def test_the_update_is_documented():
-    from ajet.backbone.local.losses import Tally
+    from ajet.backbone.local.losses import LossTally
     from ajet.backbone.local.trainer import Trainer
 
-    produced = set(Trainer._metrics([Tally(tokens=1, compared=1, stale=1)], [1.0], 1e-5, 10, 0.1))
+    produced = set(Trainer._metrics([LossTally(tokens=1, compared=1, stale=1)], [1.0], 1e-5, 10, 0.1))
     assert {"loss", "mismatch_kl", "lr", "stale_is_weight_mean"} <= produced
     assert produced - set(documented()) == set()
 

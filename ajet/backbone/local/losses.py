@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Tally:
+class LossTally:
     """Sums over trained tokens."""
 
     tokens: int = 0
@@ -77,7 +77,7 @@ class StepLoss:
     """The policy's, before the update."""
     written: bool = False
     """See `TrainingBatch.written`."""
-    tally: Tally = field(default_factory=Tally)
+    tally: LossTally = field(default_factory=LossTally)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
     _weights: Floats = field(init=False)

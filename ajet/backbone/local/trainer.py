@@ -27,7 +27,7 @@ from ajet.algorithm.mismatch import tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
-from ajet.backbone.local.losses import StepLoss, Tally
+from ajet.backbone.local.losses import StepLoss, LossTally
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import Policy
@@ -128,7 +128,7 @@ class Trainer:
         self._require_adapters(batch.samples)
         parts = mini_batches(batch.samples, self.settings.mini_batch_num)
         lr = self.schedule.at(batch.step - 1)
-        tallies: list[Tally] = []
+        tallies: list[LossTally] = []
         norms: list[float] = []
         own: list[dict[str, float]] = []
         critics: list[dict[str, float]] = []
@@ -323,7 +323,7 @@ class Trainer:
 
     @staticmethod
     def _metrics(
-        tallies: Sequence[Tally], norms: Sequence[float], lr: float, tokens: int, seconds: float
+        tallies: Sequence[LossTally], norms: Sequence[float], lr: float, tokens: int, seconds: float
     ) -> dict[str, float]:
         rows = [tally.means() for tally in tallies]
         metrics = {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
