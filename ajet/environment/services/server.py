@@ -43,7 +43,7 @@ END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
 """How long `close` takes, at most, where nothing holds up its loop."""
 
 
-class Refused(AjetError):
+class Unanswerable(Exception):
     """A request that cannot be answered as asked."""
 
     def __init__(self, status: int, said: str) -> None:
@@ -167,7 +167,7 @@ class WorldServer:
             try:
                 told = await verb(asked)
                 return web.Response(text=json.dumps(told, default=_plain), content_type="application/json")
-            except Refused as problem:
+            except Unanswerable as problem:
                 return _refusal(problem.status, str(problem))
             except ValueError as problem:
                 return _refusal(400, str(problem))
@@ -186,7 +186,7 @@ class WorldServer:
         if held is None:
             if len(self._held) >= self._most:
                 idle = time.monotonic() - min(each.last for each in self._held.values())
-                raise Refused(
+                raise Unanswerable(
                     503, f"all {self._most} instances are in use; the one used least lately was {idle:.0f} s ago"
                 )
             held = self._held[name] = _Held(name, task_id)
@@ -194,7 +194,7 @@ class WorldServer:
             self._making.add(held.making)
             held.making.add_done_callback(self._making.discard)
         elif held.task_id != task_id:
-            raise Refused(409, f"the instance plays task {held.task_id!r} already")
+            raise Unanswerable(409, f"the instance plays task {held.task_id!r} already")
         assert held.making is not None
         await asyncio.shield(held.making)
         opened = held.opened
@@ -212,7 +212,7 @@ class WorldServer:
             if not held.failed:
                 held.opened = await called(held.instance.create, held.task_id, params)
             if held.failed:
-                raise Refused(410, f"the instance was not made: {held.failed}")
+                raise Unanswerable(410, f"the instance was not made: {held.failed}")
         except BaseException:
             if self._held.get(held.name) is held:
                 del self._held[held.name]
@@ -287,11 +287,11 @@ class WorldServer:
         name = _named(asked, "instance_id")
         held = self._held.get(name)
         if held is None:
-            raise Refused(404, "there is no such instance: it was never created, was released, or was idle too long")
+            raise Unanswerable(404, "there is no such instance: it was never created, was released, or was idle too long")
         if held.failed:
-            raise Refused(410, f"the instance failed before: {held.failed}")
+            raise Unanswerable(410, f"the instance failed before: {held.failed}")
         if held.is_busy or held.instance is None:
-            raise Refused(409, "the instance is busy with an earlier request")
+            raise Unanswerable(409, "the instance is busy with an earlier request")
         return held, held.instance
 
     async def _used(self, held: _Held, function: Callable[..., Any], *arguments: Any) -> Any:
