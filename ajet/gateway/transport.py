@@ -17,7 +17,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from ajet.gateway.exchange import LOST, WATCH, Leave
-from ajet.gateway.mailbox import mailbox_of
+from ajet.gateway.loop_calls import loop_calls_of
 
 Message = MutableMapping[str, Any]
 
@@ -49,7 +49,7 @@ class _Exchange(httpx.AsyncByteStream):
     ) -> None:
         self._app, self._gateways_loop = app, loop
         self._loop = asyncio.get_running_loop()
-        self._mailbox = mailbox_of(self._loop)
+        self._calls = loop_calls_of(self._loop)
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._gone: asyncio.Event | None = None
@@ -81,7 +81,7 @@ class _Exchange(httpx.AsyncByteStream):
     def begin(self) -> None:
         try:
             # In no context of the caller's: what the gateway asks of an engine is no call of the agent's.
-            Context().run(mailbox_of(self._gateways_loop()).post, self._launch)
+            Context().run(loop_calls_of(self._gateways_loop()).post, self._launch)
         except (RuntimeError, AssertionError) as error:
             raise httpx.ConnectError("the gateway is closed", request=self._request) from error
 
@@ -116,7 +116,7 @@ class _Exchange(httpx.AsyncByteStream):
         """The client has left. Thread-safe, idempotent."""
         self._left = True
         with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
-            mailbox_of(self._gateways_loop()).post(self._leave)
+            loop_calls_of(self._gateways_loop()).post(self._leave)
 
     # On the client's loop.
 
@@ -185,7 +185,7 @@ class _Exchange(httpx.AsyncByteStream):
         if not told:
             return
         try:
-            self._mailbox.post(self._deliver, told)
+            self._calls.post(self._deliver, told)
         except RuntimeError:  # the client's loop is closed
             self._left = True
             self._leave()

@@ -1,4 +1,4 @@
-"""Mailboxes: calls from other threads in their order, with one wake for those that wait."""
+"""Calls from other threads in their order, with one wake for those that wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from ajet.gateway.mailbox import Mailbox, mailbox_of
+from ajet.gateway.loop_calls import LoopCalls, loop_calls_of
 
 
 class Counted(asyncio.SelectorEventLoop):
@@ -30,14 +30,14 @@ async def _until(there) -> None:
 
 def test_what_is_posted_meanwhile_comes_in_its_order_with_one_wake():
     loop, seen = Counted(), []
-    mailbox = Mailbox(loop)
+    calls = LoopCalls(loop)
     for number in range(5):
-        mailbox.post(seen.append, number)
+        calls.post(seen.append, number)
     loop.call_soon(loop.stop)
     loop.run_forever()
     assert (seen, loop.woken) == ([0, 1, 2, 3, 4], 1)
 
-    mailbox.post(seen.append, "later")
+    calls.post(seen.append, "later")
     loop.call_soon(loop.stop)
     loop.run_forever()
     assert (seen[-1], loop.woken) == ("later", 2)
@@ -47,10 +47,10 @@ def test_what_is_posted_meanwhile_comes_in_its_order_with_one_wake():
 def test_each_call_has_the_context_of_who_posted_it():
     """A task that it begins is that episode's, and not the one's whose call woke the loop."""
     loop, seen, whose = asyncio.SelectorEventLoop(), [], ContextVar("whose", default="nobody")
-    mailbox = Mailbox(loop)
+    calls = LoopCalls(loop)
     for name in ("one", "another"):
         token = whose.set(name)
-        mailbox.post(lambda: seen.append(whose.get()))
+        calls.post(lambda: seen.append(whose.get()))
         whose.reset(token)
     loop.call_soon(loop.stop)
     loop.run_forever()
@@ -63,7 +63,7 @@ def test_threads_that_post_at_once_lose_nothing():
     seen: list[tuple[int, int]] = []
 
     async def main() -> None:
-        mailbox, done = mailbox_of(asyncio.get_running_loop()), asyncio.Event()
+        calls, done = loop_calls_of(asyncio.get_running_loop()), asyncio.Event()
 
         def take(thread: int, number: int) -> None:
             seen.append((thread, number))
@@ -72,7 +72,7 @@ def test_threads_that_post_at_once_lose_nothing():
 
         def post(thread: int) -> None:
             for number in range(each):
-                mailbox.post(take, thread, number)
+                calls.post(take, thread, number)
 
         posting = [threading.Thread(target=post, args=(thread,)) for thread in range(threads)]
         for thread in posting:
@@ -89,9 +89,9 @@ def test_threads_that_post_at_once_lose_nothing():
 def test_a_call_that_fails_keeps_no_other_from_running():
     loop, seen, failed = asyncio.SelectorEventLoop(), [], []
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
-    mailbox = Mailbox(loop)
-    mailbox.post(int, "no number")
-    mailbox.post(seen.append, 1)
+    calls = LoopCalls(loop)
+    calls.post(int, "no number")
+    calls.post(seen.append, 1)
     loop.run_until_complete(asyncio.wait_for(_until(lambda: seen), 60))
     loop.close()
     assert seen == [1] and isinstance(failed[0], ValueError)
@@ -99,14 +99,14 @@ def test_a_call_that_fails_keeps_no_other_from_running():
 
 def test_a_closed_loop_is_said_and_none_is_kept():
     loop = asyncio.SelectorEventLoop()
-    mailbox, gone = mailbox_of(loop), weakref.ref(loop)
-    assert mailbox_of(loop) is mailbox
-    mailbox.post(print)  # nobody will run it
+    calls, gone = loop_calls_of(loop), weakref.ref(loop)
+    assert loop_calls_of(loop) is calls
+    calls.post(print)  # nobody will run it
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
-        mailbox.post(print)
+        calls.post(print)
     del loop
     gc.collect()
     assert gone() is None
     with pytest.raises(RuntimeError, match="closed"):
-        mailbox.post(print)
+        calls.post(print)

@@ -1,4 +1,4 @@
-"""Mailbox: calls handed to another thread's event loop, which is woken once for all that wait.
+"""Loop calls: those handed to another thread's event loop, which is woken once for all that wait.
 
 Invariant: each posted call runs on that loop, in the order in which it was posted and in its poster's context, as with
 `call_soon_threadsafe`; to wake a loop takes a system call on both sides, so that it is left out while a wake is on its
@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 
-class Mailbox:
+class LoopCalls:
     """Passes calls to one loop. It belongs to no thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,10 +45,10 @@ class Mailbox:
                 asyncio.get_running_loop().call_soon(self._deliver)
 
 
-_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()
+_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
 
 
-def mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
+def loop_calls_of(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     """The one of this loop. Thread-safe: of two that are made at once the first stays."""
     found = _OF_LOOPS.get(loop)
-    return found if found is not None else _OF_LOOPS.setdefault(loop, Mailbox(loop))
+    return found if found is not None else _OF_LOOPS.setdefault(loop, LoopCalls(loop))
