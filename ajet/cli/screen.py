@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.record.sinks import Sink
+    from ajet.record.log_sinks import Sink
 
 _shown: Sink | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ajet.record.sinks import Sink, give_first_back, take_first
+from ajet.record.log_sinks import Sink, give_first_back, take_first
 
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.record.console import console, harmless
 from ajet.record.secrets import Redactor
-from ajet.record.sinks import Sink
+from ajet.record.log_sinks import Sink
 
 LEADING = ("trainer", "serve", "debug", "eval")
 """Roles of the process that a person starts."""
