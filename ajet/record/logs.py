@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.console import console, harmless
-from ajet.record.secrets import Redactor
 from ajet.record.log_sinks import Sink
+from ajet.record.secrets import Redactor
 
 LEADING = ("trainer", "serve", "debug", "eval")
 """Roles of the process that a person starts."""

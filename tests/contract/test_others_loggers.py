@@ -10,7 +10,7 @@ from loguru import logger
 
 from ajet.cli import screen
 from ajet.cli.screen import show_logs
-from ajet.record import sinks
+from ajet.record import log_sinks
 from ajet.record.log_lines import shown_in_a_program
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
@@ -58,7 +58,7 @@ def test_a_program_shows_log_lines_as_a_command_does_unless_it_says_otherwise(ca
         logger.info("said once")
     assert capsys.readouterr().out == "mine said once\n"
     logger.remove(mine)
-    monkeypatch.setattr(sinks, "_first", logger.add(sys.stderr))  # as a process begins
+    monkeypatch.setattr(log_sinks, "_first", logger.add(sys.stderr))  # as a process begins
     for _ in range(2):  # a program may tune twice
         with shown_in_a_program():
             logger.info("said short")

@@ -27,7 +27,7 @@ from ajet.algorithm.mismatch import tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
-from ajet.backbone.local.losses import StepLoss, LossTally
+from ajet.backbone.local.losses import LossTally, StepLoss
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import Policy

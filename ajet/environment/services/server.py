@@ -287,7 +287,9 @@ class WorldServer:
         name = _named(asked, "instance_id")
         held = self._held.get(name)
         if held is None:
-            raise Unanswerable(404, "there is no such instance: it was never created, was released, or was idle too long")
+            raise Unanswerable(
+                404, "there is no such instance: it was never created, was released, or was idle too long"
+            )
         if held.failed:
             raise Unanswerable(410, f"the instance failed before: {held.failed}")
         if held.is_busy or held.instance is None:
