@@ -214,7 +214,12 @@ class Gateway:
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """An in-process transport for httpx clients, usable from any event loop."""
-        return GatewayTransport(self.app, lambda: self.loop)
+        return GatewayTransport(self.app, self._living_loop)
+
+    def _living_loop(self) -> asyncio.AbstractEventLoop:
+        if self._over:
+            raise RuntimeError("the gateway is closed")
+        return self.loop
 
     def _serve(self, listening: socket.socket, started: Callable[[], None]) -> None:
         with closing(listening), closing(new_loop()) as loop:

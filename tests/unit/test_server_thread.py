@@ -10,6 +10,7 @@ import socket
 import threading
 from concurrent.futures import Future
 
+import httpx
 import pytest
 
 from ajet.engine.scripted import ScriptedChat
@@ -106,7 +107,7 @@ class Gate:
 
 def asked_at_its_end(monkeypatch, *, last: bool):
     """(the thread on which a function ran, what became of a coroutine) of a gateway that is asked for both once its
-    last request has been answered; `last`: once it runs nothing more."""
+    last request has been answered; `last`: once it runs nothing more, and then a request of this process is refused."""
     gate, ending, ran = Gate(), threading.Event(), []
     serve, cancel_all = server.Listener.serve, server._cancel_all
 
@@ -128,11 +129,18 @@ def asked_at_its_end(monkeypatch, *, last: bool):
     async def answer():
         return 4
 
+    async def request():
+        async with httpx.AsyncClient(transport=made.transport()) as client:
+            await client.get("http://gateway/health", timeout=WAIT_S)
+
     def ask():
         try:
             answered = made.call(answer())
         except RuntimeError as error:
             answered = str(error)
+        if last:
+            with pytest.raises(httpx.ConnectError, match="the gateway is closed"):
+                asyncio.run(request())
         made.on_loop(lambda: ran.append(threading.current_thread().name))
         return ran, answered if isinstance(answered, str) else answered.result(WAIT_S)
 
