@@ -131,8 +131,8 @@ def deploy(wanted: Deployment) -> int:
             time.sleep(LOOK_S)
             model.tend()
 
-        with Interrupts().installed():
-            until_ended(look, lambda: model.idle)
+        with Interrupts().installed() as interrupts:
+            until_ended(interrupts, look, lambda: model.idle)
     return 0
 
 

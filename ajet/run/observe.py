@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key that feedback must bear; needed where others than this machine can reach it."""
+LOOK_S = 1.0
 OPEN, LATE = "open", "feedback.jsonl"
 """Of the run folder: the files of sessions that are open, and feedback on what had ended."""
 
@@ -97,12 +98,12 @@ def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None
     _say(address, endpoint, run, key)
 
     def keep_next() -> None:
-        waiting.acquire()
-        with interrupts.held():
-            _keep(*closed.popleft(), recording)
+        if waiting.acquire(timeout=LOOK_S):
+            with interrupts.held():
+                _keep(*closed.popleft(), recording)
 
     try:
-        until_ended(keep_next, lambda: server.idle)
+        until_ended(interrupts, keep_next, lambda: server.idle)
     finally:
         server.stop()
         while closed:

@@ -11,19 +11,24 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from ajet.run.interrupt import Preempted
+from ajet.run.interrupt import Interrupts, Preempted
 
 GRACE_S = 20.0
 """For what is being answered when SIGTERM comes; a supervisor kills after 10 to 90."""
 _LOOK_S = 0.1
 
 
-def until_ended(look: Callable[[], None], idle: Callable[[], bool], *, grace: float = GRACE_S) -> None:
-    """Do `look` again and again, which waits or it would be busy, until a signal that `Interrupts` handles: answers
-    once `idle` says that nobody is being answered, after SIGTERM. Raises KeyboardInterrupt."""
+def until_ended(
+    interrupts: Interrupts, look: Callable[[], None], idle: Callable[[], bool], *, grace: float = GRACE_S
+) -> None:
+    """Do `look` again and again, until a signal: answers once `idle` says that nobody is being answered, after SIGTERM.
+    Raises KeyboardInterrupt. `look` waits, for a while: Python hears of a signal that comes just before a wait when
+    that has ended."""
     try:
         while True:
             look()
+            with interrupts.held(whole=False):
+                pass  # raises one that Python could not pass on
     except Preempted:
         logger.info("asked to end: what is being answered has {:g} s", grace)
     try:
