@@ -140,8 +140,8 @@ def _credited(
 def _weights(
     scored: Sequence[_Scored], config: AjetConfig, silent: Collection[int], balanced: Collection[str]
 ) -> list[float]:
-    """Of a token of each episode, over those that count: all but the balanced ones and, with dynamic sampling, those of
-    silent groups; 0 for the others."""
+    """The weight of a token of each episode, over those that count: all but the balanced ones and, with dynamic
+    sampling, those of silent groups; 0 for the others."""
     settings = config.trainer_common.algorithm
     unseen = silent if settings.dynamic_sampling else ()
     counts = [item.episode.uuid not in balanced and item.group not in unseen for item in scored]

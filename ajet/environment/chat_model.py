@@ -25,10 +25,8 @@ from ajet.config.services import why_no_model
 from ajet.environment.addresses import parts_of
 from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
-from ajet.schema.addresses import LOOPBACK
-from ajet.schema.errors import AjetError, ConfigError
 from ajet.schema.addresses import is_loopback
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import AjetError, ConfigError
 
 if TYPE_CHECKING:
     import aiohttp

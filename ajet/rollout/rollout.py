@@ -24,7 +24,6 @@ from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity
 from ajet.rollout.own_loop import OwnLoop
-from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
 from ajet.rollout.play import Closed, GivenBack, Play, PlayTally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling

@@ -159,7 +159,7 @@ class Training:
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """Save a checkpoint at a Ctrl-C; where that cut a step apart nothing is saved, and the run goes on as after a kill."""
+        """Save a checkpoint at a Ctrl-C; of a step that it cut apart nothing, as at a kill."""
         if self.torn:
             self.warn_torn()
         elif self.step == 0:

@@ -24,7 +24,6 @@ from ajet.config.programs import program
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, which_runs
 from ajet.run.browser import OpenedPage, opened_page
-from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError

@@ -86,7 +86,7 @@ class LocalBackbone:
 
     @property
     def whole_version(self) -> int | None:
-        """Of the weights as they are."""
+        """The version of the weights as they are."""
         return None if self.trainer.torn else self.trainer.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:

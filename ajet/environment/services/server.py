@@ -26,7 +26,6 @@ from aiohttp import web
 
 from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
-from ajet.schema.errors import AjetError
 
 LONGEST = 16 << 20
 """Bytes of a request."""
@@ -220,14 +219,14 @@ class WorldServer:
             raise
 
     async def _have_slot(self, held: _Held) -> None:
-        """Raises Refused."""
+        """Raises Unanswerable."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except asyncio.TimeoutError:
-            raise Refused(503, f"all {self._most} instances are in use or still being released") from None
+            raise Unanswerable(503, f"all {self._most} instances are in use or still being released") from None
         self._living.add(held)
         if held.failed:
-            raise Refused(410, f"the instance was not made: {held.failed}")
+            raise Unanswerable(410, f"the instance was not made: {held.failed}")
 
     async def _step(self, asked: Mapping[str, Any]) -> Any:
         action = asked.get("messages")

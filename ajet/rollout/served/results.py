@@ -12,7 +12,7 @@ from ajet.schema.episode import Episode, Group
 
 
 class Results:
-    """Of one desk. Thread-safe; `qsize` also within a signal's handler."""
+    """The results of one desk. Thread-safe; `qsize` also within a signal's handler."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Group | Episode | None] = queue.SimpleQueue()
@@ -32,7 +32,7 @@ class Results:
         return self._taken(self._queue.get(timeout=timeout))
 
     def get_nowait(self) -> Group | Episode:
-        """The same without waiting."""
+        """Get a result without waiting."""
         return self._taken(self._queue.get_nowait())
 
     def qsize(self) -> int:

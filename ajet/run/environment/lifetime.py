@@ -27,7 +27,6 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
 from ajet.record.file_lock import alone
-from ajet.schema.addresses import LOOPBACK
 from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
