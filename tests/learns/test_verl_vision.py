@@ -8,7 +8,7 @@ from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl
 from tests.vision.vision_fixtures import FOLDER, made_model, vision_environment
 
-pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots, pytest.mark.timeout(2400)]
 STEPS = 10
 
 
@@ -19,7 +19,7 @@ def test_a_vision_model_learns_to_name_colours(tmp_path):
     settings = [f"ajet.model.path={model}", "trainer_common.device=cpu"]
     where = ["--exp-dir", str(tmp_path)]
     arguments = ["--conf", str(FOLDER / "vision.yaml"), "--backbone", "verl", "--with-ray", *where, *settings]
-    done = ajet(*arguments, cwd=tmp_path, timeout=900, **surroundings)
+    done = ajet(*arguments, cwd=tmp_path, timeout=1800, **surroundings)
     assert done.returncode == 0, done.stdout
     rows = [row for row in metric_rows(tmp_path / "vision") if "tasks" in row]
     assert len(rows) == STEPS
