@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
-from tests.docs.snippets import ROOT
 from tests.ports import free_port
+from tests.tutorial_runs import TUTORIALS, learned
 
-
-def rewards(name: str, tmp_path: Path) -> list[float]:
-    """Of the attempts of each step."""
-    yaml = ROOT / "tutorial" / f"example_{name}" / f"{name}.yaml"
-    port = f"stand_in_port={free_port()}"
-    few = ["trainer_common.val_before_train=false", "trainer_common.test_freq=-1", "trainer_common.threads=1"]
-    done = ajet("--conf", str(yaml), "--backbone", "local", *few, port, cwd=tmp_path, timeout=1500)
-    assert done.returncode == 0, done.stdout
-    rows = metric_rows(tmp_path / "launcher_record" / name)
-    return [row["train/reward"] for row in rows if "train/reward" in row]
+YAML = TUTORIALS / "example_rubrics_judge" / "rubrics_judge.yaml"
 
 
 @pytest.mark.extra_slow
 @pytest.mark.timeout(2400)
-def test_a_reward_out_of_labelled_examples_is_learned(tmp_path: Path):
-    found = rewards("rubrics_judge", tmp_path)
-    assert sum(found[-2:]) / 2 > found[0] + 0.1, found
+def test_a_reward_out_of_labelled_examples_is_learned(tmp_path: Path) -> None:
+    """The README's seeds went from 0.79 to 1.00 held out, and rose by 0.5 in training; half of either is asked for."""
+    held_out, found = learned(YAML, tmp_path, "rubrics_judge", f"stand_in_port={free_port()}")
+    assert held_out[-1] > held_out[0] + 0.1 and held_out[-1] > 0.9, held_out
+    assert mean(found[-2:]) > found[0] + 0.25, found

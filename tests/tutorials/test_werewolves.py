@@ -174,7 +174,8 @@ def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
 @pytest.mark.timeout(2400)
 def test_the_werewolves_alone_are_trained_and_come_to_win(tmp_path: Path) -> None:
     """The README's commands, to their end. Asked for is a rise of the reward of 512 games at each end of the run, each
-    step's less what rules get at its seats: those of a step are easier or harder by more than is learned."""
+    step's less what rules get at its seats: those of a step are easier or harder by more than is learned. It was 0.09
+    and 0.10 with two seeds; chance alone reaches 0.05 in one run of 40. Of 100 greedy games no such rise is seen."""
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
     subprocess.run([sys.executable, str(FOLDER / "make_model.py"), "player"], check=True, cwd=tmp_path, timeout=120)
     model = taught(FOLDER / "sft.yaml", tmp_path)
@@ -182,7 +183,7 @@ def test_the_werewolves_alone_are_trained_and_come_to_win(tmp_path: Path) -> Non
     assert len(rewards) == 24 and len(held_out) == 4
     run = tmp_path / "launcher_record" / "werewolves"
     ahead = [reward - ruled for reward, ruled in of("beside_rules.py->compared")(run)]
-    assert mean(ahead[-8:]) > mean(ahead[:8]) + 0.02, ahead
+    assert mean(ahead[-8:]) > mean(ahead[:8]) + 0.05, ahead
     files = EpisodeFiles(run / "episodes")
     games = [episode for step in (1, 24) for episode in files.read(step, "train")]
     assert len(games) == 128 and all(game.status == "completed" for game in games)
