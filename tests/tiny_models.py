@@ -101,12 +101,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny(family: str, *, seed: int = 0) -> Any:
-    """A model of the family in float32, in evaluation mode, attending as transformers' eager implementation."""
+def tiny(family: str, *, seed: int = 0, **more: Any) -> Any:
+    """A model of the family in float32, in evaluation mode, attending as transformers' eager implementation. `more`:
+    other entries of its configuration."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind, special = FAMILIES[family]
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[kind](**{**COMMON, **special})
+    config = CONFIG_MAPPING[kind](**{**COMMON, **special, **more})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()

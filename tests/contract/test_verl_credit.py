@@ -7,9 +7,11 @@ reference model differs from the policy.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
 from tests.local_fixtures import calls_of, episode_of, timeline_of
+from tests.tiny_models import tiny
 from tests.verl_fixtures import experiment, through_verl, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
@@ -144,7 +147,8 @@ def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory):
     """Each scenario through verl, by its number of ranks, in processes of their own."""
-    return through_verl(tmp_path_factory.mktemp("verl"), [of_one_rank(), scenarios(RANKS, 2)])
+    folder = tmp_path_factory.mktemp("verl")
+    return through_verl(folder, [of_one_rank() | of_other_models(folder), scenarios(RANKS, 2)])
 
 
 def of_one_rank() -> dict[str, Any]:
@@ -162,6 +166,31 @@ def of_one_rank() -> dict[str, Any]:
         "config": verl_config(chosen, model_folder=shipped_folder("tiny-tools")),
         "steps": groups_of_steps(),
     }
+    return made
+
+
+OTHERS = {"Gemma 2, fused": "sdpa", "Gemma 2, eager": "eager", "gpt-oss, fused": "sdpa"}
+"""A model that torch's fused attention computes otherwise, and one that cannot be built with it, by what is asked for
+(`sdpa` is what the settings for a CPU ask for)."""
+
+
+def of_other_models(folder: Path) -> dict[str, Any]:
+    """One step of one group each, without the padding that KL adds to what a step takes."""
+    made = {}
+    for name, asked in OTHERS.items():
+        family = name.split(",")[0]
+        place = folder / family.replace(" ", "")
+        if not place.exists():
+            model = tiny(family, vocab_size=379)
+            shutil.copytree(
+                shipped_folder("tiny-tools"), place, ignore=shutil.ignore_patterns("*.safetensors", "*.json")
+            )
+            model.save_pretrained(place)
+            for each in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(shipped_folder("tiny-tools") / each, place)
+        own = {} if asked == "sdpa" else {"model": {"override_config": {"attn_implementation": asked}}}
+        chosen = experiment({**PLAIN, f"{TC}.n_gpus_per_node": 1}, verl={"actor_rollout_ref": own})
+        made[name] = {"config": verl_config(chosen, model_folder=place), "steps": [groups_of_steps()[0][:1]]}
     return made
 
 
@@ -272,6 +301,15 @@ def test_a_step_without_signal_has_its_place_in_the_schedule(one_rank):
 @pytest.mark.parametrize("name", RANKS)
 def test_the_ranks_do_not_show(two_ranks, name):
     assert_alike(two_ranks[name], local(RANKS[name]))
+
+
+def test_a_model_is_trained_by_the_attention_that_is_its_own(one_rank):
+    """By torch's fused one where that is the same, else by transformers' eager one, as if that were asked for."""
+    assert one_rank["sequence"]["attention"] == "sdpa"
+    assert {one_rank[name]["attention"] for name in OTHERS} == {"eager"}
+    fused, eager = (one_rank[f"Gemma 2, {name}"] for name in ("fused", "eager"))
+    for name, values in eager["gradients"][0].items():
+        np.testing.assert_array_equal(fused["gradients"][0][name], values, err_msg=name)
 
 
 def test_optimizer_steps_are_counted_in_groups(one_rank):

@@ -236,6 +236,7 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         metrics.append(step(trainer, batch))
         queue.rows.clear()
     packed = {"packed": getattr(engine, "packed", False), "computed": getattr(engine, "computed", None)}
+    packed["attention"] = engine.theirs if packed["packed"] else engine.module.config._attn_implementation
     return {"gradients": found, "metrics": metrics, "weights": parameters(engine), **packed}
 
 

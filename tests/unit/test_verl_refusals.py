@@ -161,6 +161,14 @@ def test_on_a_cpu_sequences_are_split_with_trees_alone():
     passes({"trainer_common.ulysses_sequence_parallel_size": 2})
 
 
+def test_other_attention_than_flash_does_not_split_sequences():
+    split = {"trainer_common.ulysses_sequence_parallel_size": 2}
+    fused = {"model": {"override_config": {"attn_implementation": "sdpa"}}}
+    assert "1 with attn_implementation sdpa" in refusal(split, verl={"actor_rollout_ref": fused}).expected
+    passes({}, verl={"actor_rollout_ref": fused})
+    passes(split, verl={"actor_rollout_ref": {"ajet_trees": True, **fused}})
+
+
 def test_all_problems_are_reported_together():
     error = refusal({"rollout.temperature": 0, "rollout.max_model_len": 40000, "rollout.max_num_seqs": 9000})
     assert error.what.startswith("3 settings") and error.what.count("experiment.yaml:") == 3

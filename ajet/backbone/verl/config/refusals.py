@@ -155,13 +155,15 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
 
 
 def _trees(s: Settings) -> Iterator[ConfigError]:
-    """The settings for which `ajet.backbone.verl.trainer.trees` cannot compute."""
+    """What `ajet.backbone.verl.trainer.trees` does not compute."""
+    attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
-        if s.value("trainer.device") == "cpu" and not s.megatron and s.count(ULYSSES[0]) > 1:
+        where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
+        if (where == "a CPU" or "flash" not in str(attention)) and not s.megatron and s.count(ULYSSES[0]) > 1:
             yield s.problem(
                 "verl splits sequences by flash attention, which needs GPUs.",
                 *ULYSSES,
-                expected=f"1 on a CPU, or verl.{TREES}: true, which splits them with any attention",
+                expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
     off = f"verl.{TREES}: false"
@@ -173,7 +175,6 @@ def _trees(s: Settings) -> Iterator[ConfigError]:
         yield s.problem(
             "Trees need the model's own forward pass.", "actor_rollout_ref.model.use_fused_kernels", expected="false"
         )
-    attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     summed = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
     if summed and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
         yield s.problem(

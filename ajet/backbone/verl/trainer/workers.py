@@ -1,5 +1,5 @@
 """verl's workers with what they lack: a learning rate that falls linearly, steps that train nothing, images in rows of
-one length, and engines that compute what rows share once.
+one length, engines that compute what rows share once, and attention that is the model's own.
 
 Invariants: the rate follows the number of the training step, as on the local backbone; verl saves and restores the
 schedule as it does its own. The linear one is made where verl's engine makes its own in a private method, replaced on
@@ -20,6 +20,7 @@ from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ajet.algorithm.learning_rate import Schedule
+from ajet.backbone.verl.trainer import attention
 from ajet.backbone.verl.trainer.mini_batches import TREES
 
 
@@ -45,13 +46,19 @@ class _Ours:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def init_model(self) -> None:
-        """verl's, with the engines of `trees` where the configuration asks for them."""
+        """verl's, with the engines of `trees` where the configuration asks for them; where it asks for torch's fused
+        attention, of models that it is right for."""
         worker: Any = self
-        trees = bool(worker.config.get(TREES))
+        trees, fused = bool(worker.config.get(TREES)), attention.asked_for(worker.config)
         if trees:
             from ajet.backbone.verl.trainer.trees import chosen
+        if fused:
+            attention.build_by_another(worker.config)
         with chosen(trees) if trees else nullcontext():
             super().init_model()  # type: ignore[misc]
+        for inner in (worker.actor, worker.ref) if fused else ():
+            if inner is not None:
+                attention.hold(inner.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def pass_step(self) -> None:

@@ -1,0 +1,94 @@
+"""Whose attention verl's engines compute by where torch's fused one is asked for (`attn_implementation: sdpa`).
+
+Invariant: what is trained is the model that transformers' eager pass defines. Its fused attention leaves out, without a
+word, what the kernel cannot do (Gemma 2's soft caps: logprobs are off by whole nats); and there are models that it
+cannot be built for. Both attend by the eager one, and a line says so. Every other is held to it before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from loguru import logger
+from omegaconf import DictConfig, open_dict
+from torch import Tensor
+
+from ajet.engine.same_model import EAGER, agree, attend_by, attending_by
+
+FUSED = "sdpa"
+LENGTHS = (29, 40, 3)
+"""Tokens of the sequences of a probe, which are padded to one length as verl's rows are."""
+
+
+def asked_for(config: DictConfig) -> bool:
+    """Whether an FSDP engine is to attend by it. `config`: verl's `actor_rollout_ref`."""
+    chosen = (config.model.get("override_config") or {}).get("attn_implementation")
+    return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
+
+
+def build_by_another(config: DictConfig) -> None:
+    """Where the model cannot be built with it: have the eager one asked for. `config` as above."""
+    from transformers import AutoConfig
+    from verl.utils.fs import copy_to_local
+    from verl.utils.model import get_hf_auto_model_class
+
+    model = config.model
+    folder = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
+    found: Any = AutoConfig.from_pretrained(folder, trust_remote_code=model.get("trust_remote_code", False))
+    kind = get_hf_auto_model_class(hf_config=found)._model_mapping.get(type(found), None)
+    if getattr(kind, "_supports_sdpa", True):
+        return
+    with open_dict(model.override_config):
+        model.override_config.attn_implementation = EAGER
+    logger.info("{} has no fused attention: it attends as transformers' eager pass", kind.__name__)
+
+
+def hold(engine: Any) -> None:
+    """Hold an engine's model to its eager pass over a few rows; where they differ it attends by that one. For each
+    rank, once the weights are there."""
+    model = getattr(engine.module, "module", engine.module)
+    packed = bool(getattr(engine, "packed", False))
+    if engine.use_ulysses_sp or not (packed or model.config._attn_implementation == FUSED):
+        return  # rows that are split go no other way than by trees
+    with torch.no_grad(), engine.eval_mode():
+        with attending_by(engine.module, EAGER):
+            wanted = _logits(engine)
+        with attending_by(engine.module, FUSED):
+            found = _logits(engine)
+    differs = torch.tensor(int(not agree(found, wanted, engine._autocast_dtype)), device=found.device)
+    dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+    if not int(differs):
+        return
+    logger.warning(
+        "torch's fused attention is not {}'s: it attends as transformers' eager pass, in memory that grows with the "
+        "square of the length",
+        type(model).__name__,
+    )
+    if packed:
+        engine.theirs = EAGER
+    else:
+        attend_by(engine.module, EAGER)
+
+
+def _logits(engine: Any) -> Tensor:
+    """[N, V] of the probe's tokens."""
+    from verl.utils.device import get_device_id
+
+    config = engine.module.config
+    draw, vocabulary = np.random.default_rng(0), config.get_text_config().vocab_size
+    ids = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64)
+    own = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, length in enumerate(LENGTHS):
+        ids[row, :length] = torch.from_numpy(draw.integers(0, vocabulary, length))
+        own[row, :length] = True
+    places = torch.arange(ids.shape[1]).expand(ids.shape) * own
+    if hasattr(config, "vision_config"):
+        places = places.expand(4, *places.shape)  # of text, the same in each of its dimensions
+    device = get_device_id()
+    given = {"input_ids": ids, "attention_mask": own, "position_ids": places}
+    output = engine.module(**{name: value.to(device) for name, value in given.items()}, use_cache=False)
+    logits: Tensor = output.logits
+    return logits[own.to(logits.device)]
