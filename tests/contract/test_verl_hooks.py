@@ -6,6 +6,7 @@ A failure here after an update of verl means: read that version's `_step_once` a
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import textwrap
 from copy import deepcopy
@@ -343,3 +344,48 @@ def test_engines_average_over_ranks_as_verls_own_loss_counts_on():
     assert "loss_function(\n" in inspect.getsource(FSDPEngineWithLMHead.forward_step)
     assert "* dp_size" in inspect.getsource(sft_loss)
     assert parameters(sft_loss)[1:] == ["model_output", "data", "dp_group"]
+
+
+def test_no_process_computes_rewards_that_episodes_bring():
+    """Of no workers verl says an empty list, and not None, which would have the trainer compute them."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.experimental.reward_loop import RewardLoopManager
+
+    manager: Any = object.__new__(RewardLoopManager)
+    manager.config, manager.reward_loop_workers = composed("sync"), []
+    assert manager.config.reward.num_workers == 0 and manager.reward_loop_worker_handles == []
+    assert "final_output.reward_score is None and" in inspect.getsource(AgentLoopWorker._compute_score)
+
+
+def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
+    """verl makes its own where `create` calls what ours replaces, and asks them for nothing but `generate_sequences`,
+    which waits for verl's constructor."""
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    from ajet.backbone.verl.agent import early, workers
+
+    assert "await instance._init_agent_loop_workers()" in inspect.getsource(workers.AgentLoopManagerTQ.create)
+    monkeypatch.setattr(workers, "Sender", lambda: None)
+    begun: list[Any] = []
+    process = SimpleNamespace(begin=SimpleNamespace(remote=lambda *parts: begun.append(parts)))
+    manager = workers.AgentWorkers.create(config=composed("sync"), llm_client="client", early=[process])
+    assert manager.agent_loop_workers == [process] and begun == [(composed("sync"), "client", None, None)]
+
+    class Worker:
+        def __init__(self, *parts):
+            self.parts, self.asked = parts, []
+
+        async def generate_sequences(self, batch):
+            self.asked.append(batch)
+
+    kind = SimpleNamespace(__ray_metadata__=SimpleNamespace(modified_class=Worker))
+    assert inspect.isclass(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    monkeypatch.setattr(agent_loop_tq, "AgentLoopWorkerTQ", kind)
+
+    async def both() -> Any:
+        loop = early.EarlyAgentLoop.__new__(early.EarlyAgentLoop)
+        await asyncio.gather(loop.begin("config", "client"), loop.generate_sequences("batch"))
+        return await loop._worker
+
+    worker = asyncio.run(both())
+    assert worker.parts == ("config", "client") and worker.asked == ["batch"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +20,7 @@ from loguru import logger
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
+from ajet.backbone.verl.agent.early import start, start_one
 from ajet.backbone.verl.mailbox import Died, GaveUp, Sender
 
 LOOK_S = 3.0
@@ -31,16 +34,30 @@ class AgentWorkers(AgentLoopManagerTQ):
 
     agent_loop_workers: list[Any]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, early: Sequence[Any] = (), **kwargs: Any) -> None:
+        """`early`: processes that were started before; without them they are started now."""
         super().__init__(*args, **kwargs)
+        self._early = early
+        self._begun: list[Any] = []
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
         """Per process: uid -> the task's row."""
         self._tries = Counter[str]()
         self._sender = Sender()
 
+    async def _init_agent_loop_workers(self) -> None:
+        self.agent_loop_workers = [*(self._early or start(self.rollout_config.agent.num_workers))]
+        self._begun = [self._begin(worker) for worker in self.agent_loop_workers]
+
+    def _begin(self, worker: Any) -> Any:
+        return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+
     def generate_sequences(self, prompts: Any) -> None:
         """Hand the tasks out; returns when the processes have them."""
+        for each in self._begun:
+            with suppress(ray.exceptions.RayActorError):  # one that died is replaced
+                ray.get(each)
+        self._begun = []
         if not self._sent:
             self._sent = [{} for _ in self.agent_loop_workers]
             threading.Thread(target=self._watch, name="ajet-agent-workers", daemon=True).start()
@@ -81,10 +98,8 @@ class AgentWorkers(AgentLoopManagerTQ):
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(Died("agent loop", why))
         self._forget_what_is_over()
-        actor: Any = self.agent_loop_workers_class
-        self.agent_loop_workers[place] = worker = actor.options(
-            name=f"agent_loop_worker_{place}_{uuid4().hex[:8]}"
-        ).remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+        self.agent_loop_workers[place] = worker = start_one(f"agent_loop_{place}_{uuid4().hex[:8]}")
+        self._begin(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from ajet.backbone.verl.agent.early import start
 from ajet.backbone.verl.mailbox import Phase, Saved, Sender
 from ajet.backbone.verl.trainer.reporting import Stopped
 
@@ -21,6 +22,7 @@ class TrainerProcess:
         sender = Sender()
         sender.introduce("trainer")
         sender.post(Phase("loading"))
+        early = start(config.actor_rollout_ref.rollout.agent.num_workers)
 
         import transfer_queue
         from omegaconf import OmegaConf
@@ -42,6 +44,7 @@ class TrainerProcess:
                 llm_client=trainer.get_llm_client(),
                 teacher_client=trainer.get_teacher_client(),
                 reward_loop_worker_handles=trainer.get_reward_handles(),
+                early=early,
             )
             sender.post(Phase("rollout", trainer.global_steps))
             with suppress(Stopped):
