@@ -1,8 +1,8 @@
 """Trees on verl: an update by verl's FSDP engine, row by row and with what rows share computed once.
 
 One process, a world of one rank, a tiny model. Each scene is one batch, given in turns to verl's own engine (with
-torch's fused attention, which our settings for a CPU do not give it, and with one row a pass or two, whichever an
-uncounted round finds faster) and to the engine of `actor_rollout_ref.ajet_trees: true`. verl 0.9.1 has a key of its
+torch's fused attention, and with one row a pass or two, whichever an uncounted round finds faster) and to the engine of
+`actor_rollout_ref.ajet_trees: true`. verl 0.9.1 has a key of its
 own, `actor.use_prefix_grouper`, which its FSDP engine does not read: with it verl computes the same rows, so that it is
 no third side.
 
@@ -10,10 +10,11 @@ no third side.
     agent     an episode of 16 calls whose context is compacted again and again behind a prompt of 4,096: each line
               leaves another one at a random place
     both      four episodes of such an agent with one prompt
+    eager     no trees at all: the rows of `group` by transformers' eager attention, and by torch's fused one
 
 Printed: tokens of all rows over those computed; the bound, which is the same with attention counted (each layer's
 products, and 2 multiplications for each pair of tokens and number of a head, of forward and backward pass); the update
-as measured, medians; measured / bound. Goal: at least 0.75.
+as measured, medians; measured / bound. Goal: at least 0.75. Of `eager`, which has no goal, both times and their ratio.
 
     python benchmarks/bench_trees.py [--prompt 4096] [--rounds 3] [--scenes group,agent,both]
 """
@@ -159,18 +160,20 @@ def fused() -> Iterator[list[int]]:
         functional.scaled_dot_product_attention = own
 
 
-def update(engine: Any, rows: list[Row], packed: bool, budget: int) -> tuple[float, float]:
-    """Processor seconds of the gradients of a batch, by trees or by verl's rows; its loss."""
+def update(engine: Any, rows: list[Row], packed: bool, budget: int, attention: str = "sdpa") -> tuple[float, float]:
+    """Processor seconds of the gradients of a batch, by trees or by verl's rows, which attend by `attention`; its
+    loss."""
     from ajet.engine.same_model import attend_by
 
-    engine.packed, engine.theirs = packed, "sdpa"
+    engine.packed, engine.theirs = packed, attention
     attend_by(engine.module, engine.attention)
     with engine.train_mode(), fused() as calls:
         engine.optimizer_zero_grad()
         began = time.process_time()
         found = engine.forward_backward_batch(batch(rows, budget), loss)
         spent = time.process_time() - began
-    assert packed or len(calls) >= engine.module.config.num_hidden_layers, "rows without the fused kernel are no peer"
+    used = len(calls) >= engine.module.config.num_hidden_layers
+    assert packed or used == (attention == "sdpa"), "rows without the fused kernel are no peer"
     return spent, sum(found["loss"])
 
 
@@ -199,6 +202,20 @@ def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
           f"{most // longest:6} {by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} "
           f"{faster / bound:6.2f}", flush=True)  # fmt: skip
     return by_rows / by_trees / bound
+
+
+def eager(engine: Any, prompt: int, rounds: int) -> None:
+    """Print what the rows of `group` cost by either attention, one row a pass."""
+    rows = rows_of("group", prompt)
+    longest = max(len(ids) for ids, _ in rows)
+    spent: dict[str, list[float]] = {"sdpa": [], "eager": []}
+    for _ in range(rounds):
+        for attention, seconds in spent.items():
+            seconds.append(update(engine, rows, False, longest, attention)[0])
+    fused, plain = (statistics.median(seconds) for seconds in spent.values())
+    kept("eager: rows by eager attention / by torch's fused one", plain / fused)
+    print(f"eager    {len(rows)} rows of {longest}: {plain:.2f} s by eager attention, {fused:.2f} by the fused one: "
+          f"{plain / fused:.2f} times", flush=True)  # fmt: skip
 
 
 def _unique(rows: list[Row]) -> tuple[int, int]:
@@ -237,6 +254,9 @@ def main() -> int:
         print(f"{'':8} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
               f"{'a pass':>6} {'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
         scenes = arguments.scenes.split(",")
+        if "eager" in scenes:
+            scenes.remove("eager")
+            eager(engine, arguments.prompt, arguments.rounds)
         found = {scene: measure(engine, scene, arguments.prompt, arguments.rounds) for scene in scenes}
         torch.distributed.destroy_process_group()
     each = [kept(f"{scene}: measured / bound", share, at_least=GOAL) for scene, share in found.items()]

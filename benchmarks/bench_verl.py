@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent / "verl_peer"))
 
 import psutil
+from family import Family
 from ratios import kept
 from settings import Setting, configs, experiment_of, model_of_no_sense, overrides
 
@@ -45,6 +46,8 @@ HERE = Path(__file__).parent
 LIMIT, FIRST_TOKEN, WITHIN = 1.1, 0.8, 1.05
 """Of verl's own: its loop at one server; from the command to the first token; a rollout and a step of the command."""
 TIMEOUT = 900.0
+LOOK_S = 0.1
+"""Between two looks at the clock, after which the processes are asked what they have used."""
 PHASES = (
     ("Ray asked", "config composed and checked"),
     ("Ray there", "Ray"),
@@ -144,12 +147,19 @@ class Launch:
 
     after: dict[str, float]
     """Seconds from the command to the first of each event."""
-    cpu: float
-    """Seconds that all its processes had used at the first token."""
+    used: dict[str, Counter[str]]
+    """Processor seconds of each kind of process until each of them."""
     timings: list[dict[str, float]]
     """verl's `timing_s` of each step."""
     rollouts: list[float]
     """Seconds from each step's dispatch to its last session in the TransferQueue."""
+    stretches: dict[str, list[Counter[str]]]
+    """Processor seconds of each kind of process from each dispatch: to the batch (`rollout`), to the step's end."""
+
+    @property
+    def cpu(self) -> float:
+        """Seconds that all its processes had used at the first token."""
+        return self.used["first token"].total()
 
 
 def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
@@ -187,52 +197,60 @@ def launched(command: list[str], folder: Path, environment: dict[str, str]) -> L
     folder.mkdir()
     clock = folder / "clock.jsonl"
     clock.touch()
-    path = os.pathsep.join([str(HERE / "verl_peer" / "clock"), str(HERE.parent)])
+    paths = [str(HERE / "verl_peer" / "clock"), str(HERE.parent), environment.get("PYTHONPATH", "")]
+    path = os.pathsep.join(each for each in paths if each)
     common = {"VERL_BENCH_CLOCK": str(clock), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
               "RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "NO_COLOR": "1"}  # fmt: skip
     log = (folder / "out.txt").open("w+")
-    began, cpu = time.time(), 0.0
+    began = time.time()
     process = psutil.Popen(
-        command, cwd=folder, env={**os.environ, **common, **environment}, stdout=log, stderr=subprocess.STDOUT,
+        command, cwd=folder, env={**os.environ, **environment, **common}, stdout=log, stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    family: dict[int, psutil.Process] = {}
+    family, told = Family(process), Told(clock)
+    used: list[tuple[str, Counter[str]]] = []
     try:
         while process.poll() is None:
             if time.time() - began > TIMEOUT:
                 raise SystemExit(f"{command[:4]} does not end")
-            family |= {each.pid: each for each in process.children(recursive=True)}
-            if not cpu and '"first token"' in clock.read_text():
-                cpu = cpu_seconds([process, *family.values()])
-            time.sleep(0.2)
+            family.search()
+            if events := [event for event in told.new() if event != "session over"]:
+                now = family.used()
+                used += [(event, now) for event in events]
+            time.sleep(LOOK_S)
         if process.returncode:
             log.seek(0)
             raise SystemExit(f"{command[:4]} failed:\n{log.read()[-4000:]}")
     finally:
-        for each in (process, *family.values()):
-            if each.is_running():
-                each.kill()
-        psutil.wait_procs(family.values(), timeout=30)
-    return read(clock, began, cpu)
+        family.end()
+    return read(clock, began, used)
 
 
-def cpu_seconds(processes: list[Any]) -> float:
-    """Of all of them and of their children that have ended."""
-    total = 0.0
-    for process in processes:
-        try:
-            total += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return total
+class Told:
+    """The clock's events, in its file's order."""
+
+    def __init__(self, clock: Path) -> None:
+        self._clock, self._at = clock, 0
+
+    def new(self) -> list[str]:
+        """Those since the last look."""
+        with self._clock.open() as file:
+            file.seek(self._at)
+            text = file.read()
+        lines = text[: text.rfind("\n") + 1]
+        self._at += len(lines)
+        return [json.loads(line)["event"] for line in lines.splitlines()]
 
 
-def read(clock: Path, began: float, cpu: float) -> Launch:
-    """What the clock says."""
+def read(clock: Path, began: float, used: list[tuple[str, Counter[str]]]) -> Launch:
+    """What the clock says, and what was used at each event."""
     events = sorted((json.loads(line) for line in clock.read_text().splitlines()), key=lambda each: each["at"])
     after: dict[str, float] = {}
     for each in events:
         after.setdefault(each["event"], each["at"] - began)
+    first: dict[str, Counter[str]] = {}
+    for event, now in used:
+        first.setdefault(event, now)
     timings = [each["timing"] for each in events if each["event"] == "step"]
     rollouts: list[float] = []
     dispatched = None
@@ -242,20 +260,35 @@ def read(clock: Path, began: float, cpu: float) -> Launch:
             rollouts.append(0.0)
         elif each["event"] == "session over" and dispatched is not None:
             rollouts[-1] = each["at"] - dispatched
-    return Launch(after, cpu, timings, rollouts)
+    stretches: dict[str, list[Counter[str]]] = {"rollout": [], "step": []}
+    marks = {"dispatch": Counter[str]()}
+    for event, now in used:
+        if event in ("sampled", "step"):
+            stretches["rollout" if event == "sampled" else "step"].append(Counter(_less(now, marks["dispatch"])))
+        marks[event] = now
+    return Launch(after, first, timings, rollouts, stretches)
+
+
+def _less(now: Counter[str], before: Counter[str]) -> dict[str, float]:
+    """What was used between two looks; a process that has ended since takes nothing away."""
+    return {name: max(seconds - before[name], 0.0) for name, seconds in now.items()}
 
 
 def shown(made: dict[str, list[Launch]]) -> bool:
     """Print both sides. Whether the limits are kept."""
-    print(f"launch: seconds of each phase from the command to the first token, medians of {len(made['ours'])} launches")
-    print(f"  {'':66} {'verl':>7} {'ours':>7}")
+    print(f"launch: each phase from the command to the first token, medians of {len(made['ours'])} launches")
+    print(f"  {'':66} {'seconds':>7} {'':>7}   {'of the processor':>16}")
+    print(f"  {'':66} {'verl':>7} {'ours':>7}   {'verl':>8} {'ours':>7}")
     last = ""
     for event, name in PHASES:
-        spent = {
-            side: statistics.median(each.after[event] - each.after.get(last, 0.0) for each in made[side])
-            for side in made
-        }
-        print(f"  {name:66} {spent['verl']:7.1f} {spent['ours']:7.1f}")
+        clock, used = (
+            {side: statistics.median(each[event] - each.get(last, 0.0) for each in found[side]) for side in made}
+            for found in (
+                {side: [each.after for each in made[side]] for side in made},
+                {side: [{at: of.total() for at, of in each.used.items()} for each in made[side]] for side in made},
+            )
+        )
+        print(f"  {name:66} {clock['verl']:7.1f} {clock['ours']:7.1f}   {used['verl']:8.1f} {used['ours']:7.1f}")
         last = event
     whole = {side: statistics.median(each.after["first token"] for each in made[side]) for side in made}
     cpu = {side: statistics.median(each.cpu for each in made[side]) for side in made}
@@ -265,6 +298,7 @@ def shown(made: dict[str, list[Launch]]) -> bool:
     print(f"  {'CPU seconds of all processes until then':66} {cpu['verl']:7.1f} {cpu['ours']:7.1f}   ratio "
           f"{cpu['ours'] / cpu['verl']:.2f}")  # fmt: skip
     kept("launch: processor time to the first token, against verl's", cpu["ours"] / cpu["verl"])
+    _by_kind("until the first token", {side: [each.used["first token"] for each in made[side]] for side in made})
     good = kept("launch: command to first token, against verl's", ratio, at_most=FIRST_TOKEN)
     print("  steps after the second, medians (the replay buffer looks every 2 s, so `gen` is a multiple of that)")
     for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step"):
@@ -277,10 +311,30 @@ def shown(made: dict[str, list[Launch]]) -> bool:
     per = {side: [value for each in made[side] for value in each.rollouts[2:]] for side in made}
     a, b = (statistics.median(per[side]) for side in ("verl", "ours"))
     print(f"  {'dispatch to last session in the TransferQueue':66} {a:7.2f} {b:7.2f}   ratio {b / a:.2f}")
+    for name, what in (("rollout", "from dispatch to its batch"), ("step", "from dispatch to the step's end")):
+        spent = {side: [of for each in made[side] for of in each.stretches[name][2:]] for side in made}
+        total = {side: statistics.median(of.total() for of in spent[side]) for side in made}
+        print(f"  {'CPU seconds of all processes ' + what:66} {total['verl']:7.2f} {total['ours']:7.2f}   ratio "
+              f"{total['ours'] / total['verl']:.2f}")  # fmt: skip
+        kept(f"launch: processor time {what}, against verl's", total["ours"] / total["verl"])
+        _by_kind(what, spent)
     within = kept("launch: a rollout inside the whole command, against verl's", b / a, at_most=WITHIN)
     if not (good and within):
         print(f"  MISSED: at most {FIRST_TOKEN} to the first token, {WITHIN} of a rollout and of a step")
     return good and within
+
+
+def _by_kind(what: str, spent: dict[str, list[Counter[str]]]) -> None:
+    """Print the processor seconds of each kind of process."""
+    print(f"    of these {what}, by process:")
+    per = {
+        side: {name: statistics.median(each[name] for each in spent[side]) for name in set().union(*spent[side])}
+        for side in spent
+    }
+    for name in sorted({*per["verl"], *per["ours"]}, key=lambda name: -max(per[side].get(name, 0.0) for side in per)):
+        a, b = (per[side].get(name, 0.0) for side in ("verl", "ours"))
+        if max(a, b) >= 0.05:
+            print(f"      {name:62} {a:7.2f} {b:7.2f}")
 
 
 def _warm(timings: list[list[dict[str, float]]], name: str) -> list[float]:

@@ -129,6 +129,7 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             node.pop(path[-1], None)
     theirs["data"].update(train_files=str(_parquet(experiment.base)), val_files=str(_parquet(experiment.base)))
     theirs["reward"]["custom_reward_function"].update(path=str(HERE / "one_turn.py"), name="compute_score")
+    theirs["reward"]["num_workers"] = 1  # it computes rewards there; ours needs none
     theirs["trainer"].update(resume_mode="disable", default_local_dir=str(experiment.base / "verl_checkpoints"))
     return ours, theirs
 
