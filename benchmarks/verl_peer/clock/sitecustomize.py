@@ -53,7 +53,7 @@ def trainer_loaded(module: Any) -> None:
     around(trainer, "_load_checkpoint", "server there")
     around(trainer, "fit", "agent loops asked")
     around(trainer, "_submit_batch_to_rollout", "dispatch", once=False)
-    around(trainer, "on_sample_end", "sampled", once=False)
+    around(module.ReplayBuffer, "sample", after="sampled", once=False)
     inner = trainer._compute_metrics
 
     @functools.wraps(inner)

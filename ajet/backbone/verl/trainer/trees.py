@@ -102,6 +102,8 @@ class TreeEngine(FSDPEngineWithLMHead):
             )
         if why:
             logger.warning("{} cannot be given trees: its rows go one by one ({})", type(model).__name__, why)
+        else:
+            logger.info("{}: what rows share is computed once", type(model).__name__)
 
     @property
     def attention(self) -> str:
