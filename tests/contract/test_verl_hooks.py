@@ -383,9 +383,9 @@ def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
     monkeypatch.setattr(agent_loop_tq, "AgentLoopWorkerTQ", kind)
 
     async def both() -> Any:
-        loop = early.EarlyAgentLoop.__new__(early.EarlyAgentLoop)
-        await asyncio.gather(loop.begin("config", "client"), loop.generate_sequences("batch"))
-        return await loop._worker
+        loop = early.EarlyAgentLoop()
+        await asyncio.gather(loop.generate_sequences("batch"), loop.begin("config", "client"))
+        return loop._worker
 
     worker = asyncio.run(both())
     assert worker.parts == ("config", "client") and worker.asked == ["batch"]

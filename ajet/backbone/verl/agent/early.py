@@ -20,18 +20,23 @@ class EarlyAgentLoop:
 
         import ajet.backbone.verl.agent.loop  # noqa: F401
 
+        self._worker: Any = None
+        self._there = asyncio.Event()
+
     async def begin(self, *parts: Any) -> None:
         """verl's constructor. Raises what it raises."""
         from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
         worker: Any = AgentLoopWorkerTQ
-        # in a thread, as it was in no event loop either
-        self._worker = asyncio.ensure_future(asyncio.to_thread(worker.__ray_metadata__.modified_class, *parts))
-        await self._worker
+        try:  # in a thread, as it was in no event loop either
+            self._worker = await asyncio.to_thread(worker.__ray_metadata__.modified_class, *parts)
+        finally:
+            self._there.set()
 
     async def generate_sequences(self, batch: Any) -> None:
-        """verl's."""
-        await (await self._worker).generate_sequences(batch)
+        """verl's. Ray may call it before `begin`, whose arguments are the larger ones."""
+        await self._there.wait()
+        await self._worker.generate_sequences(batch)
 
 
 def start(count: int) -> list[Any]:
