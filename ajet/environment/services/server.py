@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
-from ajet.schema.addresses import LOOPBACK, loopback_hosts
+from ajet.schema.addresses import is_loopback, loopback_hosts
+from ajet.schema.errors import AjetError
 
 LONGEST = 16 << 20
 """Bytes of a request."""
@@ -42,7 +43,7 @@ END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
 """How long `close` takes, at most, where nothing holds up its loop."""
 
 
-class Unanswerable(Exception):
+class Unanswerable(AjetError):
     """A request that cannot be answered as asked."""
 
     def __init__(self, status: int, said: str) -> None:
@@ -104,7 +105,7 @@ class WorldServer:
         await site.start()
         self._reaper = asyncio.create_task(self._reap())
         bound = int(self._runner.addresses[0][1])
-        self._hosts = loopback_hosts(bound) if host in LOOPBACK else None
+        self._hosts = loopback_hosts(host, bound) if is_loopback(host) else None
         return bound
 
     async def close(self) -> None:
@@ -204,7 +205,7 @@ class WorldServer:
         return {"success": True, "data": data}
 
     async def _make(self, held: _Held, params: dict[str, Any]) -> None:
-        """Raises what the world raises, and Refused for one that was released meanwhile, or that gets no slot."""
+        """Raises what the world raises, and Unanswerable for one that was released meanwhile, or that gets no slot."""
         try:
             await self._have_slot(held)
             held.instance = await called(self.world.instance)

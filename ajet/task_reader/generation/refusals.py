@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.record.console import counted
+from ajet.schema.errors import AjetError
 from ajet.task_reader.generation.kept import Kept
 
 STATUSES = (400, 413, 422)
@@ -23,7 +24,7 @@ REFUSED = "refused"
 """In a kept row: why."""
 
 
-class PromptRefused(Exception):
+class PromptRefused(AjetError):
     """Why no model answered it."""
 
     def __init__(self, why: str, *, by_all: bool) -> None:
