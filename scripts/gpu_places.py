@@ -97,7 +97,7 @@ COVERED = {
     "ajet/run/cluster/slurm.py::_resources": "",
     "ajet/run/plan.py::_sides": "beside",
     "ajet/run/room.py::room_of": "local",
-    "ajet/run/sampler_beside.py::half_of_the_cores": "beside",
+    "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
 }
 """Every such place, and what runs it."""
 

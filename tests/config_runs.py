@@ -132,7 +132,7 @@ def scorers_recorded(folder: Path) -> bool:
 
 def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """`ajet serve` with a trainer, until its first step is done; a client plays what it needs."""
-    from ajet.run.serve import serve
+    from ajet.run.serving.serve import serve
 
     monkeypatch.setenv("AJET_ADMIN_KEY", KEY)
     experiment = loaded(folder, "local", "trainer_common.total_training_steps=1", "rollout.num_repeat=2")

@@ -19,7 +19,7 @@ import pytest
 from ajet.gateway import capture, session
 from ajet.rollout import breaker
 from ajet.rollout.served import deadlines, ending, episode, group, groups
-from ajet.run import served_batch
+from ajet.run.serving import batch as served_batch
 from ajet.store import sqlite_store
 from tests.store_injector import Connection, Faults, Killed, SqliteGround
 

@@ -28,7 +28,7 @@ import httpx
 from ajet.config import Experiment
 from ajet.gateway import Gateway
 from ajet.rollout.served import Desk, routes
-from ajet.run.served_batch import Batch
+from ajet.run.serving.batch import Batch
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.record import EpisodeFiles
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared

@@ -43,7 +43,7 @@ def check(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.run.judge_check import SHIPPED, checked, read_examples, show
+    from ajet.run.judging.check import SHIPPED, checked, read_examples, show
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
 
@@ -75,7 +75,7 @@ def rubrics(
     from ajet.config import load_experiment
     from ajet.record.console import console
     from ajet.run.companions import beside
-    from ajet.run.rubrics import JUDGE, show
+    from ajet.run.judging.rubrics import JUDGE, show
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
     from ajet.task_judge.rubrics.judge import RubricsJudge
@@ -125,8 +125,8 @@ def compare(
 
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
-    from ajet.run import judge_comparison
-    from ajet.run.rejudge import judges_compared
+    from ajet.run.judging import comparison as judge_comparison
+    from ajet.run.judging.rejudge import judges_compared
 
     show_logs("ERROR" if as_json else "WARNING")
     found = judges_compared(run, exp_dir.absolute(), list(dict.fromkeys(judge)))

@@ -66,7 +66,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     experiment = run.experiment
     from ajet.run.companions import beside
     from ajet.run.interrupt import Interrupts
-    from ajet.run.rubrics import require_rubrics
+    from ajet.run.judging.rubrics import require_rubrics
     from ajet.run.services import require_services
     from ajet.run.tool_room import require_room_for_tools
 

@@ -162,7 +162,7 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
 def _sides(experiment: Experiment) -> str:
     from ajet.backbone.local.cores import cores
     from ajet.engine.machine import device_kind
-    from ajet.run.sampler_beside import threads_of_a_side
+    from ajet.run.sampling.beside import threads_of_a_side
 
     trainer = experiment.ajet.trainer_common
     words = "a trainer and a sampler at once, a process each"

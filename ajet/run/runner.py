@@ -26,10 +26,10 @@ class InProcessRunner(Runner):
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
     ) -> None:
         """See `ajet.run.train`."""
-        from ajet.run.from_store import FromStore
         from ajet.run.parts import assemble, pins_of
         from ajet.run.rehearse import rehearse
-        from ajet.run.sampler_beside import half_of_the_cores, sampler_beside
+        from ajet.run.sampling.beside import half_of_the_cores, sampler_beside
+        from ajet.run.sampling.from_store import FromStore
         from ajet.run.train import train
 
         both_sides = experiment.ajet.trainer_common.mode == "async" and options.from_store is None

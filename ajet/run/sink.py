@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from loguru import logger
 
 from ajet.run.gaming import GamingWatch
+from ajet.run.proof.each_step import StepProof
 from ajet.run.review import review_run
 from ajet.run.step import conclude
-from ajet.run.step_proof import StepProof
 from ajet.run.validation import conclude_validation
 
 if TYPE_CHECKING:

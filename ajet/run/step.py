@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.run.gaming import GamingWatch
-    from ajet.run.step_proof import StepProof
+    from ajet.run.proof.each_step import StepProof
 
 
 def conclude(

@@ -19,7 +19,7 @@ from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
 from ajet.rollout.wiring import renderer_of
 from ajet.run.gaming import GamingWatch
-from ajet.run.step_proof import StepProof
+from ajet.run.proof.each_step import StepProof
 from ajet.store import open_store as open_ledger
 from ajet.store import todays_state
 from ajet.store.given_up import GivenUp, dead_of

@@ -24,7 +24,7 @@ from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.probe import TEXT, Probe
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.schema.errors import UserError
 from ajet.store import open_shared
 from tests.ajet_command import metric_rows, start

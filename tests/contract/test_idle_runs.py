@@ -14,7 +14,7 @@ from loguru import logger
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.run.serve import _warn_idle
+from ajet.run.serving.serve import _warn_idle
 from ajet.schema.commands import command
 from tests.ajet_command import metric_rows
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.config import Experiment
 from ajet.record.agreement import kappa, kappa_interval
-from ajet.run.judge_check import SHIPPED, read_examples
-from ajet.run.judge_metrics import judge_metrics
+from ajet.run.judging.check import SHIPPED, read_examples
+from ajet.run.judging.metrics import judge_metrics
 from ajet.run.services import asked as asked_services
 from ajet.run.services import services_of
 from ajet.schema.episode import Episode, Verdict

@@ -17,10 +17,10 @@ from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
-from ajet.run.proof_draws import NOT_ALL
-from ajet.run.proof_losses import OTHERS, SEVERAL
-from ajet.run.proof_steps import NO_REFERENCE
-from ajet.run.prove import Report, prove_recorded
+from ajet.run.proof.draws import NOT_ALL
+from ajet.run.proof.losses import OTHERS, SEVERAL
+from ajet.run.proof.prove import Report, prove_recorded
+from ajet.run.proof.steps import NO_REFERENCE
 from tests.ajet_command import metric_rows
 
 AGENT = """

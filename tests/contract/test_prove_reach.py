@@ -14,7 +14,7 @@ import pytest
 from ajet.record import EpisodeFiles
 from ajet.record.episode_codec import decode, encode
 from ajet.record.files import read_rows
-from ajet.run.prove import Report, prove_recorded
+from ajet.run.proof.prove import Report, prove_recorded
 from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.episode import build_episode
 from ajet.rollout.identity import Identity
-from ajet.run.prove import prove_episode
+from ajet.run.proof.prove import prove_episode
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused

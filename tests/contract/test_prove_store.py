@@ -19,8 +19,8 @@ from ajet.config import recorded_experiment
 from ajet.engine.lineage import tokenizer_fingerprint
 from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
-from ajet.run.prove import words_of
-from ajet.run.prove_store import StoreReport, prove_stored
+from ajet.run.proof.prove import words_of
+from ajet.run.proof.store import StoreReport, prove_stored
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Kept, Policy, SharedStore, open_reading, open_shared, recorded_settings

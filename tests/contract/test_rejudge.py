@@ -16,8 +16,8 @@ from ajet.cli.judge import compare
 from ajet.cli.rejudge import rejudge
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles
-from ajet.run.rejudge import Rejudged, judge_again, recorded_run
-from ajet.run.rejudge import rejudge as judged
+from ajet.run.judging.rejudge import Rejudged, judge_again, recorded_run
+from ajet.run.judging.rejudge import rejudge as judged
 from ajet.run.what_if import Under
 from ajet.schema.episode import Failure, Group, Outcome, Verdict
 from ajet.schema.errors import UserError

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.config import Experiment
-from ajet.run.rubrics import require_rubrics
+from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

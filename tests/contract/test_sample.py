@@ -28,14 +28,14 @@ from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.record import EpisodeFiles
 from ajet.record.status import read_status
-from ajet.run.audit import audit_whole, trail_of_episode
-from ajet.run.audit_report import show
+from ajet.run.auditing.audit import audit_whole, trail_of_episode
+from ajet.run.auditing.report import show
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
-from ajet.run.prove import prove_recorded
-from ajet.run.prove_store import prove_stored
-from ajet.run.sample import SampleOptions, sample
-from ajet.run.sampler import Sampler
+from ajet.run.proof.prove import prove_recorded
+from ajet.run.proof.store import prove_stored
+from ajet.run.sampling.sample import SampleOptions, sample
+from ajet.run.sampling.sampler import Sampler
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError

@@ -11,7 +11,7 @@ from ajet.config import Experiment, load_experiment
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
 

@@ -15,7 +15,7 @@ from ajet.backbone.verl.tickets import open_verl_store
 from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
-from ajet.run.from_store import FromStore
+from ajet.run.sampling.from_store import FromStore
 from ajet.run.training import open_store
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task

@@ -19,13 +19,13 @@ WRITERS = [
     "run/validation.py",
     "run/learn.py",
     "run/step.py",
-    "run/step_proof.py",
+    "run/proof/each_step.py",
     "algorithm/credit_assignment.py",
 ]
 WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/outlook.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/given_replies.py", "run/sft/weighing.py", "run/sft/teach.py"]
-WRITERS += ["run/judge_metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/panel.py"]
+WRITERS += ["run/judging/metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/panel.py"]
 WRITERS += ["task_judge/model_judge/ranking.py"]
 WRITERS += ["algorithm/critic_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"

@@ -13,7 +13,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.record.logs import main_log
-from ajet.run.audit import audit_whole
+from ajet.run.auditing.audit import audit_whole
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows, start
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.store import open_shared
 from tests.ajet_command import Forked, metric_rows, start
 from tests.mongod import Mongod

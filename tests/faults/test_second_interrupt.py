@@ -16,7 +16,7 @@ from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
 from ajet.run import learn
-from ajet.run.audit import audit_whole
+from ajet.run.auditing.audit import audit_whole
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.summary import Tally

@@ -18,8 +18,8 @@ import pytest
 from ajet.engine.scripted import ScriptedReply
 from ajet.record import EpisodeFiles, read_status
 from ajet.rollout import verdicts
-from ajet.run.audit import audit_whole
-from ajet.run.prove import prove_recorded
+from ajet.run.auditing.audit import audit_whole
+from ajet.run.proof.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, metric_rows, start

@@ -20,7 +20,7 @@ import pytest
 
 from ajet.client import Client, EpisodeLost, Refused
 from ajet.record import EpisodeFiles
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.run.summary import Tally
 from tests.ajet_command import metric_rows, start
 from tests.ports import free_port

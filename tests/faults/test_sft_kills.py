@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.run.audit import audit_whole
+from ajet.run.auditing.audit import audit_whole
 from tests.ajet_command import ajet, metric_rows, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]

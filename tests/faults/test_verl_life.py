@@ -14,7 +14,7 @@ import pytest
 
 from ajet.backbone.verl.cluster.leftovers import mapped
 from ajet.record import EpisodeFiles
-from ajet.run.audit import audit_whole
+from ajet.run.auditing.audit import audit_whole
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project

@@ -15,7 +15,7 @@ from ajet.backbone.runner import Trained
 from ajet.config import Experiment
 from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.run.interrupt import Interrupts, Preempted
-from ajet.run.proof_steps import HeldSteps
+from ajet.run.proof.steps import HeldSteps
 from ajet.run.step import conclude
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ajet.run.altered import told_of
-from ajet.run.audit import audit_whole
-from ajet.run.audit_report import as_json, show
+from ajet.run.auditing.altered import told_of
+from ajet.run.auditing.audit import audit_whole
+from ajet.run.auditing.report import as_json, show
 from ajet.store import Kept, RunStore
 from ajet.store.seal import ALTERED
 from tests.record_fixtures import episode

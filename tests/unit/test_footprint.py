@@ -33,7 +33,7 @@ from ajet.run.footprint import (
 from ajet.run.rehearse import left_out, lengths
 from ajet.run.review import review_room, review_run
 from ajet.run.room import room_of
-from ajet.run.sampler_beside import _memory_of_a_side
+from ajet.run.sampling.beside import _memory_of_a_side
 
 TINY = kept_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)

@@ -20,8 +20,8 @@ from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer, ahead
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
 from ajet.backbone.decoupled.terms import Terms
-from ajet.run import from_store as module
-from ajet.run.from_store import FromStore
+from ajet.run.sampling import from_store as module
+from ajet.run.sampling.from_store import FromStore
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError

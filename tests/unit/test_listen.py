@@ -9,8 +9,8 @@ import pytest
 from ajet.config import load_experiment
 from ajet.gateway.listener import listen
 from ajet.run.parts import assemble
-from ajet.run.sample import SampleOptions, sample
-from ajet.run.serve import assembled
+from ajet.run.sampling.sample import SampleOptions, sample
+from ajet.run.serving.serve import assembled
 from ajet.schema.errors import UserError
 from ajet.store import Address
 

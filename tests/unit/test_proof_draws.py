@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.config.schema import AjetConfig
-from ajet.run.proof_draws import NO_IDS, NOT_ALL, HeldDraws
+from ajet.run.proof.draws import NO_IDS, NOT_ALL, HeldDraws
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder

@@ -17,10 +17,10 @@ from ajet.backbone import following
 from ajet.engine import followed_server, served
 from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
-from ajet.run import sample as waiting
-from ajet.run import sampler as module
 from ajet.run.interrupt import Interrupts
-from ajet.run.sampler import Played, Sampler, WentBack
+from ajet.run.sampling import sample as waiting
+from ajet.run.sampling import sampler as module
+from ajet.run.sampling.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreAway, open_shared, sqlite_store

@@ -15,10 +15,10 @@ from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
 from ajet.run import parts, train
-from ajet.run import sampler_beside as sampler_beside_module
 from ajet.run.companions import RunningCompanion
 from ajet.run.runner import InProcessRunner
-from ajet.run.sampler_beside import STORE, sampler_beside, warn_of_no_waiting
+from ajet.run.sampling import beside as sampler_beside_module
+from ajet.run.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
 from tests.local_fixtures import config_of, episode_of

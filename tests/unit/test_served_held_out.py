@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ajet.run import serve as loop
-from ajet.run import served_held_out as module
 from ajet.run.interrupt import Preempted
-from ajet.run.served_held_out import conclude_late, validate_served, will_validate
+from ajet.run.serving import held_out as module
+from ajet.run.serving import serve as loop
+from ajet.run.serving.held_out import conclude_late, validate_served, will_validate
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from tests.local_fixtures import config_of

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ajet.config.schema import AjetConfig
-from ajet.run.prove import prove_episode
+from ajet.run.proof.prove import prove_episode
 from ajet.run.sft.lessons import lesson_of
 from ajet.run.sft.recorded import require_same_words
 from ajet.run.sft.rows import read_files

@@ -30,7 +30,7 @@ from ajet.backbone.verl.tickets import Tickets, open_verl_store
 from ajet.config import Experiment
 from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
-from ajet.run.prove import prove_recorded
+from ajet.run.proof.prove import prove_recorded
 from ajet.run.sink import RunSink
 from ajet.run.summary import Tally
 from ajet.schema.call import VersionRun

@@ -23,8 +23,8 @@ from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
-from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
-from ajet.run.rubrics import require_rubrics
+from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
+from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import require_services
 from ajet.run.tool_room import tool_room
 from ajet.schema.episode import Group

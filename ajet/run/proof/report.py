@@ -18,8 +18,8 @@ from rich.text import Text
 from ajet.context_tracker.proof import CLASSES
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
-from ajet.run.prove import OUTSIDE, PlayedFile, Report, StepSpread
-from ajet.run.recompute import WRITTEN
+from ajet.run.proof.prove import OUTSIDE, PlayedFile, Report, StepSpread
+from ajet.run.proof.recompute import WRITTEN
 from ajet.schema.errors import UserError
 
 SHOWN = 20

@@ -28,8 +28,8 @@ from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics
-from ajet.run.proof_draws import HeldDraws
-from ajet.run.proof_losses import OTHERS, HeldLosses
+from ajet.run.proof.draws import HeldDraws
+from ajet.run.proof.losses import OTHERS, HeldLosses
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank

@@ -24,8 +24,8 @@ from ajet.record.episodes import NAME, recorded_of
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
-from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
-from ajet.run.proof_target import CONFIG
+from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
+from ajet.run.proof.target import CONFIG
 from ajet.run.what_if import StepWhatIf, WhatIf, with_verdict
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError

@@ -33,8 +33,8 @@ from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse
-from ajet.run.served_batch import Batch
-from ajet.run.served_held_out import conclude_late, validate_served, who_validates, will_validate
+from ajet.run.serving.batch import Batch
+from ajet.run.serving.held_out import conclude_late, validate_served, who_validates, will_validate
 from ajet.run.summary import finish
 from ajet.run.training import Training, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
@@ -124,7 +124,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk
-    from ajet.run.rubrics import require_rubrics
+    from ajet.run.judging.rubrics import require_rubrics
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet.record.asked_file import require_place, written
 from ajet.record.plain_json import dumps
-from ajet.run.audit import episode_rows
+from ajet.run.auditing.audit import episode_rows
 from ajet.schema.errors import MissingExtra, UserError
 
 ROWS_AT_ONCE = 4096

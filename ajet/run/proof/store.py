@@ -20,9 +20,7 @@ from rich.console import Console
 from ajet.backbone.decoupled.terms import template_of
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.progress import Progress
-from ajet.run.proof_steps import HeldSteps, WrongStep
-from ajet.run.proof_target import CONFIG, SHORTEST, Target
-from ajet.run.prove import (
+from ajet.run.proof.prove import (
     PlayedFile,
     Report,
     Weights,
@@ -32,7 +30,9 @@ from ajet.run.prove import (
     weights_in,
     words_of,
 )
-from ajet.run.recompute import versions_of
+from ajet.run.proof.recompute import versions_of
+from ajet.run.proof.steps import HeldSteps, WrongStep
+from ajet.run.proof.target import CONFIG, SHORTEST, Target
 from ajet.schema.commands import command
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError

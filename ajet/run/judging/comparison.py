@@ -18,8 +18,8 @@ from rich.table import Table
 
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
-from ajet.run.judge_check import kappa, kappa_interval
-from ajet.run.judge_metrics import correlated
+from ajet.run.judging.check import kappa, kappa_interval
+from ajet.run.judging.metrics import correlated
 
 APART = 5
 """Episodes on the screen that two judges see most differently."""

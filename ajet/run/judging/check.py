@@ -20,7 +20,7 @@ import ajet
 from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
 from ajet.record.console import counted, printable
 from ajet.record.intervals import wilson
-from ajet.run.judge_metrics import correlated
+from ajet.run.judging.metrics import correlated
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

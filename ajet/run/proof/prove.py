@@ -25,10 +25,10 @@ from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
-from ajet.run.altered import told_of
-from ajet.run.proof_steps import REMOVED, HeldSteps, WrongStep
-from ajet.run.proof_target import CONFIG, Target, find_target, step_of
-from ajet.run.recompute import WRITTEN, Recomputation, versions_of
+from ajet.run.auditing.altered import told_of
+from ajet.run.proof.recompute import WRITTEN, Recomputation, versions_of
+from ajet.run.proof.steps import REMOVED, HeldSteps, WrongStep
+from ajet.run.proof.target import CONFIG, Target, find_target, step_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:

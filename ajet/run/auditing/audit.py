@@ -22,7 +22,7 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
-from ajet.run import altered
+from ajet.run.auditing import altered
 from ajet.schema.errors import UserError
 
 SHORTEST = 6

@@ -19,7 +19,7 @@ from rich.table import Table
 from ajet.record.asked_file import require_place, written
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
-from ajet.run.rejudge import Judged, Rejudged
+from ajet.run.judging.rejudge import Judged, Rejudged
 from ajet.run.what_if import StepWhatIf, Under
 from ajet.schema.errors import UserError
 

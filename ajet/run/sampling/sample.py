@@ -27,7 +27,7 @@ from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
-from ajet.run.sampler import LOOK, Played, Sampler, WentBack
+from ajet.run.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.store import Address, open_shared

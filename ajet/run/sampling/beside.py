@@ -25,7 +25,7 @@ from ajet.backbone.decoupled.terms import OVER
 from ajet.backbone.local.cores import cores
 from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
-from ajet.run.from_store import FromStore
+from ajet.run.sampling.from_store import FromStore
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 

@@ -16,8 +16,8 @@ from loguru import logger
 
 from ajet.backbone.scoring import scored
 from ajet.context_tracker.proof import Proof, compare, everything, samples_of
-from ajet.run.prove import prove_episode
-from ajet.run.recompute import at_version
+from ajet.run.proof.prove import prove_episode
+from ajet.run.proof.recompute import at_version
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone

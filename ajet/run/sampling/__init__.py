@@ -1,0 +1,1 @@
+"""Playing and training apart: `ajet sample`, samplers beside a trainer, and the trainer that takes their groups."""
