@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ajet.config.schema.agentrl import advice
 from ajet.schema.errors import UserError
 
 SAME = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
@@ -29,7 +28,7 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.partition("=")
         if name in INSTEAD:
             raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
-        if name.startswith("--") and (brought := advice(name[2:])):
+        if name.startswith("--") and name not in SAME and (brought := _advice(name[2:])):
             raise UserError(
                 f"{name} is no flag: settings are key=value, or stand in the YAML.", where="command line", do=brought
             )
@@ -43,3 +42,9 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             kept.append(f"{SAME[name]}{equals}{value}" if name in SAME else argument)
     return kept, said
+
+
+def _advice(name: str) -> str:
+    from ajet.config.schema.agentrl import advice  # 30 ms, which `ajet --help` has no use for
+
+    return advice(name)

@@ -34,6 +34,16 @@ def _require_place(file: Path, option: str, new: bool) -> None:
         raise UserError(f"{file} cannot be written: not permitted.", where=option, do="name a file elsewhere")
 
 
+def require_folder(folder: Path, option: str) -> None:
+    """Raises UserError where the folder cannot be made, or written to if it is there."""
+    with written(folder, option):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is no folder")
+        if not os.access(there, os.W_OK):
+            raise PermissionError("not permitted")
+
+
 @contextmanager
 def written(file: Path, option: str) -> Iterator[None]:
     """Within the block, what the system refuses becomes a UserError."""

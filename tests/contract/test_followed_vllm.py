@@ -59,7 +59,7 @@ class Trained:
         self.first = Checkpoints(folder).save(1, write, {})
 
     def engine(self, url: str) -> FollowedServer:
-        server = SimpleNamespace(base_url=url, api_key_env="NO_KEY")
+        server = SimpleNamespace(base_url=url, api_key_env="NO_KEY", timeout=300.0)
         config = config_of(rollout__vllm=server, rollout__max_model_len=256)
         return FollowedServer(config, self.tokenizer, tiny_folder())
 

@@ -652,8 +652,9 @@ def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(
     from pymongo import MongoClient
 
     address = mongod.empty()
-    look_at_store(Address.of(address))
     with MongoClient(mongod.uri) as client:
+        client.drop_database("ajet")  # what other tests made in it
+        look_at_store(Address.of(address))
         assert client["ajet"].list_collection_names() == [], "who looks makes nothing"
     open_shared(address)
     with MongoClient(mongod.uri) as client:

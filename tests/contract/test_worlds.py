@@ -18,7 +18,7 @@ import pytest
 from ajet.environment.services import EnvService, GymEnv, serving
 from ajet.environment.services.ecosystems import SkyRLWorld
 from ajet.environment.services.hosted import OwnWorld
-from ajet.environment.services.server import Refused, WorldServer
+from ajet.environment.services.server import Unanswerable, WorldServer
 from ajet.environment.services.serving import Beside
 from ajet.environment.services.sources import open_world
 from ajet.schema.errors import EnvironmentFailure, UserError
@@ -286,7 +286,7 @@ def test_one_that_is_being_released_counts_until_it_is_and_a_new_one_waits_for_i
         leaving[0].cancel()  # as who asked for it goes away
         may.set()
         assert (await coming[0])["success"]
-        with pytest.raises(Refused, match="it was released"):
+        with pytest.raises(Unanswerable, match="it was released"):
             await coming[1]
         assert [each.released for each in own] == [True, True, False], "the fourth was never made"
         assert server.instances == 1

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -90,7 +91,13 @@ def test_a_relay_that_gathers_writes_as_many_events_as_the_gateways_rule_makes(m
 
 def launch(bench, first: float, rollout: float, step: float):
     after = {event: first for event, _ in bench.PHASES}
-    return bench.Launch(after, 10.0, [{"step": step}] * 4, [rollout] * 4)
+    return bench.Launch(
+        after,
+        {event: Counter(command=1.0) for event in after},
+        [{"step": step}] * 4,
+        [rollout] * 4,
+        {"rollout": [Counter(command=1.0)] * 4, "step": [Counter(command=1.0)] * 4},
+    )
 
 
 @pytest.mark.parametrize(

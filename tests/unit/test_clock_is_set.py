@@ -40,6 +40,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
     from ajet.gateway.session import Session
 
     session: Any = object.__new__(Session)
+    session.requests = 0
     session._ledger = RunningCalls(SimpleNamespace(), None, False)  # type: ignore[arg-type]
     about: Any = SimpleNamespace()
     served = Served(about, session, about, about, None, about)

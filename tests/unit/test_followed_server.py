@@ -89,7 +89,8 @@ def followed(server: Server, monkeypatch: pytest.MonkeyPatch, first: Path = Path
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(server.model)))
     monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(server.stream)))
-    config = config_of(rollout__vllm=SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY"))
+    vllm = SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY", timeout=300.0)
+    config = config_of(rollout__vllm=vllm)
     return FollowedServer(config, range(99), first)
 
 

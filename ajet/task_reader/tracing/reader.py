@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.record.asked_file import written
+from ajet.record.asked_file import require_folder, written
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.schema.errors import TaskError
@@ -64,6 +64,7 @@ class TracingReader:
     def write(self, folder: Path) -> dict[str, int]:
         """Tasks, rows and pairs of each split, as JSON lines. Answers how many are in which file. Raises TaskError,
         UserError."""
+        require_folder(folder, "--out")
         counts: dict[str, int] = {}
         left: Counter[str] = Counter()
         if not any(self.traces(side) for side in SPLITS):
