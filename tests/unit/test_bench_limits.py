@@ -110,6 +110,8 @@ def test_verls_launch_is_held_to_its_first_token_a_rollout_and_a_step(rows, monk
     assert bench.shown(made) is good
     assert {name: limit for name, (_, _, limit) in rows().items()} == {
         "launch: processor time to the first token, against verl's": None,
+        "launch: processor time from dispatch to its batch, against verl's": None,
+        "launch: processor time from dispatch to the step's end, against verl's": None,
         "launch: command to first token, against verl's": 0.8,
         "launch: a step of the whole command, against verl's": 1.05,
         "launch: a rollout inside the whole command, against verl's": 1.05,
