@@ -30,7 +30,7 @@ _PASSWORD = re.compile("//[^/@]*@")
 
 
 class CopiedReply:
-    """What is kept of one request's reply. `dialect` None: nothing."""
+    """The kept part of one request's reply. `dialect` None: nothing is kept."""
 
     def __init__(self, dialect: str | None, hidden: Hidden) -> None:
         self._dialect, self._hidden = dialect, hidden
@@ -83,7 +83,7 @@ class CopiedReply:
             self._parts.append(part)
 
     def ended(self) -> Ended:
-        """How the call ended."""
+        """The call's end: its body, its problem."""
         problem, finish = self.problem, self.finish
         if self._size > MOST_KEPT:
             problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
@@ -110,6 +110,6 @@ class CopiedReply:
 
 
 def _told(dialect: str, body: Any) -> str:
-    """What a refusal said: an endpoint's JSON as it is, all else in words."""
+    """The words of a refusal: an endpoint's JSON as it is, all else in words."""
     page = body is None or (isinstance(body, dict) and list(body) == ["text"])
     return what_came(dialect, body) if page else json.dumps(body, ensure_ascii=False)

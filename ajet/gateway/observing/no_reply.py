@@ -26,7 +26,7 @@ _TITLE = re.compile(r"<(title|h1)[^>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
 
 
 def what_came(dialect: str, body: Any) -> str:
-    """What came, in words. `body`: JSON, or {"text": …} for what is none; None: nothing came."""
+    """The words for what came. `body`: JSON, or {"text": …} for what is none; None: nothing came."""
     if body is None:
         return "an empty body"
     text = body.get("text") if isinstance(body, Mapping) and len(body) == 1 else None

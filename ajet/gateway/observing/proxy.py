@@ -211,7 +211,7 @@ class Proxy:
             return await task
 
     def _say(self, copy: CopiedReply, problem: str | None) -> None:
-        """What went wrong at the endpoint, to whoever watches: the same not all the time."""
+        """Tell whoever watches what went wrong at the endpoint: the same not all the time."""
         now = time.monotonic()
         if not problem or (copy.finish == "aborted" and not copy.waited):
             return

@@ -52,7 +52,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All of it."""
+    """An endpoint's whole answer: its choices, its id, its tokens."""
 
     id: str
     choices: Sequence[Said] = ()

@@ -34,7 +34,7 @@ _UNREADABLE = (Refused, LookupError, TypeError, ValueError, OverflowError, Attri
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a client asked."""
+    """A client's request: messages, tools, settings."""
 
     messages: tuple[Message, ...]
     tools: Sequence[Message] | None

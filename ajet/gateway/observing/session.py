@@ -96,7 +96,7 @@ class Session:
         return reply in self._replies
 
     def episode(self, run: str) -> Episode:
-        """All of it."""
+        """The episode of all its calls."""
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)

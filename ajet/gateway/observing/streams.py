@@ -54,7 +54,7 @@ class Stream:
                 continue  # no event of this dialect
 
     def body(self) -> dict[str, Any] | None:
-        """What was said; None where nothing was."""
+        """The body that the stream comes to; None where nothing was said."""
         if self._whole is not None:
             return self._whole
         if self._take == self._message:
