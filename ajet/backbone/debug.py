@@ -58,7 +58,7 @@ class DebugBackbone:
 
     @property
     def whole_version(self) -> int | None:
-        """The same: nothing moves them."""
+        """The version of its weights: nothing moves them."""
         return self.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:

@@ -46,7 +46,7 @@ class LocalTeacher:
         return await in_thread(self._computed, lines)
 
     async def leave(self) -> None:
-        """Nothing is open on any loop."""
+        """Does nothing: nothing is open on any loop."""
 
     def close(self) -> None:
         """Let the model go."""

@@ -45,7 +45,7 @@ def start(count: int) -> list[Any]:
 
 
 def start_one(name: str) -> Any:
-    """One, whose name says what it is in logs."""
+    """Start an agent loop, whose name says what it is in logs."""
     import ray
 
     actor: Any = ray.remote(EarlyAgentLoop)

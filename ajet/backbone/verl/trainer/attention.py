@@ -30,7 +30,7 @@ def asked_for(config: DictConfig) -> bool:
 
 
 def build_by_another(config: DictConfig) -> None:
-    """Where the model cannot be built with it: have the eager one asked for. `config` as above."""
+    """Have the eager attention asked for, where the model cannot be built with this one. `config` as above."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import get_hf_auto_model_class
