@@ -39,7 +39,7 @@ OPEN, LATE = "open", "feedback.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """What is wanted."""
+    """The options of `ajet observe`."""
 
     endpoint: str
     host: str = "127.0.0.1"
@@ -133,7 +133,7 @@ def _left(folder: Path) -> list[Path]:
 
 
 def _key() -> str | None:
-    """What feedback must bear. Raises UserError for one that is no key."""
+    """The key that feedback must bear. Raises UserError for one that is no key."""
     return own_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
 
 

@@ -172,7 +172,7 @@ def _sides(experiment: Experiment) -> str:
 
 
 def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterator[tuple[str, str]]:
-    """What a run would take: rows of the plan. Nothing where nothing is trained."""
+    """The rows of the plan on what a run would take. Nothing where nothing is trained."""
     from ajet.run.footprint import disk_of, gib, memory_words
     from ajet.run.measured import last_pace, last_step
     from ajet.run.next_command import command_for

@@ -70,7 +70,7 @@ def require_present(experiment: Experiment) -> list[str]:
 
 
 def _require_store(experiment: Experiment) -> list[str]:
-    """What of it was not looked at. Raises UserError for a file that a start would refuse."""
+    """The parts of a store that were not looked at. Raises UserError for a file that a start would refuse."""
     if "trains" not in experiment.backbone.can:
         return []
     folder = experiment.root / experiment.name

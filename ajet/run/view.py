@@ -169,7 +169,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _first_line(pipe: IO[bytes], seconds: float) -> str:
-    """What it says until its first line ends, it ends itself, or the time is over."""
+    """The viewer's words until its first line ends, it ends itself, or the time is over."""
     said, until = b"", time.monotonic() + seconds
     while b"\n" not in said and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         if not (more := os.read(pipe.fileno(), 1 << 12)):
