@@ -135,7 +135,7 @@ def finite(value: Any, name: str) -> float:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, as JSON calls it: for a sentence that says what was expected instead."""
+    """The kind of a value, as JSON calls it: for a sentence that says what was expected instead."""
     if value is None:
         return "missing"
     if isinstance(value, bool):

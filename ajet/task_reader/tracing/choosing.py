@@ -70,7 +70,7 @@ def best_of_each(traces: Sequence[Trace], left: Counter[str]) -> list[Trace]:
 
 
 def asked(trace: Trace) -> str:
-    """What makes two questions the same: their letters and those of what was said before them."""
+    """The letters by which two questions are the same: theirs, and those of what was said before them."""
     return _settled(_said(trace))
 
 

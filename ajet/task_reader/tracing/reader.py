@@ -56,7 +56,7 @@ class TracingReader:
         return self._tasks(split, self.left)
 
     def traces(self, split: TaskSplit) -> Sequence[Trace]:
-        """All of a split. Raises TaskError, UserError."""
+        """All traces of a split. Raises TaskError, UserError."""
         if self._found is None:
             self._found = self._read()
         return self._found[split]

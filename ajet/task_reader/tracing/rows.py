@@ -23,7 +23,7 @@ WEIGHT = "weight"
 
 
 def task_of(trace: Trace, settings: Tracing) -> Task:
-    """What was asked, up to the reply. A question alone has no `init_messages`."""
+    """The task of a trace: its messages up to the reply. A question alone has no `init_messages`."""
     rating = trace.rating
     fine = settings.answers == "any" if rating.worth is None else rating.worth >= settings.liked_from
     answer = rating.corrected
@@ -90,7 +90,7 @@ def _row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
 
 
 def _reply(trace: Trace) -> Message:
-    """What should have been said."""
+    """The reply that should have been given."""
     corrected = trace.rating.corrected
     return trace.reply if corrected is None else {"role": "assistant", "content": corrected}
 

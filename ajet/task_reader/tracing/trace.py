@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """What people said of it; None: nothing."""
+    """People's word on a reply; None: nothing was said."""
 
     reward: float | None = None
     liked: bool | None = None
@@ -59,7 +59,7 @@ class Trace:
 
     @property
     def question(self) -> str:
-        """What was asked: the text of the first user's message."""
+        """The question: the text of the first user's message."""
         return next((text_of(each) for each in self.messages if each.get("role") == "user"), "")
 
     def settled(self) -> Trace:
@@ -85,7 +85,7 @@ class Trace:
 
 
 def said_in(message: Mapping[str, Any]) -> tuple[str, str]:
-    """What makes two replies the same: text, and names and arguments of calls."""
+    """The text of a reply, and names and arguments of its calls, by which two are the same."""
     calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
     return text_of(message), json.dumps(calls)
 
