@@ -103,7 +103,7 @@ class _FileLock:
             os.pwrite(number, text.encode(), 0)
 
     def _holder(self) -> str:
-        """Who holds it, in words."""
+        """The holder, in words."""
         found = Holder.read(self._path)
         return str(found) if found is not None and found.process.alive() else "another process"
 

@@ -25,7 +25,7 @@ class OwnDescriptor:
 
     @property
     def number(self) -> int | None:
-        """None: it was closed, or is the parent's."""
+        """The descriptor; None: it was closed, or is the parent's."""
         return self._number
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from ajet.schema.errors import UserError
 
 
 class CannotWrite(UserError):
-    """What is below a run's folder cannot be written, for now: nothing of it is."""
+    """The folder of a run cannot be written, for now: nothing of it is."""
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

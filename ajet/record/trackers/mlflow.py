@@ -59,7 +59,7 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """All in one request."""
+        """Send all numbers in one request."""
         now = int(time.time() * 1000)
         told = [self._metric(_name(name), value, now, step) for name, value in numbers.items()]
         if told:

@@ -140,7 +140,7 @@ def _row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, A
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """What the metrics come to, in the columns of a row."""
+    """The numbers that the metrics come to, in the columns of a row."""
     found = last_values(folder / "metrics.jsonl", ROWS)
     played = "debug" if found["train/reward"] is None else "train"
     return {
