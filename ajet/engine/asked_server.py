@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
 from loguru import logger
 
+from ajet.record.seldom import Seldom
 from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -62,7 +62,7 @@ class AskedServer:
 
     def __init__(self, base_url: str, key: str | None, *, silence: float = SILENCE, named: str = "") -> None:
         self.base_url, self.silence = base_url, silence
-        self._named, self._said = named, float("-inf")
+        self._named, self._seldom = named, Seldom(SAID_AGAIN)
         self._key = key
         self._lock = threading.Lock()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
@@ -130,11 +130,7 @@ class AskedServer:
         what = "began its reply and then" if begun else "took the request and"
         limit = f" ({self._named})" if self._named else ""
         told = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
-        now = time.monotonic()
-        with self._lock:
-            due = now - self._said >= SAID_AGAIN
-            self._said = now if due else self._said
-        if due:
+        if self._seldom.due():
             raise_it = f", or raise {self._named} where its replies take longer" if self._named else ""
             logger.warning("{}; look at that server{}", told, raise_it)
         return EngineHangs(told)

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from loguru import logger
 
+from ajet.engine.asked_server import patience
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import Receive, Scope, Send, answer, break_off, cut_off, refuse, request_body
 from ajet.gateway.limits import after_wrong_key, welcome
@@ -33,6 +34,7 @@ from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, without_keys
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
+from ajet.record.seldom import Seldom
 from ajet.schema.addresses import is_loopback
 from ajet.schema.settled import settled, settled_json
 
@@ -49,8 +51,6 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 ENDED = "the proxy was ended before the reply was whole"
 TIMEOUT = 600.0
 """Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
-CONNECT = 20.0
-"""Seconds to connect to it, at most."""
 SAID_AGAIN = 60.0
 """Seconds before what goes wrong at an endpoint is said again."""
 
@@ -71,7 +71,7 @@ class Proxy:
     ) -> None:
         self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
         self._key, self._token_ids, self._timeout = key, token_ids, timeout
-        self._said: dict[str, float] = {}
+        self._seldom = Seldom(SAID_AGAIN)
         self._salt = secrets.token_bytes(16)
         self._client: httpx.AsyncClient | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -212,12 +212,9 @@ class Proxy:
 
     def _say(self, copy: CopiedReply, problem: str | None) -> None:
         """Tell whoever watches what went wrong at the endpoint: the same not all the time."""
-        now = time.monotonic()
         if not problem or (copy.finish == "aborted" and not copy.waited):
             return
-        self._said = {text: at for text, at in self._said.items() if now - at < SAID_AGAIN}
-        if problem not in self._said:
-            self._said[problem] = now
+        if self._seldom.due(problem):
             logger.warning("{}: {}", self._endpoint, problem)
 
     async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: CopiedReply) -> None:
@@ -227,9 +224,8 @@ class Proxy:
         asked = [(name, value) for name, value in scope["headers"] if _passed(name)]
         if self._client is None:
             nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
-            patience = httpx.Timeout(self._timeout, connect=min(CONNECT, self._timeout))
             self._client = httpx.AsyncClient(
-                timeout=patience, limits=httpx.Limits(max_connections=None), cookies=nobodys
+                timeout=patience(self._timeout), limits=httpx.Limits(max_connections=None), cookies=nobodys
             )
         request = self._client.build_request(
             scope["method"], url, headers=[*asked, (b"accept-encoding", b"identity")], content=body or None
