@@ -1,8 +1,9 @@
 """Prompts that models refuse for what they say: too long for them, or filtered.
 
-Invariant: such a refusal says nothing of the next prompt, so the prompt is left out and the others are asked; only
-IN_A_ROW of them with no answer between, nor one on its way, end the reading. One that every model refused is kept with
-what was written, and not asked again, once an answer after it or the reading's good end shows that it was the prompt.
+Invariant: such a refusal says nothing of the next prompt, so the prompt is left out and the others are asked. After
+IN_A_ROW of them with no answer between, nor one on its way, the models are asked HARMLESS; the reading ends only where
+none answers that either, for then it is the account. One that every model refused is kept with what was written, and
+not asked again, once an answer after it or the reading's good end shows that it was the prompt.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ajet.task_reader.generation.kept import Kept
 STATUSES = (400, 413, 422)
 """By which a server refuses what it was sent. A few refuse an account by them, too, and each prompt then."""
 IN_A_ROW = 10
+HARMLESS = "Reply with the word yes."
+"""What no filter refuses, and no model finds too long."""
 NAMED = 3
 """Prompts that are named."""
 REFUSED = "refused"

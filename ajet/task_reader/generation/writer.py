@@ -22,7 +22,7 @@ from ajet.schema.settled import whole_letters
 from ajet.task_reader.generation.cost import Cost, Price
 from ajet.task_reader.generation.failover import REST_S, Failover
 from ajet.task_reader.generation.patience import patiently
-from ajet.task_reader.generation.refusals import IN_A_ROW, STATUSES, PromptRefused
+from ajet.task_reader.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefused
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
@@ -130,7 +130,12 @@ class Writer:
             except PromptRefused as refusal:
                 self._in_a_row += 1
                 if self._in_a_row >= IN_A_ROW and self._under_way == 1:
-                    self._failure = _no_model(f"{self._in_a_row} prompts in a row were refused, the last: {refusal}")
+                    self._go_on.clear()
+                    if await self._answers():
+                        self._in_a_row = 0
+                    else:
+                        told = f"{self._in_a_row} prompts in a row were refused, a harmless one too; the last: {refusal}"
+                        self._failure = _no_model(told)
                 raise
             except TaskError as failure:
                 self._failure = failure
@@ -141,6 +146,16 @@ class Writer:
                     self._go_on.set()
                 else:  # refusals come fast: an answer may be on its way
                     self._go_on.clear()
+
+    async def _answers(self) -> bool:
+        """Whether a model answers what nobody refuses for what it says."""
+        for place in self._failover.order():
+            try:
+                await self._answer(place, HARMLESS, last=True)
+            except NoAnswer:
+                continue
+            return True
+        return False
 
     async def _asked(self, prompt: str, count: int) -> list[Written]:
         problems: list[str] = []
@@ -157,7 +172,6 @@ class Writer:
                     logger.warning("{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._named(next_one))
                 continue
             self._failover.answered(place)
-            self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
             if (found := written(answer.text, count)) is not None:
                 self.wrote[model.model] = None
                 return found
@@ -174,7 +188,9 @@ class Writer:
         async def once(seconds: float) -> Answer:
             return await completion(self.models[place], body, seconds)
 
-        return await patiently(once, self._failover, place, last=last, counted=self.cost.called)
+        answer = await patiently(once, self._failover, place, last=last, counted=self.cost.called)
+        self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
+        return answer
 
     def _named(self, place: int) -> str:
         return f"{self.models[place].model} at {self.models[place].place}"
