@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from ajet.config.services import why_no_model
 from ajet.environment.addresses import parts_of
 from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
+from ajet.record.seldom import Seldom
 from ajet.schema.addresses import is_loopback
 from ajet.schema.errors import AjetError, ConfigError
 
@@ -44,8 +45,9 @@ MOST_TOKENS = 1 << 53
 """That a reply may be said to have; what says more says nothing."""
 SAID_AGAIN_S = 60.0
 """Before it is said again that one hangs."""
-_hung: dict[str, float] = of_this_process({})
-"""When that was last said, by server."""
+_hung = Seldom(SAID_AGAIN_S)
+"""By server."""
+os.register_at_fork(after_in_child=_hung.begin_anew)
 _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -183,9 +185,7 @@ async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: flo
 
 def _say_that_it_hangs(model: Model, seconds: float) -> None:
     """Tell whoever watches, though not all the time."""
-    now = time.monotonic()
-    if now - _hung.get(model.place, float("-inf")) >= SAID_AGAIN_S:
-        _hung[model.place] = now
+    if _hung.due(model.place):
         logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
 
 

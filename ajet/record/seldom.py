@@ -28,3 +28,7 @@ class Seldom:
                 return False
             self._said[name] = now
             return True
+
+    def begin_anew(self) -> None:
+        """As if nothing had been said. In a fork, where nobody would let go of a lock that another thread held."""
+        self._lock, self._said = threading.Lock(), {}

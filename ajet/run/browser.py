@@ -1,18 +1,17 @@
 """A page whose address holds a secret, opened in the person's browser.
 
 Invariant: the address is in no command line, which every user of the machine can read: the browser is given a file that
-only this user may read, and that leads there. It is removed with `close`.
+only this user may read, and that leads there. It is removed with `close`, or after a kill by the next one.
 """
 
 from __future__ import annotations
 
 import html
 import os
-import shutil
 import sys
-import tempfile
 import webbrowser
-from pathlib import Path
+
+from ajet.record.held_folder import HeldFolder
 
 LEADS = """<!doctype html>
 <meta charset="utf-8">
@@ -27,8 +26,8 @@ class OpenedPage:
     """The browser is asked for it at once. Raises OSError where there is no place for the file."""
 
     def __init__(self, address: str) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ajet-page-"))  # which nobody else may look into
-        file = self._folder / "viewer.html"
+        self._folder = HeldFolder("ajet-page-")
+        file = self._folder.path / "viewer.html"
         try:
             file.touch(0o600)
             file.write_text(LEADS.format(address=html.escape(address)), encoding="utf-8")
@@ -39,7 +38,7 @@ class OpenedPage:
 
     def close(self) -> None:
         """Remove the file. Idempotent."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def opened_page(address: str) -> OpenedPage | None:

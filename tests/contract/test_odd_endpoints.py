@@ -4,7 +4,6 @@ which server it was and what came, as a failure that another attempt may mend, a
 from __future__ import annotations
 
 import asyncio
-import time
 
 import httpx
 import pytest
@@ -20,6 +19,7 @@ from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
 from ajet.environment.mcp.loop import tools_loop
 from ajet.gateway import Gateway
 from ajet.gateway.turn import Refused
+from ajet.record.seldom import Seldom
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
 from ajet.task_judge.model_judge.panel import Member, ModelPanel
@@ -107,7 +107,7 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
-    monkeypatch.setattr(chat_model, "_hung", {})
+    monkeypatch.setattr(chat_model, "_hung", Seldom(60))
     model = Model(base_url=server.url, model="m")
     with warnings_said() as said:
         for asked in (completion(model, ASK, SECONDS), embeddings(model, ["a"], SECONDS)):
@@ -188,8 +188,6 @@ def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
         monkeypatch.setattr(Odd, "do_GET", lambda self: self._say(PAGE, "text/html"))
         assert "a page of HTML" in why_no_model(server.url, "m", None, 5.0, named="")
         monkeypatch.setattr(Odd, "do_GET", lambda self: server.released.wait())
-        began = time.monotonic()
         assert "it hangs: it took the request and sent nothing for 0.3 s" in why_no_model(
             server.url, "m", None, SECONDS, named=""
         )
-        assert time.monotonic() - began < 5

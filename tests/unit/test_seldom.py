@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
+from ajet.environment import chat_model
 from ajet.record import seldom
 from ajet.record.seldom import Seldom
 
@@ -17,3 +21,13 @@ def test_the_first_of_a_while_is_due_for_each_name(monkeypatch: pytest.MonkeyPat
     assert not said.due()
     now[0] = 60.0
     assert said.due() and not said.due()
+
+
+def test_a_fork_says_anew_that_a_model_hangs_whoever_held_the_lock() -> None:
+    assert chat_model._hung.due("a server")
+    with chat_model._hung._lock:
+        copy = os.fork()
+        if copy == 0:
+            signal.alarm(10)
+            os._exit(not chat_model._hung.due("a server"))
+    assert os.waitpid(copy, 0)[1] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import tempfile
 import time
 import webbrowser
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from loguru import logger
 
+from ajet.record import held_folder
 from ajet.run import browser, view
 
 ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
@@ -28,7 +30,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", found.append)
     monkeypatch.setattr(browser, "_on_a_desktop", lambda: True)
-    monkeypatch.setattr(browser.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return found
 
 
@@ -45,10 +47,19 @@ def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[s
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], tmp_path: Path) -> None:
+    left = browser.opened_page(ADDRESS)
+    assert left is not None and left._folder._lock is not None
+    left._folder._lock.close()  # as the kernel does
+    held_folder._sweep.cache_clear()
+    page = browser.opened_page(ADDRESS)
+    assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
+
+
 def test_where_no_file_can_be_the_address_was_printed_and_that_is_all(
     opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(browser.tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     assert browser.opened_page(ADDRESS) is None and not opened
 
 
