@@ -1,9 +1,9 @@
 """Keys that somebody set and that have no effect here.
 
 Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the backbone's
-descriptor, from the table of accepted ones, and from the layers; nothing is refused for it. Each has one line: the key,
-where it was set, and why it does nothing or what does it instead. Keys of a section with one reason share a line. Of a
-file that ajet wrote, which holds every key, only what is no default was set by anybody.
+descriptor, from the tables of accepted ones and of verl's, and from the layers; nothing is refused for it. Each has one
+line: the key, where it was set, and why it does nothing or what does it instead. Keys of a section with one reason
+share a line. Of a file that ajet wrote, which holds every key, only what is no default was set by anybody.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
-from ajet.config.schema.verls import LIKE
+from ajet.config.schema.verls import HERE, LIKE
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -100,7 +100,8 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     """The keys that a person set and this run does not read, in the order in which they were set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config, users)]
+    others = [*_of_other_backbones(config, users), *_beside_ours(users)]
+    found = [*_undone(config, users, serving), *_accepted(users), *others]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
     return [
@@ -170,14 +171,26 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
                 yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
+def _beside_ours(users: Sequence[Layer]) -> Iterator[_Key]:
+    """A section of the user's own that has a key of verl's: a workflow may read it, and nobody else does."""
+    for name, ours in HERE.items():
+        path = tuple(name.split("."))
+        layer = last_with(path, users)
+        if layer is not None and layer.value(path) is not None:
+            why = f"a section beside `ajet:` is the workflow's; verl's is here {ours}"
+            yield _key(path, path[:-1], layer, users, why)
+
+
 def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
     """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
     already."""
     own = path[1:] if path[0] == owner.name else path
     near = nearest_of_ours(own, owner.filled)
     if near is None:
-        like = LIKE.get(".".join(map(str, own)))
-        return f"it is {owner.name}'s own; here `ajet.{like}` is its like" if like else ""
+        dotted = ".".join(map(str, own))
+        if dotted in HERE:
+            return f"it is {owner.name}'s own; here it is {HERE[dotted]}"
+        return f"it is {owner.name}'s own; here `ajet.{LIKE[dotted]}` is its like" if dotted in LIKE else ""
     ours: Any = config
     for name in near.key.split(".")[1:]:
         ours = getattr(ours, name, None)

@@ -133,7 +133,9 @@ def test_prompts_refused_in_a_row_end_it_and_are_asked_again(server: JudgeServer
     """An account may be refused by such a status, too: nothing is lost by it."""
     given = {**ALONE, "num_workers": at_once, "task_num": 40, **examples(tmp_path)}
     server.say = numbered(lambda number: number > 2)
-    with pytest.raises(TaskError, match=r"writes tasks: 1\d prompts in a row were refused, a harmless one too; the last: w"):
+    with pytest.raises(
+        TaskError, match=r"writes tasks: 1\d prompts in a row were refused, and a harmless one; the last: w"
+    ):
         read(tmp_path, server, **given)
     assert 2 + IN_A_ROW <= len(server.seen) - 1 <= 2 + IN_A_ROW + at_once - 1, "and the harmless one"
     server.say = numbered(lambda number: False)

@@ -72,6 +72,22 @@ def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
     assert "ajet.rollout.vllm (2 keys)" not in found
 
 
+@pytest.mark.parametrize("backbone", ["debug", "local", "verl"])
+@pytest.mark.parametrize("below", [(), ("reward",)])
+def test_a_reward_function_given_as_verl_has_it_says_where_it_goes(tmp_path, backbone, below):
+    text = "custom_reward_function: {path: r.py, name: score}"
+    for name in below:
+        text = f"{name}: {{{text}}}"
+    (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: some/model}}}}\n{text}\n")
+    [told] = load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()
+    section = ".".join([*below, "custom_reward_function"])
+    assert (told.name, told.where) == (f"{section} (2 keys)", f"{tmp_path}/x.yaml:2")
+    assert "task_judge.judge_protocol: reward.py->reward" in told.why and "the workflow's" in told.why
+    (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: some/model}}}}\nverl: {{{text}}}\n")
+    other = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()}
+    assert backbone == "verl" or "task_judge.judge_protocol" in other[f"verl.{section}.path"]
+
+
 def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
     text = (
         "ajet: {trainer_common: {kl_loss_coef: 0.5}}\n"

@@ -312,6 +312,10 @@ def test_what_bears_on_credit_and_is_not_ours_is_never_passed_over(key, value):
     assert key in str(refusal(verl=nested(key, value)))
 
 
+def test_a_reward_function_says_where_it_goes():
+    assert "task_judge.judge_protocol" in refusal(verl=nested("custom_reward_function.path", "mine.py")).do
+
+
 def test_groups_are_filtered_by_the_reward_alone():
     filters = {"enable": True, "metric": "acc", "max_num_gen_batches": 3}
     assert "filter_groups.metric" in str(refusal(verl={"algorithm": {"filter_groups": filters}}))

@@ -134,8 +134,8 @@ class Writer:
                     if await self._answers():
                         self._in_a_row = 0
                     else:
-                        told = f"{self._in_a_row} prompts in a row were refused, a harmless one too; the last: {refusal}"
-                        self._failure = _no_model(told)
+                        told = f"{self._in_a_row} prompts in a row were refused, and a harmless one"
+                        self._failure = _no_model(f"{told}; the last: {refusal}")
                 raise
             except TaskError as failure:
                 self._failure = failure

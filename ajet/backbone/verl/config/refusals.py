@@ -25,6 +25,7 @@ from ajet.backbone.verl.config.effective import (
     ULYSSES,
     Settings,
 )
+from ajet.config.schema.verls import HERE
 from ajet.config.validate import together
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
@@ -387,6 +388,7 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
             key,
             f"{TRAINER}.algorithm",
             expected=expected,
+            do=f"it is here {HERE[key]}" if key in HERE else "",
         )
 
 
