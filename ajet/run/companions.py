@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from loguru import logger
@@ -130,15 +130,15 @@ class RunningCompanion:
 
     def start(self) -> None:
         """Begin, unless it is there already. Raises UserError."""
-        self._begin("wb")
+        self._begin(anew=True)
 
     def start_again(self) -> None:
         """After its end; what it prints follows what it printed. Raises UserError."""
         self.close()
         self._keeper, self._ended, self._heard = None, {}, self._log.stat().st_size
-        self._begin("ab")
+        self._begin(anew=False)
 
-    def _begin(self, mode: Literal["wb", "ab"]) -> None:
+    def _begin(self, *, anew: bool) -> None:
         if self._answers():
             ready = self._companion.ready
             logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
@@ -155,7 +155,9 @@ class RunningCompanion:
         wall = self._cell.walled if self._cell is not None else Walled(arguments, (), None)
         report, theirs = os.pipe()
         try:
-            with self._log.open(mode) as log:
+            if anew:
+                self._log.write_bytes(b"")
+            with self._log.open("ab") as log:  # so that whoever shortens it does not leave a hole
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *wall.descriptors),

@@ -389,3 +389,31 @@ def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
 
     worker = asyncio.run(both())
     assert worker.parts == ("config", "client") and worker.asked == ["batch"]
+
+
+def test_an_agent_loop_in_anothers_place_that_cannot_begin_is_ended(monkeypatch):
+    """Alive it would hold its tasks for ever; the next look at the processes finds it dead."""
+    import ray
+
+    from ajet.backbone.verl.agent import workers
+
+    manager = object.__new__(workers.AgentWorkers)
+    process = SimpleNamespace(begin=SimpleNamespace(remote=lambda *parts: "begun"))
+    manager.agent_loop_workers, manager._sent, manager._later = [None], [{}], {}
+    manager.config = manager.llm_client = manager.teacher_client = manager.reward_loop_worker_handles = None
+    manager._sender = SimpleNamespace(post=lambda word: None)
+    monkeypatch.setattr(workers, "start_one", lambda name: process)
+    monkeypatch.setattr(workers.transfer_queue, "kv_list", dict)
+    manager._replace(0, "killed")
+    ready, ended = [], []
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (ready, refs))
+    monkeypatch.setattr(ray, "kill", ended.append)
+    monkeypatch.setattr(
+        ray, "get", lambda ref: (_ for _ in ()).throw(ray.exceptions.RayTaskError("begin", "", OSError()))
+    )
+    manager._end_those_that_could_not_begin()
+    assert not ended and manager._later == {0: "begun"}, "it is still at work"
+    ready.append("begun")
+    manager._end_those_that_could_not_begin()
+    manager._end_those_that_could_not_begin()
+    assert ended == [process]

@@ -391,6 +391,18 @@ def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:
     assert lake.is_ready(), "it came in two parts"
 
 
+def test_a_log_may_be_shortened_while_it_is_written(tmp_path: Path) -> None:
+    """As `logrotate` does it with `copytruncate`: no hole is left where the old lines were."""
+    command = ["sh", "-c", "echo ready; while [ ! -e on ]; do sleep 0.02; done; echo more; exec sleep 60"]
+    lake = {"command": command, "ready": "ready"}
+    with beside(experiment(tmp_path, lake=lake), tmp_path):
+        log = tmp_path / "services" / "lake.log"
+        os.truncate(log, 0)
+        (tmp_path / "on").touch()
+        assert until(lambda: log.stat().st_size > 0)
+        assert log.read_bytes() == b"more\n"
+
+
 def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
     (tmp_path / "run.py").write_text(RUN)
     paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

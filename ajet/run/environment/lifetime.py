@@ -63,7 +63,8 @@ def up(
     log = state_file(name).with_suffix(".log")
     with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
         _refuse_second(name)  # two that were asked for at once
-        with log.open("wb") as said:  # each start draws a token of its own
+        log.write_bytes(b"")  # each start draws a token of its own
+        with log.open("ab") as said:  # so that whoever shortens it does not leave a hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(
                 program(f"ajet.run.environment.{module}", json.dumps(settings)),

@@ -1,8 +1,9 @@
 """AgentWorkers: verl's manager of agent-loop processes, which notices that one has died.
 
 verl hands its tasks out and never asks again, so what a dead process had would be waited for without end. Invariant: a
-task whose process died is played again, whole, by a new one (its episodes have the same names, and what the old one
-had handed over is taken back first); a task that takes its process down each time is given up and counts as failed.
+task whose process died, or came in another's place and could not begin, is played again, whole, by a new one (its
+episodes have the same names, and what the old one had handed over is taken back first); a task that takes its process
+down each time is given up and counts as failed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class AgentWorkers(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self._early = early
         self._begun: list[Any] = []
+        """What `begin` of the first processes answers, until tasks are handed out."""
+        self._later: dict[int, Any] = {}
+        """What `begin` answers of those in another's place, until it has."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
         """Per process: uid -> the task's row."""
@@ -92,14 +96,29 @@ class AgentWorkers(AgentLoopManagerTQ):
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
                         self._replace(place, str(death).strip().splitlines()[0])
+            self._end_those_that_could_not_begin()
             threading.Event().wait(LOOK_S)
+
+    def _end_those_that_could_not_begin(self) -> None:
+        """The next look finds them dead, and replaces them: alive they would hold their tasks for ever."""
+        for place, begun in list(self._later.items()):
+            if not ray.wait([begun], timeout=0)[0]:
+                continue
+            del self._later[place]
+            try:
+                ray.get(begun)
+            except ray.exceptions.RayTaskError as failure:
+                logger.warning("an agent-loop process could not begin: {}", failure.cause)
+                ray.kill(self.agent_loop_workers[place])
+            except ray.exceptions.RayActorError:
+                continue  # it died
 
     def _replace(self, place: int, why: str) -> None:
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(Died("agent loop", why))
         self._forget_what_is_over()
         self.agent_loop_workers[place] = worker = start_one(f"agent_loop_{place}_{uuid4().hex[:8]}")
-        self._begin(worker)
+        self._later[place] = self._begin(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
