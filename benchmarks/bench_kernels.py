@@ -205,9 +205,10 @@ def main() -> int:
     pairs |= {"optimizer": steps, "gradients": sums, NEARER: rows}
     if packed_weights.available():
         pairs = {"products of 64 rows": products, **pairs}
+    pairs = {name: pair for name, pair in pairs.items() if not args.only or args.only in name}
+    if not pairs:
+        parser.error(f"--only: no pair's name holds {args.only!r}")
     for name, pair in pairs.items():
-        if args.only and args.only not in name:
-            continue
         sides = pair()
         with torch.inference_mode(name != "norm, forward and backward"):
             same = all(map(torch.equal, sides[0](), sides[1]()))

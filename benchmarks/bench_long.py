@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from choices import some_of
 from ratios import kept
 
 HERE = Path(__file__).parent
@@ -181,8 +182,8 @@ def capture(longest: int) -> bool:
 def main() -> int:
     """Print the tables; 1 when a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="train,capture")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--parts", default="train,capture", type=some_of("train", "capture"))
+    parser.add_argument("--kinds", default=",".join(KINDS), type=some_of(*KINDS))
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--one", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -193,7 +194,7 @@ def main() -> int:
         return 0
     good = True
     if "train" in arguments.parts:
-        good &= train(arguments.kinds.split(","), lengths)
+        good &= train(arguments.kinds, lengths)
     if "capture" in arguments.parts:
         good &= capture(max(lengths))
     return int(not good)

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 from bench_trees import ENVIRONMENT, Row, batch, engine_of, loss
+from choices import some_of
 from ratios import kept
 
 KINDS = ("line", "tree", "window")
@@ -125,7 +126,7 @@ def world(kind: str, length: int, ranks: int, vocabulary: int = VOCABULARY) -> l
 def main() -> int:
     """Print the table; 1 where memory grows faster than the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join(KINDS), type=some_of(*KINDS))
     parser.add_argument("--ranks", default="2", help="worlds: 1,2 measures each without splitting, too")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="of the model")
@@ -135,12 +136,12 @@ def main() -> int:
     lengths = [int(length) for length in arguments.lengths.split(",")]
     worlds = [int(ranks) for ranks in arguments.ranks.split(",")]
     if arguments.rank is not None:
-        print(json.dumps(update(arguments.folder, arguments.kinds, lengths[0], arguments.rank, worlds[0])))
+        print(json.dumps(update(arguments.folder, arguments.kinds[0], lengths[0], arguments.rank, worlds[0])))
         return 0
     print(f"{'':6} {'ranks':>5} {'longest':>8} {'tokens':>8} {'computed':>9} {'peak':>9} {'a token':>9} {'seconds':>8} "
           f"{'CPU s':>8}")  # fmt: skip
     good = True
-    for kind in arguments.kinds.split(","):
+    for kind in arguments.kinds:
         for ranks in worlds:
             points = []
             for length in lengths:

@@ -8,7 +8,7 @@ back.
 
 Prints: calls a second of ours over the SDK's, one after another; the processor time of a call on the client's side
 (of all threads of this process; the least of the rounds, to which a loaded machine adds); the memory of an idle
-attempt. Exit code 1 where a goal is missed.
+attempt. Exit code 1 where a goal is missed; those of a call are held against the server that costs little.
 """
 
 from __future__ import annotations
@@ -84,9 +84,8 @@ def main() -> int:
         try:
             _wait_for(port)
             server = Server("echo", "http", url=f"http://127.0.0.1:{port}/mcp")
-            reached = asyncio.run(_measured(server, name))
+            met &= asyncio.run(_measured(server, name, judged=code is LIGHT))
             if code is LIGHT:
-                met = reached
                 met &= asyncio.run(_idle(server))
         finally:
             process.kill()
@@ -94,7 +93,7 @@ def main() -> int:
     return 0 if met else 1
 
 
-async def _measured(server: Server, named: str) -> bool:
+async def _measured(server: Server, named: str, *, judged: bool) -> bool:
     found: dict[str, list[tuple[float, float]]] = {"thin": [], "sdk": []}
     sessions: dict[str, Session] = {}
     for name in found:
@@ -113,8 +112,8 @@ async def _measured(server: Server, named: str) -> bool:
         print(f"  {label:5}  {rate[name]:6.0f} calls/s   {cpu[name]:5.2f} ms CPU a call")
     both = rate["thin"] / rate["sdk"]
     print(f"  ratio {both:.1f} in calls a second, {cpu['sdk'] / cpu['thin']:.1f} in processor time\n")
-    cheap = kept(f"ms of CPU a call, {named}", cpu["thin"], at_most=CPU_MS)
-    return kept(f"calls a second against the SDK's, {named}", both, at_least=RATIO) and cheap
+    cheap = kept(f"ms of CPU a call, {named}", cpu["thin"], at_most=CPU_MS if judged else None)
+    return kept(f"calls a second against the SDK's, {named}", both, at_least=RATIO if judged else None) and cheap
 
 
 async def _round(session: Session, calls: int) -> tuple[float, float]:

@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=float, default=0.8)
     parser.add_argument("--slice", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=40, help="of each at most")
+    parser.add_argument("--steps", type=int, default=40, help="of the naive loop at most; ajet has the quickstart's")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     arguments = parser.parse_args()
     experiment = load_experiment(QUICKSTART, backbone="local")

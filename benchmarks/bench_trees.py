@@ -35,6 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from choices import some_of
 from ratios import kept
 
 GOAL = 0.75
@@ -234,8 +235,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scenes", default="group,agent,both")
+    parser.add_argument("--scenes", default="group,agent,both", type=some_of("group", "agent", "both", "eager"))
     arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("--rounds: more than the first, which is not counted")
     os.environ.update(ENVIRONMENT, RANK="0", WORLD_SIZE="1")
     import torch
     import verl  # noqa: F401 - before torch.distributed is asked for anything
@@ -253,7 +256,7 @@ def main() -> int:
         engine = engine_of(model)
         print(f"{'':8} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
               f"{'a pass':>6} {'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
-        scenes = arguments.scenes.split(",")
+        scenes = arguments.scenes
         if "eager" in scenes:
             scenes.remove("eager")
             eager(engine, arguments.prompt, arguments.rounds)

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent / "verl_peer"))
 
 import psutil
+from choices import some_of
 from family import Family
 from ratios import kept
 from settings import Setting, configs, experiment_of, model_of_no_sense, overrides
@@ -65,7 +66,7 @@ PHASES = (
 def main() -> int:
     """Measure, print, judge. The exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="loop,launch")
+    parser.add_argument("--parts", default="loop,launch", type=some_of("loop", "launch"))
     parser.add_argument("--model", help="default: of tiny-tools' size, weights at random")
     parser.add_argument("--tasks", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)

@@ -7,7 +7,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -317,11 +316,3 @@ class Failing:
 def whole(body: bytes, status: str = "200 OK") -> bytes:
     """An HTTP answer."""
     return f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def until(condition: Callable[[], bool], seconds: float = 240.0) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()

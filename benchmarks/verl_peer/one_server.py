@@ -155,7 +155,7 @@ def main() -> None:
     setting = Setting(**json.loads(Path(sys.argv[1]).read_text()))
     experiment = experiment_of(Path(sys.argv[2]))
     rounds, concurrency = int(sys.argv[3]), int(sys.argv[4])
-    from ajet.backbone.verl.cluster.ray_cluster import QUIET, joined
+    from ajet.backbone.verl.cluster.ray_cluster import QUIET, connected, needs_of
     from ajet.backbone.verl.settings import environment_of
 
     ours, theirs = configs(experiment)
@@ -166,7 +166,13 @@ def main() -> None:
         config["transfer_queue"]["enable"] = True
     with (
         tempfile.TemporaryDirectory() as temporary,
-        joined(ours, address=None, folder=experiment.base, environment=environment, temporary=Path(temporary)),
+        connected(
+            needs_of(ours),
+            address=None,
+            folder=experiment.base,
+            environment=environment,
+            temporary=Path(temporary),
+        ),
     ):
         measure(setting, experiment, ours, theirs, rounds, concurrency)
 

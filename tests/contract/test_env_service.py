@@ -18,7 +18,8 @@ from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from tests import world_fixtures, world_workflows
 from tests.rollout_fixtures import stage
-from tests.world_fixtures import Count, on_a_loop, openenv_app, until
+from tests.waiting import until
+from tests.world_fixtures import Count, on_a_loop, openenv_app
 
 HERE = Path(world_fixtures.__file__).parent
 JUDGE = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"

@@ -26,7 +26,7 @@ from ajet.run.environment.lifetime import down, listed, show, up
 from ajet.schema.errors import ConfigError, UserError
 from tests.ajet_command import start
 from tests.mcp_fixtures import attempt, lives
-from tests.world_fixtures import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 NOTES = Path(__file__).parents[1] / "notes_server.py"

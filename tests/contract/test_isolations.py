@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import HoldsNothing, stage, time_is_up
 from tests.sandbox_fixtures import require
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +63,6 @@ def released() -> Iterator[None]:
     flows.RELEASE.clear()
     yield
     flows.RELEASE.set()
-
-
-def until(true: Callable[[], bool], seconds: float = 240.0) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ajet.environment.sandbox.choose import tried
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import ConfigError, UserError
 from tests.mcp_fixtures import attempt
-from tests.world_fixtures import until
+from tests.waiting import until
 
 SHELL = """
 import json, subprocess, sys

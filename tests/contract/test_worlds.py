@@ -24,6 +24,7 @@ from ajet.environment.services.sources import open_world
 from ajet.schema.errors import EnvironmentFailure, UserError
 from ajet.schema.tool_use import ToolUse
 from tests import world_fixtures
+from tests.waiting import until
 from tests.world_fixtures import (
     NEMO_ROWS,
     AsyncCount,
@@ -33,7 +34,6 @@ from tests.world_fixtures import (
     on_a_loop,
     openenv_app,
     says,
-    until,
 )  # fmt: skip
 
 HERE = Path(world_fixtures.__file__).parent

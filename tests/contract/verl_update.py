@@ -23,8 +23,6 @@ from typing import Any
 
 import torch
 
-NESTED = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "rollout_log_probs")
-
 
 class Queue:
     """TransferQueue's functions that the trainer's steps call."""

@@ -48,7 +48,6 @@ IMPORT = re.compile(r"from (?P<module>[\w.]+) import (?P<name>\w+)")
 CLIENT = re.compile(r"(?P<kind>Client|Episode)\.(?P<name>\w+)")
 FILE = re.compile(r"[\w./]+/[\w.]+\.(?:md|yml|yaml|sh|py)")
 PLACES = re.compile(r"path$|user_workflow|alien_llm_model|params\.|jsonl_dataset_file")
-AJETS = "## `ajet`\n"
 
 
 def rows(page: str) -> list[tuple[str, str, str]]:

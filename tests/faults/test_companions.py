@@ -31,7 +31,7 @@ from ajet.run.confined import Cell
 from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
 from tests.ports import free_port
-from tests.world_fixtures import until
+from tests.waiting import until
 
 SERVICE = """
 import http.server, os, subprocess, sys

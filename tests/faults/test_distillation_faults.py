@@ -18,6 +18,7 @@ import pytest
 from tests.ajet_command import ajet, metric_rows, start
 from tests.judge_fixtures import judge_server
 from tests.learns.test_distillation_learns import AGENT, YAML
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 5
@@ -43,13 +44,6 @@ class Hangs:
         return {"choices": [{"prompt_logprobs": [None, *rows]}]}
 
 
-def until(so: Any, process: Any, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not so():
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)  # polls the record
-
-
 def test_a_teacher_that_hangs_and_a_run_that_is_killed(tmp_path: Path) -> None:
     run, teacher = tmp_path / "launcher_record" / "distil", Hangs()
     tasks = [{"main_query": f"What does the {item} cost?"} for item in ("eel", "ham", "jam", "fig")]
@@ -59,18 +53,18 @@ def test_a_teacher_that_hangs_and_a_run_that_is_killed(tmp_path: Path) -> None:
         (tmp_path / "distil.yaml").write_text(YAML.replace("TEACHER", TEACHER.replace("{URL}", server.url)))
         launch = ["--conf", "distil.yaml", *STEADY, *PACE]
         process = start(*launch, cwd=tmp_path, log=tmp_path / "log")
-        until(lambda: len(metric_rows(run)) >= 1, process)
+        assert until(lambda: len(metric_rows(run)) >= 1, run=process)
         teacher.silent.set()
-        until(lambda: teacher.unanswered >= 8, process)
+        assert until(lambda: teacher.unanswered >= 8, run=process)
         time.sleep(2.0)  # attempts fail for want of it
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         teacher.silent.clear()
         process = start(*launch, cwd=tmp_path, log=tmp_path / "log2")
-        until(lambda: len(metric_rows(run)) >= 3, process)
+        assert until(lambda: len(metric_rows(run)) >= 3, run=process)
         before = teacher.unanswered
         teacher.silent.set()
-        until(lambda: teacher.unanswered >= before + 24, process)
+        assert until(lambda: teacher.unanswered >= before + 24, run=process)
         time.sleep(2.0)
         teacher.silent.clear()
         assert process.wait(300) == 0, (tmp_path / "log2").read_text()

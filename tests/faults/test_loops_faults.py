@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.ajet_command import ajet, start
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 
@@ -78,13 +78,6 @@ def project(folder: Path, workflow: str) -> Path:
     (folder / "x.yaml").write_text(YAML % workflow)
     (folder / "tasks.jsonl").write_text("".join(f'{{"main_query": "q{k}"}}\n' for k in range(4)))
     return folder / "seen"
-
-
-def until(true: Callable[[], Any], seconds: float = 300.0) -> bool:
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return bool(true())
 
 
 def status(pid: int) -> str:

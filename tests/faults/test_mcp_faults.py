@@ -20,7 +20,7 @@ from ajet.environment.mcp.loop import on_tools_loop
 from tests.contract.mcp_two import installed
 from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import TOKEN
-from tests.world_fixtures import until
+from tests.waiting import until
 
 CLIENTS = ("thin", "sdk")
 PATIENT = replace(SHORT, call=240)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from ajet.cli.launcher import main
 from ajet.rollout.isolation import priority
 from tests.ajet_command import start
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -156,16 +155,6 @@ def test_a_worker_whose_run_is_killed_closes_what_its_attempt_opened_and_ends(tm
     first, *closed = opened.read_text().splitlines()
     assert closed == ["close sandbox", "close session"], "the last one first"
     assert _ended(int(first.removeprefix("open "))), "the worker outlived the run that started it"
-
-
-def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 240.0) -> bool:
-    """Whether it becomes true in time, and before the run ends."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end or (run is not None and run.poll() is not None):
-            return true()
-        time.sleep(0.02)
-    return True
 
 
 def _ended(pid: int) -> bool:

@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from ajet.task_reader import open_reader
 from tests.ajet_command import ajet, environment, metric_rows, start
 from tests.docs.snippets import ROOT
 from tests.mongod import Mongod
+from tests.waiting import until
 
 FOLDER = ROOT / "tutorial" / "example_agentrl"
 LOGS = ("trainer_0", "sampler_1", "sampler_2")
@@ -40,14 +39,6 @@ def told_to_type(heading: str) -> list[list[str]]:
     section = (FOLDER / "README.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     shown = re.findall(r"```text\n(.*?)```", section, re.DOTALL)[0]
     return [line.split()[1:] for line in shown.splitlines()]
-
-
-def until(happens: Callable[[], object], what: Path) -> None:
-    """Wait for something that others do; `what`: where they say why it does not happen."""
-    patience = time.monotonic() + 600
-    while not happens():
-        assert time.monotonic() < patience, what.read_text()
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("yaml", sorted(path.name for path in FOLDER.glob("*.yaml")))
@@ -101,7 +92,8 @@ def test_it_is_killed_and_started_again_as_its_page_says(tmp_path: Path) -> None
     assert [each[0] for each in (train, one, two)] == ["train", "sample", "sample"]
     trainer, first, second = map(begun, (train, one, two))
     try:
-        until(lambda: sum("tasks" in row for row in metric_rows(run)) >= 2, log)  # so that one has a checkpoint
+        two = until(lambda: sum("tasks" in row for row in metric_rows(run)) >= 2, seconds=600)
+        assert two, log.read_text()  # so that one has a checkpoint
         first.kill()
         trainer.kill()
         for process in (first, trainer):

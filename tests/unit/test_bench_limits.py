@@ -67,6 +67,44 @@ def test_the_gateway_is_held_to_half_and_to_nearly_all_of_the_bare_relay(
     assert "ours 4.0, its 34.0" in said and "ours 4.0, its 3.0" in said and ("MISSED" in said) is not good
 
 
+@pytest.mark.parametrize("name", ["ours", "relay", "gathering"])
+def test_a_side_that_lost_streams_is_no_measure(rows, monkeypatch, capsys, name):
+    bench = loaded("bench_gateway", monkeypatch)
+    found = {each: result(bench, 100, 0.0003) for each in ("ours", "relay", "gathering")}
+    assert bench.judge(found, 1000.0, 1, 0.0)
+    found[name].load.failed = 1
+    assert not bench.judge(found, 1000.0, 1, 0.0) and "MISSED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench_long", "--parts", "trian"),
+        ("bench_verl", "--parts", "loop,lunch"),
+        ("bench_trees", "--scenes", "gruop"),
+        ("bench_trees", "--rounds", "1"),
+        ("bench_long_verl", "--kinds", "lines"),
+        ("bench_kernels", "--only", "nothing"),
+        ("bench_merge", "--scenes", "lnked"),
+        ("bench_store", "--kinds", "mongo"),
+    ],
+)
+def test_what_a_benchmark_does_not_have_is_refused_and_no_limit_is_kept(rows, monkeypatch, capsys, words):
+    name, *flags = words
+    bench = loaded(name, monkeypatch)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 2 and flags[0] in capsys.readouterr().err and rows() == {}
+
+
+def test_a_store_that_is_not_there_keeps_no_limit(rows, monkeypatch, capsys):
+    bench = loaded("bench_store", monkeypatch)
+    monkeypatch.setattr(bench, "server_file", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench_store.py", "--kinds", "mongodb"])
+    assert bench.main() == 1 and rows() == {} and "nothing was measured" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("clients", "events"), [(0, 34), (8, 34), (1000, 3)])
 def test_a_relay_that_gathers_writes_as_many_events_as_the_gateways_rule_makes(monkeypatch, clients, events):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

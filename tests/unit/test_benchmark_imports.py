@@ -1,4 +1,5 @@
-"""What a benchmark takes from another one, or from the tests, is there: they are run by hand, and rarely."""
+"""What a benchmark, or a peer that it is held against, takes from another file of ours is there: they are run by hand,
+and rarely."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 def defined(path: Path) -> set[str]:
@@ -29,7 +30,12 @@ def test_what_it_imports_of_ours_is_there(script: Path) -> None:
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
         place = node.module.replace(".", "/")
-        files = [ROOT / "benchmarks" / f"{place}.py", ROOT / f"{place}.py", ROOT / place / "__init__.py"]
+        files = [
+            script.parent / f"{place}.py",
+            ROOT / "benchmarks" / f"{place}.py",
+            ROOT / f"{place}.py",
+            ROOT / place / "__init__.py",
+        ]
         for file in (each for each in files if each.is_file()):
             lacking = {each.name for each in node.names} - defined(file)
             lacking -= {each for each in lacking if (file.parent / each).with_suffix(".py").is_file()}

@@ -6,25 +6,18 @@ import io
 import pdb
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
 from ajet.record.live_line import LiveLine, somebody_is_asked
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert true()
+from tests.waiting import until
 
 
 def test_elsewhere_it_prints_whole_lines_without_control_characters() -> None:
     out = io.StringIO()
     with LiveLine(lambda: ["stage", "the \x1b[2J words"], Console(file=out, width=20), every_s=0.02):
-        until(lambda: out.getvalue().count("\n") >= 2)
+        assert until(lambda: out.getvalue().count("\n") >= 2)
     assert set(out.getvalue().splitlines()) == {"stage · the �[2J words"}
     silent = io.StringIO()
     with LiveLine(lambda: ["stage"], Console(file=silent), every_s=60):
@@ -36,7 +29,7 @@ def test_on_a_terminal_it_is_drawn_and_taken_away() -> None:
     out, count = io.StringIO(), iter(range(1000))
     console = Console(file=out, width=20, force_terminal=True, force_interactive=True, _environ={})
     with LiveLine(lambda: [f"stage {next(count)}", "w" * 90], console):
-        until(lambda: "stage 1" in out.getvalue())
+        assert until(lambda: "stage 1" in out.getvalue())
     assert "w" * 20 not in out.getvalue() and "…" in out.getvalue(), "it never wraps"
     assert out.getvalue().endswith("\x1b[2K"), "erased"
 
@@ -57,7 +50,7 @@ def test_nothing_is_drawn_over_a_debuggers_prompt() -> None:
             time.sleep(0.05)
             assert out.getvalue() == ""
             answer.set()
-            until(lambda: "stage" in out.getvalue())
+            assert until(lambda: "stage" in out.getvalue())
     finally:
         answer.set()
         thread.join()

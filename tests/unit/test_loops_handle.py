@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import date
 from pathlib import Path
@@ -27,6 +26,7 @@ from ajet.rollout.isolation.values import encoded
 from ajet.rollout.isolation.worker_handle import Ends, Started
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from tests.waiting import until
 
 HOME = Home("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"))
 
@@ -90,13 +90,6 @@ def puppet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Puppet]:
     assert made.started.wait(60)
     made.handle.close()
     assert made.is_ended()
-
-
-def until(true: Callable[[], Any], seconds: float = 120.0) -> bool:
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.005)
-    return bool(true())
 
 
 def test_a_process_that_stands_still_in_the_midst_of_a_message_is_ended(puppet: Puppet) -> None:

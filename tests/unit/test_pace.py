@@ -17,7 +17,7 @@ from ajet.rollout.isolation.process import ProcessIsolation
 from ajet.rollout.isolation.worker_handle import WorkerHandle
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import SandboxFailure
-from tests.world_fixtures import until
+from tests.waiting import until
 
 
 def never() -> bool:
@@ -35,16 +35,16 @@ def test_a_third_starts_when_one_of_two_was_heard() -> None:
     threads = [threading.Thread(target=starts, daemon=True) for _ in range(4)]
     for each in threads:
         each.start()
-    assert until(lambda: len(begun) == 2, 10)
+    assert until(lambda: len(begun) == 2)
     threads[2].join(0.05)
     assert len(begun) == 2
     begun[0].over()
     begun[0].over()  # a worker says many things: it starts once
-    assert until(lambda: len(begun) == 3, 10)
+    assert until(lambda: len(begun) == 3)
     threads[3].join(0.05)
     assert len(begun) == 3
     begun[1].over()
-    assert until(lambda: len(begun) == 4, 10)
+    assert until(lambda: len(begun) == 4)
 
 
 def test_one_that_is_long_in_its_start_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_workers_of_a_rollout_start_so_and_none_does_after_the_end(tmp_path: Pat
     isolation = Starting(Experiment.from_dict({"ajet": {"rollout": rollout}}, base=tmp_path))
     attempts: list[Any] = [Attempted(number) for number in range(5)]
     futures = [isolation.start(each) for each in attempts]
-    assert until(lambda: len(isolation.begun) == 2, 10)
+    assert until(lambda: len(isolation.begun) == 2)
     assert len(isolation.begun) == 2, "the others wait for their turn"
     isolation.close()
     isolation.may.set()
