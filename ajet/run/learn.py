@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet.algorithm import discarded
@@ -29,47 +30,61 @@ Unused = Mapping["UntrainedReason", Sequence["Group"]]
 """Groups that no batch takes, by the reason."""
 
 
-def learn(
-    training: Training,
-    groups: Sequence[Group],
-    interrupts: Interrupts,
-    *,
-    began: float,
-    unused: Unused | None = None,
-    unfinished: Sequence[Lease] = (),
-    alone: Sequence[Episode] = (),
-    held_out: Sequence[Episode] = (),
-    given_up: Mapping[int, Sequence[str]] | None = None,
-    dead: int = 0,
-    reuse: Reuse | None = None,
-) -> float | None:
-    """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
-    `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
-    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`, None: the store is asked. `reuse`: of
-    groups that samplers elsewhere played, which were trained on before, and which may be again. Answers
-    `Update.fresh_gap`."""
+@dataclass(frozen=True, slots=True)
+class FirstHalf:
+    """What came of the first half of a step."""
+
+    began: float
+    """When the step did, by the monotonic clock."""
+    groups: Sequence[Group]
+    """What is trained on."""
+    unused: Unused = field(default_factory=dict)
+    """Recorded only."""
+    unfinished: Sequence[Lease] = ()
+    """To be leased again."""
+    alone: Sequence[Episode] = ()
+    """Of no group: recorded only."""
+    held_out: Sequence[Episode] = ()
+    """A validation, recorded with the step."""
+    elsewhere: Elsewhere | None = None
+    """Of samplers elsewhere; None: this process played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What is known of samplers elsewhere and what they played."""
+
+    reuse: Reuse
+    """Which groups were trained on before, and which may be again."""
+    given_up: Mapping[int, Sequence[str]]
+    dead: int
+    """Both: see `Trained`."""
+
+
+def learn(training: Training, played: FirstHalf, interrupts: Interrupts) -> float | None:
+    """The second half of a step: episodes -> credit -> update -> record. Answers `Update.fresh_gap`."""
     parts, run, store = training.parts, training.run, training.store
-    step = training.step + 1
-    played = time.monotonic()
-    if given_up is None:  # whoever plays elsewhere has asked
-        given_up, dead = training.given_up.newly(training.tasks), training.given_up.count
-    unused, elsewhere, reuse = unused or {}, reuse is not None, reuse or Reuse()
+    step, now = training.step + 1, time.monotonic()
+    groups, unused, elsewhere = played.groups, played.unused, played.elsewhere
+    if elsewhere is None:  # who plays elsewhere has asked
+        elsewhere = Elsewhere(Reuse(), training.given_up.newly(training.tasks), training.given_up.count)
+    reuse = elsewhere.reuse
     left = [group for each in unused.values() for group in each]
     run.status.set(phase="update", step=step)
     with interrupts.held():
         version = parts.backbone.version
-        batch, numbers, fresh_gap = _updated(training, groups, step, elsewhere=elsewhere)
+        batch, numbers, fresh_gap = _updated(training, groups, step, elsewhere=played.elsewhere is not None)
         outcomes = dict(batch.outcomes)
         for reason, each in unused.items():
             outcomes |= discarded(each, reason)
         training.torn = True
-        used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
+        used = [*(group.order for group in groups), *(each.order for each in (*played.alone, *played.held_out))]
         _use(store, used, step, reuse.staying(groups, outcomes), outcomes)
         if reuse.worn:
             store.discard(reuse.worn, step, "stale")
         for reason, each in unused.items():
             store.discard([group.order for group in each], step, reason)
-        store.give_back(unfinished)
+        store.give_back(played.unfinished)
         waiting = store.begun()
         if training.tasks is not None:
             training.tasks.learned([*groups, *left], waiting)
@@ -79,17 +94,17 @@ def learn(
             groups,
             outcomes,
             batch.trained_by_episode,
-            numbers | _seconds(began, played),
+            numbers | _seconds(played.began, now),
             tasks=[group.order for group in groups if group.order not in reuse.before],
             again=[group.order for group in groups if group.order in reuse.before],
             aside=left,
             discarded=[group.order for group in left],
             waiting=waiting,
-            given_up=given_up,
-            dead=dead,
+            given_up=elsewhere.given_up,
+            dead=elsewhere.dead,
         )
-        if alone:
-            run.episodes.write(step, "debug", alone)
+        if played.alone:
+            run.episodes.write(step, "debug", played.alone)
         metrics = conclude(
             trained,
             parts.experiment.ajet,
@@ -99,7 +114,7 @@ def learn(
             on_step=training.on_step,
             total=training.total_steps,
         )
-        conclude_held_out(held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
+        conclude_held_out(played.held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
         training.idle = training.idle + 1 if is_idle(metrics) else 0
         training.step, training.torn = step, False
     return fresh_gap

@@ -21,7 +21,7 @@ from ajet.algorithm import Algorithm
 from ajet.backbone.runner import Interrupts, OnStep
 from ajet.rollout import GivenBack
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.run.learn import learn
+from ajet.run.learn import FirstHalf, learn
 from ajet.run.parts import Parts
 from ajet.run.review import review_run
 from ajet.run.training import Training, open_store, resumed_state
@@ -174,7 +174,8 @@ def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: I
             training.show_depths(closed=len(groups) + len(oversampled))
     groups.sort(key=lambda group: group.order)
     refuse_if_all_failed(episodes_of(groups), step)
-    learn(training, groups, interrupts, began=began, unused={"oversampled": oversampled}, unfinished=given_back)
+    played = FirstHalf(began, groups, unused={"oversampled": oversampled}, unfinished=given_back)
+    learn(training, played, interrupts)
 
 
 def due(step: int, every: int) -> bool:

@@ -642,7 +642,7 @@ def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatc
     )  # fmt: skip
     monkeypatch.setattr(learn, "conclude", lambda *given, **more: {})
     monkeypatch.setattr(learn, "conclude_held_out", lambda *given, **more: None)
-    learn.learn(training, [group], nothing, began=0.0, given_up={}, reuse=learn.Reuse())
+    learn.learn(training, learn.FirstHalf(0.0, [group], elsewhere=learn.Elsewhere(learn.Reuse(), {}, 0)), nothing)
     with MongoClient(mongod.uri) as client:
         (record,) = client["ajet"].Record.find()
     assert record["advantages"] == [{"step": 1, "advantage": 0.5}]

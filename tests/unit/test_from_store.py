@@ -81,15 +81,17 @@ class Trainer:
         self.source.step(self.training, TASKS, NOBODY)
         return self.steps[-1]
 
-    def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> float | None:
+    def _learn(self, training: Any, played: Any, interrupts: Any) -> float | None:
         """As the real one, with a learner that learns from each group."""
-        orders, reuse = [group.order for group in groups], more["reuse"]
-        self.steps.append({"groups": orders, **more})
+        groups, elsewhere = played.groups, played.elsewhere
+        orders, reuse = [group.order for group in groups], elsewhere.reuse
+        told = {"given_up": elsewhere.given_up, "dead": elsewhere.dead, "reuse": reuse, "unused": played.unused}
+        self.steps.append({"groups": orders, **told})
         training.step += 1
         self.backbone.version += 1
         outcomes = {each.uuid: Outcome(step=training.step) for group in groups for each in group.episodes}
         self.store.use(orders, training.step, again=reuse.staying(groups, outcomes))
-        self.store.discard([*(group.order for group in more["unused"]["stale"]), *reuse.worn], training.step, "stale")
+        self.store.discard([*(group.order for group in played.unused["stale"]), *reuse.worn], training.step, "stale")
         return self.gaps.pop(0) if self.gaps else None
 
 

@@ -87,10 +87,10 @@ def test_attempts_of_clients_wait_for_the_next_step_unless_the_server_validates_
     written: list[int] = []
     used: list[tuple[list[int], int]] = []
 
-    def learn(training: Any, groups: Any, interrupts: Any, *, held_out: Any, **more: Any) -> None:
+    def learn(training: Any, played: Any, interrupts: Any) -> None:
         training.step += 1
-        if held_out:
-            learned[training.step] = [each.uuid for each in held_out]
+        if played.held_out:
+            learned[training.step] = [each.uuid for each in played.held_out]
 
     made = training(step=0, test_freq=every, save_freq=0, total_training_steps=4, data__train_batch_size=1)
     made.exhausted, made.left = False, []

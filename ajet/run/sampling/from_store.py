@@ -23,7 +23,7 @@ from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.run.learn import learn
+from ajet.run.learn import Elsewhere, FirstHalf, learn
 from ajet.run.probing import asked, begun
 from ajet.schema.commands import command
 from ajet.schema.episode import Episode, episodes_of
@@ -149,17 +149,10 @@ class FromStore:
         self._on_first(episodes_of(groups))
         self._on_first = lambda episodes: None
         refuse_if_all_failed(episodes_of(groups), step)
-        given_up = self._says.newly_dead(tasks)
-        gap = learn(
-            training,
-            groups,
-            interrupts,
-            began=began,
-            unused={"stale": ready.stale},
-            given_up=given_up,
-            dead=self._says.dead,
-            reuse=reuse,
-        )
+        given_up = self._says.newly_dead(tasks)  # counts the dead
+        elsewhere = Elsewhere(reuse, given_up, self._says.dead)
+        played = FirstHalf(began, groups, unused={"stale": ready.stale}, elsewhere=elsewhere)
+        gap = learn(training, played, interrupts)
         if gap is not None:  # before it is saved, and announced to whoever else plays
             self._canary.judge(gap, version=version, samplers=samplers_of(groups, version))
 

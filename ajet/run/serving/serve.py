@@ -28,7 +28,7 @@ from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
-from ajet.run.learn import Unused, learn
+from ajet.run.learn import FirstHalf, Unused, learn
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
@@ -222,15 +222,10 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
                         batch.add(result, training.parts.backbone.version, trainer.max_staleness)
                 if will_validate(training, served.held_out, batch.step):
                     batch.held_out, late = [], batch.held_out  # a step has the numbers of one validation
-                learn(
-                    training,
-                    batch.groups,
-                    interrupts,
-                    began=began,
-                    unused=batch.unused,
-                    alone=batch.alone,
-                    held_out=batch.held_out,
-                )
+                played = FirstHalf(
+                    began, batch.groups, unused=batch.unused, alone=batch.alone, held_out=batch.held_out
+                )  # fmt: skip
+                learn(training, played, interrupts)
             if training.exhausted:
                 _warn_idle(training)
             batch, late = Batch(training.step + 1, held_out=late), []

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.rollout.wiring import renderer_of
-from ajet.run.learn import learn
+from ajet.run.learn import FirstHalf, learn
 from ajet.run.sft.lessons import Lesson
 from ajet.run.sft.reading import held_out, lessons_of, tell
 from ajet.run.sft.settings import settled
@@ -101,7 +101,7 @@ def _step(training: Training, tasks: TaskOrder, lessons: Mapping[str, Lesson], i
         for lease in training.store.lease(settings.data.train_batch_size)
     ]
     groups.sort(key=lambda group: group.order)
-    learn(training, groups, interrupts, began=began)
+    learn(training, FirstHalf(began, groups), interrupts)
 
 
 def _owes_measurement(training: Training) -> bool:
