@@ -13,6 +13,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
     if not arrow or not place or not name.isidentifier():
         module, dot, last = text.strip().rpartition(".")
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
+        if text.strip().endswith(".py"):
+            do = f"name what is in the file, too: {text.strip()}->NAME"
         raise UnresolvedReference(f"{what}: {text!r} is no reference.", where=what, expected=FORMS, do=do)
     return Reference(text, place, name)
 
@@ -257,7 +260,19 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
 def _last_user_line(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     frames = [frame for frame in frames if "/ajet/config/" not in frame.filename] or frames
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    if not frames:
+        return ""
+    raised = f"{frames[-1].filename}:{frames[-1].lineno}"
+    theirs = [frame for frame in frames if not _is_library(frame.filename)]
+    if not theirs or theirs[-1] is frames[-1]:
+        return raised
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}, which led to {raised}"
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is Python's, an installed package's or ajet's, and not a person's own."""
+    roots = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    return any(Path(file).is_relative_to(root) for root in (*roots, Path(__file__).parents[1]))
 
 
 def _check_name(parsed: Reference, file: Path, what: str) -> None:
@@ -276,14 +291,14 @@ def _check_name(parsed: Reference, file: Path, what: str) -> None:
 
 
 def _bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
-    """Names bound at the top level (True for classes), and whether these are all."""
+    """Names bound at the top level (True for classes and functions written there), and whether these are all."""
     bound: dict[str, bool] = {}
     certain = True
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            bound[node.name] = isinstance(node, ast.ClassDef)
+            bound[node.name] = isinstance(node, ast.ClassDef) or not node.name.startswith("_")
             certain &= node.name != "__getattr__"
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -306,13 +321,13 @@ def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> Unres
             expected=f"a program or notebook that defines {parsed.name}, such as the one that began this run",
             do="run that one, or move it to a file of its own and name file.py->" + parsed.name,
         )
-    classes = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
+    code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReference(
         f"{what}: {parsed.text} names {parsed.name}, which is not there.",
         where=where,
-        expected=f"one of {', '.join(near or classes[:8])}" if near or classes else "a class at the file's top level",
-        do=f"write {parsed.text.replace(parsed.name, near[0])}" if near else "define the class, or name another",
+        expected=f"one of {', '.join(near or code[:8])}" if near or code else "a class or function at the file's top level",
+        do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{near[0]}" if near else f"define {parsed.name}, or name another",
     )
 
 

@@ -133,8 +133,8 @@ def text_curve(training: Course, held_out: Course, *, width: int = WIDTH, height
     everything = line + validation
     left, right = min(x for x, _ in everything), max(x for x, _ in everything)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
-    if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+    if high - low < 1e-9:  # one value: from 0 to it, so that no axis of a rate goes below 0
+        low, high = (0.0, 1.0) if abs(high) < 1e-9 else (min(low, 0.0), max(high, 0.0))
     cells = [[0] * width for _ in range(height)]
 
     def place(x: float, y: float) -> tuple[int, int]:

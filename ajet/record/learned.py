@@ -1,7 +1,7 @@
 """Whether a run learned anything, told from the rows of its metrics.
 
-Invariant: the reason is read from what was recorded, never assumed; a run that trained one token at a rate above 0 did
-learn.
+Invariant: the reason is read from what was recorded, never assumed; a run that trained one token, at a rate above 0
+and for more than its distance to a reference model, did learn.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     steps = [row for row in rows if "tasks" in row]
     if not steps or any("train/trained_tokens" not in row for row in steps):  # of an earlier version: not known
         return None
-    if any(_number(row, "train/trained_tokens") > 0 and row.get("lr") != 0 for row in steps):
+    if not all(is_idle(row) for row in steps):
         return None
     episodes, failed, scored = (sum(_number(row, f"train/{name}") for row in steps) for name in _COUNTED)
-    if any(_number(row, "train/trained_tokens") > 0 for row in steps):
+    if any(_number(row, "train/trained_tokens") > 0 and not _is_without_advantage(row) for row in steps):
         return "the learning rate was 0 in every step"
     if episodes and failed == episodes:
         return "every episode failed"
@@ -34,8 +34,15 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def is_idle(row: Mapping[str, Any]) -> bool:
-    """Whether a training step had nothing to learn from: no token was trained, or at a rate of 0."""
-    return row.get("train/trained_tokens") == 0 or row.get("lr") == 0
+    """Whether a training step had nothing to learn from: no token was trained, or at a rate of 0, or none had an
+    advantage, so that `use_kl_loss` was all of the loss."""
+    return row.get("train/trained_tokens") == 0 or row.get("lr") == 0 or _is_without_advantage(row)
+
+
+def _is_without_advantage(row: Mapping[str, Any]) -> bool:
+    """Whether rewards gave no token of a step an advantage. A critic, a teacher or parts may, where scores are equal."""
+    equal = row.get("credit/groups", 0) > 0 and row.get("credit/zero_variance_groups") == row["credit/groups"]
+    return equal and row.get("credit/advantage_abs_mean") == 0 and not row.get("credit/parts")
 
 
 def idle_steps(rows: Iterable[Mapping[str, Any]]) -> int:

@@ -63,7 +63,9 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
         session.conclude()
     if session.episodes and all(episode.failure for episode in session.episodes):
         raise UserError(
-            "No episode came to its end.", expected="at least one that does", do="mend what the hint above names"
+            f"All {len(session.episodes)} episodes failed.",
+            expected="at least one that ends well, and is judged",
+            do="mend what the hint above names",
         )
     return session.episodes
 

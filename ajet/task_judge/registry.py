@@ -104,5 +104,6 @@ def _by_reference(experiment: Experiment) -> Judging | None:
             f"{reference} could not be made: {type(problem).__name__}: {problem}",
             where=key,
             expected="a class that can be called with the config alone",
+            do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge, which has it",
         ) from problem
     return judging

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from numbers import Real
 from typing import Any
 
+from pydantic import BaseModel
+
 from ajet.config.functions import is_function, require_callable_with
 from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError
@@ -53,6 +55,30 @@ def _require_both(kind: type[Workflow], reference: str) -> None:
             expected="execute(self, workflow_task, tuner); the names are yours",
             do="write `async def execute(self, workflow_task, tuner):`",
         ) from None
+    _require_makeable(kind, reference)
+
+
+def _require_makeable(kind: type[Workflow], reference: str) -> None:
+    """Raises ConfigError for a class of which no object can be made without arguments."""
+    own: Any = kind.__init__
+    if own is not BaseModel.__init__:
+        code = getattr(inspect.unwrap(own), "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY
+        try:
+            inspect.signature(own).bind(None)
+        except TypeError:
+            raise _not_makeable(f"{reference}.__init__ takes {inspect.signature(own)}", where) from None
+    elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
+        raise _not_makeable(f"{reference} has no default for {', '.join(required)}", KEY)
+
+
+def _not_makeable(said: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{KEY}: {said}, and an object of it is made without arguments.",
+        where=where,
+        expected="a class that needs none: each attempt gets an object of its own",
+        do="give them defaults; the configuration is `tuner.config` in `execute`",
+    )
 
 
 def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow]:

@@ -9,15 +9,18 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import Self
 
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.attributes import PlainAttributes, prepare
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
 
 
-class Workflow(BaseModel, ABC):
-    """Subclass it and write `execute`. A pydantic model that takes further fields, declared or set on `self`."""
+class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
+    """Subclass it and write `execute`. A pydantic model that takes further fields, declared or set on `self`, and
+    attributes without annotations like any class."""
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -26,6 +29,20 @@ class Workflow(BaseModel, ABC):
         default=None,
         description="Target tags whose replies are trained; None: every agent's. The rest talk to their debug model.",
     )
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """An object that may be set up before `super().__init__()`, or without it."""
+        made = super().__new__(cls)
+        if cls.__init__ is not BaseModel.__init__:
+            prepare(made)
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one of the class is then this object's own."""
+        if name in type(self).__class_vars__:
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
 
     @classmethod
     def check(cls, config: Any) -> None:

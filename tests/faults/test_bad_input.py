@@ -169,7 +169,7 @@ def test_a_broken_workflow_is_a_failed_episode(project, workflow, expected):
     assert "4 failed" in done.stdout and "hint (agent)" in done.stdout, done.stdout
     for words in expected:
         assert words in done.stdout, done.stdout
-    assert done.returncode == 2 and "No episode came to its end" in done.stdout, done.stdout
+    assert done.returncode == 2 and "episodes failed." in done.stdout, done.stdout
 
 
 def test_a_workflow_that_never_calls_the_model_trains_nothing(project):

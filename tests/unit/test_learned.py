@@ -18,12 +18,20 @@ def step(trained: int = 0, **more: Any) -> dict[str, Any]:
 FAILED = step(train__failed=8, train__scored=0)
 UNSCORED = step(train__scored=0, train__reward=None)
 EQUAL = step(credit__zero_variance_groups=2)
+EQUAL_WITH_KL = step(12, credit__zero_variance_groups=2, credit__advantage_abs_mean=0.0)
+"""Tokens are trained, and their distance to the reference model is all of the loss."""
 
 
 def test_idle_steps_are_those_in_a_row_at_the_end() -> None:
     held_out = {"step": 2, "validation/reward": 1.0}
     assert [is_idle(row) for row in (EQUAL, step(12), step(12, lr=0.0), {"tasks": [0]})] == [True, False, True, False]
     assert idle_steps([EQUAL, step(3), EQUAL, held_out, UNSCORED]) == 2 and idle_steps([EQUAL, step(3)]) == 0
+
+
+def test_a_step_without_any_advantage_is_idle_though_the_reference_model_trains_it() -> None:
+    taught, in_parts = EQUAL_WITH_KL | {"credit/advantage_abs_mean": 0.1}, EQUAL_WITH_KL | {"credit/parts": 3}
+    assert [is_idle(row) for row in (EQUAL_WITH_KL, taught, in_parts)] == [True, False, False]
+    assert why_nothing([EQUAL_WITH_KL, taught]) is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +45,7 @@ def test_idle_steps_are_those_in_a_row_at_the_end() -> None:
         ([UNSCORED, UNSCORED], "neither the workflow nor a judge gave one"),
         ([FAILED, UNSCORED], "neither the workflow nor a judge gave one"),
         ([EQUAL, EQUAL], "equal rewards in every step (the last mean: 0.25)"),
+        ([EQUAL_WITH_KL, EQUAL], "equal rewards in every step (the last mean: 0.25)"),
         ([step(12, lr=0.0), step(9, lr=0.0)], "the learning rate was 0"),
         ([step()], "no sampled token could be trained"),
     ],

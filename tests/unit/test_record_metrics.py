@@ -146,8 +146,12 @@ def test_the_text_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
 
 def test_a_flat_curve_is_drawn() -> None:
     lines = text_curve(Course([(1, 1.0), (2, 1.0)], "reward"), Course([], ""), width=20, height=5).splitlines()
-    assert [line.split(" │")[0].strip() for line in lines[1:6]] == ["1.50", "", "", "", "0.50"]
-    assert len(lines[3].split("│")[1]) == 20
+    assert [line.split(" │")[0].strip() for line in lines[1:6]] == ["1.00", "", "", "", "0.00"]
+    assert len(lines[1].split("│")[1]) == 20
+    for value, ends in [(0.0, ["1.00", "0.00"]), (2.5, ["2.50", "0.00"]), (-2.0, ["0.00", "-2.00"])]:
+        flat = text_curve(Course([(1, value), (2, value)], ""), Course([], ""), width=20, height=5).splitlines()
+        assert [flat[1].split()[0], flat[5].split()[0]] == ends
+
     near = text_curve(Course([(1, 0.0817), (2, 0.0819)], "loss"), Course([], ""), width=20, height=5).splitlines()
     assert near[1].split()[0] != near[5].split()[0], "its two ends are told apart"
 

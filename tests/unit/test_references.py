@@ -209,6 +209,19 @@ def test_a_missing_class_names_the_nearest_without_running_the_file(base):
     assert "one of A, B" in error_of(base, "workflow.py->Zebra").expected
 
 
+def test_functions_are_named_too_and_only_the_name_is_mended(base):
+    write(base / "reward.py", "def rewards(task, output): ...\ndef _hidden(): ...\nclass Judge: ...\n")
+    assert error_of(base, "reward.py->reward").do == "write reward.py->rewards"
+    assert error_of(base, "reward.py->zzz").expected == "one of Judge, rewards"
+    assert error_of(base, "reward.py").do == "name what is in the file, too: reward.py->NAME"
+
+
+def test_what_a_library_raises_is_said_at_the_line_that_led_there(base):
+    write(base / "broken.py", "import json\n\nX = json.loads('{')\nclass A: ...\n")
+    error = error_of(base, "broken.py->A")
+    assert error.where.startswith(f"{base / 'broken.py'}:3, which led to ") and "decoder.py:" in error.where
+
+
 def test_names_that_are_made_when_the_file_runs_resolve(base):
     write(base / "made.py", "globals()['A'] = type('A', (), {})\n")
     assert resolve_reference("made.py->A", base=base).__name__ == "A"

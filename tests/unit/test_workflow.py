@@ -40,6 +40,60 @@ def test_a_workflow_takes_fields_and_attributes_and_any_parameter_names():
     assert Mine().model_fields_set == set()
 
 
+class Plain(Workflow):
+    """Attributes as in any class, none of which pydantic would take."""
+
+    name = "plain"
+    trainable_targets = ["solver"]
+    max_turns = 3
+    history = []
+    client = object()
+
+    async def execute(self, task, model):
+        self.history.append(task.task.main_query)
+        self.max_turns += 1
+        return WorkflowOutput()
+
+
+class SetUp(Plain):
+    max_turns = 5
+    _hidden = 1
+
+    def __init__(self, seed=7):
+        self.seed = seed
+        self._hidden += 1
+
+
+def test_a_workflows_attributes_need_no_annotation_and_stay_with_their_object():
+    first, second = Plain(), Plain()
+    asyncio.run(first.execute(TASK, None))
+    assert (first.name, first.trainable_targets, first.client) == ("plain", ["solver"], Plain.client)
+    assert (first.history, second.history, Plain.history) == (["q"], [], [])
+    assert (first.max_turns, second.max_turns, Plain.max_turns) == (4, 3, 3)
+
+
+def test_a_workflow_may_be_set_up_without_pydantics_init():
+    made = SetUp()
+    assert (made.seed, made._hidden, made.max_turns, made.name, made.trainable_targets) == (7, 2, 5, "plain", ["solver"])
+    assert SetUp()._hidden == 2
+
+
+def test_a_workflow_that_needs_arguments_is_refused_before_the_run():
+    class Configured(Mine):
+        def __init__(self, config):
+            super().__init__()
+
+    class Sized(Mine):
+        size: int
+
+    with pytest.raises(ConfigError, match=r"__init__ takes \(self, config\), and an object of it is made without") as told:
+        as_workflow(Configured, "w.py->Configured")
+    assert "tuner.config" in told.value.do and told.value.where.startswith(__file__)
+    with pytest.raises(ConfigError, match=r"has no default for size"):
+        as_workflow(Sized, "w.py->Sized")
+    assert as_workflow(SetUp, "w.py->SetUp") is SetUp
+
+
 def test_a_workflow_without_execute_cannot_be_made():
     class Empty(Workflow):
         name: str = "empty"
