@@ -46,7 +46,7 @@ HINTS = {
 KIND_HINTS = {
     "no_model_call": "give the client the tuner, or the address and key that it hands out",
     "returned_nothing": "let `execute` return a WorkflowOutput",
-    "wrong_type": "let `execute` return a WorkflowOutput",
+    "wrong_type": "let `execute` return a WorkflowOutput, say WorkflowOutput(metadata={'final_answer': …})",
     "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
     "timeout": "raise `rollout.episode_timeout`, or find what blocks",
     "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
@@ -65,8 +65,11 @@ def show_episode(episode: Episode) -> None:
     for number, tools in enumerate(_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
         lines.append(f"{tools}\n", style="yellow")
-    for index in _transcript(episode):
-        _append_message(lines, episode.messages[index])
+    for agent, indices in _transcript(episode):
+        if agent:
+            lines.append(f"{printable(agent)} is asked\n", style="bold blue")
+        for index in indices:
+            _append_message(lines, episode.messages[index])
     for use in episode.tool_uses:
         lines.append(_use(use), style="red" if use.error else "magenta")
     outcome, why = _outcome(episode)
@@ -189,12 +192,19 @@ def _footer(episode: Episode) -> str:
     return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
 
 
-def _transcript(episode: Episode) -> list[int]:
-    """Message indices in reading order: each call's messages that were not shown yet, then its reply."""
-    shown: list[int] = []
+def _transcript(episode: Episode) -> list[tuple[str, list[int]]]:
+    """Message indices in reading order: each call's messages that were not shown yet, then its reply. Before them the
+    agent whose call it is, where it is another one than before; nothing where there is one agent."""
+    several = len({call.agent for call in episode.calls}) > 1
+    shown: set[int] = set()
+    told: list[tuple[str, list[int]]] = []
+    before = ""
     for call in episode.calls:
-        shown += [index for index in (*call.messages, call.reply) if index is not None and index not in shown]
-    return shown
+        new = [index for index in (*call.messages, call.reply) if index is not None and index not in shown]
+        shown.update(new)
+        told.append((call.agent if several and call.agent != before else "", list(dict.fromkeys(new))))
+        before = call.agent
+    return told
 
 
 def _append_message(lines: Text, message: dict[str, Any]) -> None:

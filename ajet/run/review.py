@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.backbone_names import described
@@ -57,7 +58,7 @@ def review_run(
     `review_settings`, `review_tasks` and `review_room`."""
     findings = review_settings(experiment.ajet, algorithm)
     findings += review_tasks(experiment, train=train, validates=validates, workflow=workflow, judged=judged)
-    findings += _of_overlap(known)
+    findings += review_overlap(experiment, known)
     return review_lines(findings + review_room(experiment, train=train, validates=validates, beside=beside), experiment)
 
 
@@ -112,9 +113,18 @@ def review_tasks(
     return list(_of_tasks(experiment, train, validates, None if judged else workflow))
 
 
-def _of_overlap(known: Overlap | None) -> list[Finding]:
+def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Finding]:
+    """What held-out tasks that are trained on say."""
     said = known.words() if known is not None else ""
-    return [Finding("task_reader", said, "tasks that are held out and not trained on")] if said else []
+    reader, apart = experiment.ajet.task_reader, ""
+    path = reader.huggingface_dat_repo.dataset_path
+    if reader.type == "huggingface_dat_repo" and path and any((at / path).is_file() for at in (experiment.base, Path())):
+        apart = (
+            "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
+            "'train[90%:]'), or validate on nothing (validation_split: null)"
+        )
+    return [Finding("task_reader", said, f"tasks that are held out and not trained on{apart}")] if said else []
+
 
 
 def review_room(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> list[Finding]:

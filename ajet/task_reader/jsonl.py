@@ -21,6 +21,10 @@ from ajet.task_reader.rows import BadRow, Columns, task_of
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+LINES = "JSON Lines in UTF-8: one object a line, without brackets around them or commas between them"
+TABLES = (".csv", ".tsv", ".parquet")
+"""Files that another reader reads."""
+
 
 class JsonlReader:
     """`jsonl_dataset_file`: fields of `Task` by name, or a question/answer style row (then the row is metadata)."""
@@ -70,13 +74,8 @@ def read_tasks(
         try:
             tasks.append(made(_row(line)))
         except BadRow as problem:
-            if not tasks and not bad and line.lstrip().startswith(b"["):
-                raise TaskError(
-                    f"The task file is a JSON array, or begins as one: {problem}.",
-                    where=f"{file}:{number}",
-                    expected="JSON Lines: one object a line, without brackets around them or commas between them",
-                    do=f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`",
-                ) from None
+            if not tasks and not bad and (other := _of_another_format(file, line)) is not None:
+                raise TaskError(f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]) from None
             if not skip:
                 raise TaskError(
                     f"A task row cannot be used: {problem}.",
@@ -93,6 +92,20 @@ def read_tasks(
     if not tasks:
         raise TaskError("The task file holds no task.", where=str(file), expected="one JSON object a line")
     return tasks
+
+
+def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
+    """What a file is whose first row is bad, and what to do with it; None for JSON Lines with a bad line."""
+    if line.lstrip().startswith(b"["):
+        anew = f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
+        return "The task file is a JSON array, or begins as one", anew
+    if file.suffix.lower() in TABLES:
+        read = f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
+        return f"The task file is {file.suffix.lower().lstrip('.')}, and no JSON Lines", read
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        anew = f"write it anew, say by `iconv -f utf-16 -t utf-8 {file.name} > {file.stem}.utf8.jsonl`"
+        return "The task file is UTF-16", anew
+    return None
 
 
 def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ import ajet
 import ajet.run.episode_panel as panel
 from ajet.run.episode_panel import hint_of, printable, show_episode
 from ajet.run.own_frames import frames_of
+from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
@@ -51,6 +53,24 @@ def test_tools_are_shown_with_their_time_and_what_they_failed_by(monkeypatch: py
     ]
     show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", tool_uses=uses))
     assert 'eyes: look({"at":1}) 0.25 s' in out.getvalue() and "call({}) 2.50 s ✗ transport" in out.getvalue()
+
+
+def call_of(agent: str, asked: list[int], reply: int) -> Call:
+    none, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    return Call(0, agent, agent, True, None, 0, none, none, floats, floats, (), "stop", tuple(asked), None, reply)
+
+
+def test_of_several_agents_each_is_named_where_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(panel, "console", Console(file=out, width=80))
+    messages = [{"role": role, "content": text} for role, text in zip("ua" * 3, "abcdef", strict=True)]
+    calls = [call_of("solver", [0], 1), call_of("critic", [2], 3), call_of("critic", [2, 3, 4], 5)]
+    show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls))
+    lines = [line.strip("│ ") for line in out.getvalue().splitlines()][1:-1]
+    assert lines == ["solver is asked", "u: a", "a: b", "critic is asked", "u: c", "a: d", "u: e", "a: f"]
+    out.truncate(0)
+    show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls[:1]))
+    assert "is asked" not in out.getvalue()
 
 
 OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'

@@ -10,7 +10,8 @@ import pytest
 from ajet.algorithm import opened
 from ajet.cli import launcher
 from ajet.config import Experiment
-from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.run.review import review_lines, review_overlap, review_settings, review_tasks
+from ajet.task_reader.contamination import Overlap
 from ajet.workflow import Workflow
 from ajet.workflow.function import as_workflow
 
@@ -50,6 +51,16 @@ def test_settings_that_cannot_do_what_a_training_is_for(sections: dict[str, Any]
 def test_what_compares_no_attempts_needs_no_group() -> None:
     own = {"trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}}}
     assert keys(rollout={"num_repeat": 1}, **own) == [] == keys(rollout={"temperature": 0}, **own)
+
+
+def test_of_a_file_whose_every_split_is_all_rows_it_is_said_how_to_split_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("question,answer\nq,1\n")
+    known = Overlap(("a",), (), (), trained=1, held_out=1)
+    for path, said in (("t.csv", True), ("org/name", False)):
+        reader = {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": path}}
+        made = Experiment.from_dict({"ajet": {"backbone": "local", "task_reader": reader}}, base=tmp_path)
+        (finding,) = review_overlap(made, known)
+        assert ("validation_split: null" in finding.do) is said and review_overlap(made, None) == []
 
 
 class Rewards(Workflow):

@@ -175,6 +175,27 @@ def test_bad_bytes_are_named(tmp_path: Path) -> None:
     assert caught.value.where.endswith(":2")
 
 
+@pytest.mark.parametrize("skip", ["error", "skip"])
+@pytest.mark.parametrize(
+    ("name", "data", "what", "do"),
+    [
+        ("t.csv", b"question,answer\nq,1\n", "is csv", "{dataset_path: t.csv}"),
+        ("t.parquet", b"PAR1\x15\xff", "is parquet", "{dataset_path: t.parquet}"),
+        ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "is UTF-16", "iconv -f utf-16"),
+        ("t.json", b'[{"question": "q"}]', "is a JSON array", "jq -c"),
+    ],
+)
+def test_a_file_of_another_format_is_told_what_reads_it(
+    tmp_path: Path, name: str, data: bytes, what: str, do: str, skip: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    files = {"training": {"file_path": name}}
+    made = experiment(tmp_path, "jsonl_dataset_file", jsonl_dataset_file=files, on_bad_row=skip)
+    with pytest.raises(TaskError, match=what) as caught:
+        open_reader(made).tasks("train")
+    assert do in caught.value.do
+
+
 def test_bad_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     from loguru import logger
 
