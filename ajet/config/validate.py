@@ -159,7 +159,7 @@ def together(problems: list[ConfigError]) -> ConfigError:
         more = "; ".join(
             text for text in (f"expected {problem.expected}" if problem.expected else "", problem.do) if text
         )
-        rows.append(f"{problem.where}\n    {problem.what}{' ' + more if more else ''}")
+        rows.append(f"{problem.where}\n    {problem.what}{' ' + more[:1].upper() + more[1:] if more else ''}")
     if len(problems) > _SHOWN:
         rows.append(f"and {len(problems) - _SHOWN} more")
     return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="mend these places")

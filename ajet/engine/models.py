@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ajet.tokens.image_tokens import ImageTokens
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+"""What a folder with a tokenizer has one of, at least."""
+
+
 def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
     """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. `weights`: whether
     they will be loaded from it. Raises UserError, also for a damaged checkpoint."""
@@ -46,8 +50,14 @@ def load_tokenizer(source: ModelSource) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **reading(source.trust_remote_code))
     except Exception as error:  # tokenizers raises bare Exceptions for a file that is damaged
+        lacking = not any((folder / name).is_file() for name in TOKENIZER_FILES)
         raise own_code(error, folder) or UserError(
-            f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)
+            f"The model {source.path} has no tokenizer."
+            if lacking
+            else f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}",
+            where=str(folder),
+            expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json beside config.json",
+            do="copy them, and chat_template.jinja where there is one, from the model that this one was made of",
         ) from error
     if not tokenizer.chat_template:
         raise UserError(

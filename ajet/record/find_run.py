@@ -2,7 +2,7 @@
 
 Invariant: a plain word is a run's name wherever there is such a run, also where a folder is called the same (a project
 and its run often are); whatever has a separator in it is a path. Of a run and the debug runs of its name the newest is
-meant by those who look at what was played.
+meant by those who look at what was played, and where that is a debug run beside a trained one it is said.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
+from ajet.record.console import Screen
 from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
 
@@ -24,7 +25,10 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
         folders = [each for kind in kinds for each in ([root / named] if not kind else _listed(root / named / kind))]
         held = [folder for folder in folders if (folder / holding).exists()]
         if held:
-            return max(held, key=_changed)
+            newest = max(held, key=_changed)
+            if newest != root / named and root / named in held:
+                _say_which(newest, root / named)
+            return newest
     return None
 
 
@@ -61,6 +65,12 @@ def which_runs(named: str, root: Path) -> str:
     others = [folder.name for folder in _listed(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
     return (f"did you mean {near[0]}? " if near else "") + f"{lists_runs(root)} lists them"
+
+
+def _say_which(debug: Path, run: Path) -> None:
+    """On standard error: there may be JSON on the other."""
+    said = f"the debug run {debug.name} is looked at, which is newer than the run; the run itself: {run}"
+    Screen(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {said}", markup=False)
 
 
 def _is_path(named: str) -> bool:

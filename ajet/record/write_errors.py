@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,8 @@ class CannotWrite(UserError):
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WORDS = ("no space left", "os error 28", "os error 27", "file too large")
+TOO_LARGE = ("os error 27", "file too large")
+WORDS = ("no space left", "os error 28", *TOO_LARGE)
 NEARLY_NOTHING = 2**20
 REFUSALS = {
     errno.EDQUOT: ("The quota is used up", "free some space, or have the quota raised"),
@@ -70,6 +71,13 @@ def explained(
             ) from error
         if not is_full(error, folder):
             raise
+        if is_limited(error):
+            raise CannotWrite(
+                f"A file may not grow so large: {what} could not be written ({kept}).",
+                where=str(folder),
+                expected="no limit on the size of files, or a larger one (ulimit -f; the file system has one, too)",
+                do=f"raise it{again}",
+            ) from error
         raise CannotWrite(
             f"The disk is full: {what} could not be written ({kept}).",
             where=f"{folder} ({_free(folder) / 2**20:.0f} MiB free)",
@@ -93,14 +101,25 @@ def refusal(error: BaseException, folder: Path) -> int | None:
 
 def is_full(error: BaseException, folder: Path) -> bool:
     """True when `error`, or what caused it, says so; libraries wrap the operating system's error in their own."""
+    if _says(error, NUMBERS, WORDS):
+        return True
+    return isinstance(error, Exception) and _free(folder) < NEARLY_NOTHING
+
+
+def is_limited(error: BaseException) -> bool:
+    """True when it is a limit on the size of one file that stands in the way, however much room there is."""
+    return _says(error, (errno.EFBIG,), TOO_LARGE)
+
+
+def _says(error: BaseException, numbers: Collection[int], words: Collection[str]) -> bool:
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in NUMBERS:
+        if isinstance(seen, OSError) and seen.errno in numbers:
             return True
-        if any(words in str(seen).lower() for words in WORDS):
+        if any(each in str(seen).lower() for each in words):
             return True
         seen = seen.__cause__ or seen.__context__
-    return isinstance(error, Exception) and _free(folder) < NEARLY_NOTHING
+    return False
 
 
 def _free(folder: Path) -> int:

@@ -17,7 +17,7 @@ from ajet.rollout import bounds
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import verdict_on_failure
 from ajet.rollout.identity import Identity
-from ajet.rollout.own_metrics import metadata_of, numbers_of
+from ajet.rollout.own_metrics import metadata_of, numbers_of, warn_of_near_names
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.local_time import utc_offset
 from ajet.schema.timeline import Timeline
@@ -26,6 +26,8 @@ from ajet.schema.timeline import Timeline
 def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: Any) -> Episode:
     """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
     capture, output = played.capture, played.output
+    if output:
+        warn_of_near_names(output)
     if played.aborted or played.failure:
         verdict = verdict_on_failure(played, settings.rollout.policy_failure_reward)
     episode = Episode(

@@ -7,10 +7,16 @@ fields of its own that an output has, is recorded with its metadata.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
+from loguru import logger
+
+from ajet.record.seldom import Seldom
 from ajet.schema.task import WorkflowOutput
+
+_said = Seldom(every=600)
 
 
 def numbers_of(output: WorkflowOutput) -> dict[str, float]:
@@ -25,6 +31,14 @@ def metadata_of(output: WorkflowOutput) -> dict[str, Any]:
     if rest:
         own["log_metrics"] = rest
     return {**own, **output.metadata}
+
+
+def warn_of_near_names(output: WorkflowOutput) -> None:
+    """Say of a field of its own that it is nearly the name of one that means something, once in ten minutes each."""
+    for name in output.model_extra or {}:
+        near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
+        if near and _said.due(name):
+            logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
 
 
 def _apart(given: Mapping[str, Any], prefix: str) -> tuple[dict[str, float], dict[str, Any]]:

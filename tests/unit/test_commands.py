@@ -101,6 +101,20 @@ def test_a_name_is_a_run_before_it_is_a_folder_and_the_newest_debug_one_too(envi
     assert find_run.run_folder("./tool", root, holding="run.json") == Path("./tool")
 
 
+def test_a_debug_run_that_is_looked_at_in_place_of_the_run_is_said(environment, capsys):
+    root = environment / "launcher_record"
+    for at, place in enumerate(("tool", "tool/debug/1")):
+        (root / place).mkdir(parents=True)
+        (root / place / "status.json").touch()
+        os.utime(root / place / "status.json", (1000 - at, 1000 - at))
+    assert find_run.newest_run("tool", root, holding="status.json") == root / "tool"
+    assert capsys.readouterr() == ("", "")
+    os.utime(root / "tool" / "debug" / "1" / "status.json", (2000, 2000))
+    assert find_run.newest_run("tool", root, holding="status.json") == root / "tool" / "debug" / "1"
+    told = capsys.readouterr()
+    assert told.out == "" and "tool: the debug run 1 is looked at" in told.err and str(root / "tool") in told.err
+
+
 def test_what_init_prints_runs_as_pasted(tmp_path):
     """In a real environment that is not activated."""
     venv.create(tmp_path / ".venv", with_pip=False, symlinks=True)

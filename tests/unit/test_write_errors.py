@@ -45,6 +45,15 @@ def test_a_training_is_told_of_checkpoints_and_that_it_goes_on(tmp_path):
     assert "trainer_common.max_checkpoints_to_keep" in later.expected and "safe up to step 1" in later.what
 
 
+def test_a_limit_on_the_size_of_a_file_is_no_full_disk(tmp_path):
+    def too_large(*_, **__):
+        raise RuntimeError("serialize: I/O error: File too large (os error 27)") from OSError(errno.EFBIG, "x")
+
+    told = refused(Checkpoints(tmp_path).save, 1, too_large, {})
+    assert told.what.startswith("A file may not grow so large") and "ulimit -f" in told.expected
+    assert "disk is full" not in told.what and "start the same command again" in told.do
+
+
 def test_who_only_records_is_not_told_of_checkpoints(tmp_path):
     with (
         pytest.raises(UserError) as error,

@@ -28,6 +28,6 @@ def require_known(text: str, kind: Kind) -> None:
     names += brought(kind)  # asked last: it looks at every installed package
     if text in names:
         return
-    near = get_close_matches(text, names, 1)
+    near = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ValueError(f"one of {', '.join(names)}, or a reference such as {own(kind)}{hint}")

@@ -154,6 +154,7 @@ def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> Mode
             "No checkpoint of this run was measured, so none is known as the best.",
             where=str(run),
             expected="latest, or step-N",
+            do="play it with --model latest; trainer_common.test_freq measures while it trains",
         )
     return Model(label, path=str(model_folder(run, checkpoint).absolute()), step=checkpoint.step)
 

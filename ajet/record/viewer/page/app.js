@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { address } from "./address.js";
-import { frozenNote, isFrozen } from "./data.js";
+import { frozenNote, frozenRun, isFrozen } from "./data.js";
 import { runsPage } from "./runs.js";
 import { runPage } from "./run.js";
 import { episodesPage } from "./episodes.js";
@@ -112,4 +112,5 @@ function up() {
 }
 
 addEventListener("hashchange", draw);
+if (isFrozen && !location.hash) history.replaceState(null, "", address(["run", frozenRun]));  // it has no other
 draw();

@@ -7,6 +7,7 @@ const frozen = (() => {
 
 export const isFrozen = frozen !== null;
 export const frozenNote = frozen?.note ?? "";
+export const frozenRun = frozen?.runs.runs[0]?.name ?? "";
 
 export async function get(path, query = {}) {
   if (frozen) return fromFrozen(path, query);
