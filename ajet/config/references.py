@@ -271,8 +271,8 @@ def _last_user_line(error: BaseException) -> str:
 
 def _is_library(file: str) -> bool:
     """Whether a file is Python's, an installed package's or ajet's, and not a person's own."""
-    roots = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
-    return any(Path(file).is_relative_to(root) for root in (*roots, Path(__file__).parents[1]))
+    roots = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    return any(Path(file).is_relative_to(root) for root in [*roots, Path(__file__).parents[1]])
 
 
 def _check_name(parsed: Reference, file: Path, what: str) -> None:
@@ -326,8 +326,12 @@ def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> Unres
     return UnresolvedReference(
         f"{what}: {parsed.text} names {parsed.name}, which is not there.",
         where=where,
-        expected=f"one of {', '.join(near or code[:8])}" if near or code else "a class or function at the file's top level",
-        do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{near[0]}" if near else f"define {parsed.name}, or name another",
+        expected=f"one of {', '.join(near or code[:8])}"
+        if near or code
+        else "a class or function at the file's top level",
+        do=f"write {parsed.text.rstrip().removesuffix(parsed.name)}{near[0]}"
+        if near
+        else f"define {parsed.name}, or name another",
     )
 
 

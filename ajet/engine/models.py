@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from ajet.tokens.image_tokens import ImageTokens
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
 """What a folder with a tokenizer has one of, at least."""
 
 

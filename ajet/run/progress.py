@@ -121,7 +121,7 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     if "loss" in metrics:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:
-        parts.append("nothing to learn from (equal rewards)")
+        parts.append("nothing to learn from" + (" (equal rewards)" if "train/reward" in metrics else ""))
     if "train/rows" in metrics:
         return "  ".join([*parts, f"{metrics['seconds/step']:.1f} s"])
     seconds = f"{metrics['seconds/step']:.1f} s (rollout {metrics['seconds/rollout']:.1f}"

@@ -118,13 +118,16 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Findin
     said = known.words() if known is not None else ""
     reader, apart = experiment.ajet.task_reader, ""
     path = reader.huggingface_dat_repo.dataset_path
-    if reader.type == "huggingface_dat_repo" and path and any((at / path).is_file() for at in (experiment.base, Path())):
+    if (
+        reader.type == "huggingface_dat_repo"
+        and path
+        and any((at / path).is_file() for at in (experiment.base, Path()))
+    ):
         apart = (
             "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
             "'train[90%:]'), or validate on nothing (validation_split: null)"
         )
     return [Finding("task_reader", said, f"tasks that are held out and not trained on{apart}")] if said else []
-
 
 
 def review_room(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> list[Finding]:

@@ -67,6 +67,8 @@ def _place(tasks: Tasks, file: Path) -> str:
     from ajet.record.files import write_atomically
 
     lines = [_line(task, index) for index, task in enumerate(tasks)]
+    if not lines:
+        raise TaskError("There is no task: the list is empty.", where=file.name.split(".")[-2], expected="one at least")
     with write_errors.explained("the tasks", file.parent, kept="nothing was begun"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(lines))
@@ -105,5 +107,6 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
         )
-    splits = {} if held_out is None else {"validation_split": held_out}
+    one_file = training.endswith((".parquet", ".csv", ".tsv"))  # any split of it is all of its rows
+    splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}

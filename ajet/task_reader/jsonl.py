@@ -75,7 +75,9 @@ def read_tasks(
             tasks.append(made(_row(line)))
         except BadRow as problem:
             if not tasks and not bad and (other := _of_another_format(file, line)) is not None:
-                raise TaskError(f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]) from None
+                raise TaskError(
+                    f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]
+                ) from None
             if not skip:
                 raise TaskError(
                     f"A task row cannot be used: {problem}.",
@@ -100,7 +102,9 @@ def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
         anew = f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
         return "The task file is a JSON array, or begins as one", anew
     if file.suffix.lower() in TABLES:
-        read = f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
+        read = (
+            f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
+        )
         return f"The task file is {file.suffix.lower().lstrip('.')}, and no JSON Lines", read
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
         anew = f"write it anew, say by `iconv -f utf-16 -t utf-8 {file.name} > {file.stem}.utf8.jsonl`"

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo, ModelPrivateAttr
 
 if TYPE_CHECKING:
-    from abc import ABCMeta as ModelType
+    from pydantic._internal._model_construction import ModelMetaclass as ModelType
 else:
     ModelType = type(BaseModel)
 

@@ -140,8 +140,9 @@ def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded"):
         load_model(locate(str(tmp_path)), dtype=torch.float32)
-    with pytest.raises(UserError, match="tokenizer"):
+    with pytest.raises(UserError, match="has no tokenizer") as caught:
         load_tokenizer(locate(str(tmp_path)))
+    assert "tokenizer.json" in caught.value.expected and caught.value.do.startswith("copy them")
 
 
 def test_a_model_that_sees_images_is_sent_to_verl(tmp_path: Path) -> None:

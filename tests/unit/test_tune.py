@@ -77,6 +77,8 @@ def test_what_is_named_is_taken_from_where_it_is(composed: Callable[..., Experim
     hub = composed(tasks="gsm8k/main", validation="test").ajet.task_reader
     assert hub.type == "huggingface_dat_repo"
     assert (hub.huggingface_dat_repo.dataset_path, hub.huggingface_dat_repo.validation_split) == ("gsm8k/main", "test")
+    table = composed(tasks="train.csv").ajet.task_reader.huggingface_dat_repo
+    assert (table.dataset_path, table.validation_split) == ("train.csv", None), "none of it is held out unasked"
     assert composed(tasks="sums.py->Sums").ajet.task_reader.type == "sums.py->Sums"
 
 
@@ -93,6 +95,13 @@ def test_a_task_that_cannot_be_written_down_is_named(composed: Callable[..., Exp
     with pytest.raises(TaskError) as refused:
         ajet.tune(**TUNE, tasks=["a", task])
     assert refused.value.where == "tasks[1]"
+
+
+def test_no_tasks_are_none_whoever_reads_them(composed: Callable[..., Experiment]) -> None:
+    for more in ({"tasks": []}, {"tasks": ["a"], "validation": []}):
+        with pytest.raises(TaskError, match="the list is empty") as refused:
+            ajet.tune(**{**TUNE, **more})
+        assert refused.value.where == next(name for name, tasks in more.items() if not tasks)
 
 
 @pytest.mark.parametrize("tasks", ["gsm8k/main", "sums.py->Sums"])

@@ -74,7 +74,13 @@ def test_a_workflows_attributes_need_no_annotation_and_stay_with_their_object():
 
 def test_a_workflow_may_be_set_up_without_pydantics_init():
     made = SetUp()
-    assert (made.seed, made._hidden, made.max_turns, made.name, made.trainable_targets) == (7, 2, 5, "plain", ["solver"])
+    assert (made.seed, made._hidden, made.max_turns, made.name, made.trainable_targets) == (
+        7,
+        2,
+        5,
+        "plain",
+        ["solver"],
+    )
     assert SetUp()._hidden == 2
 
 
@@ -86,7 +92,9 @@ def test_a_workflow_that_needs_arguments_is_refused_before_the_run():
     class Sized(Mine):
         size: int
 
-    with pytest.raises(ConfigError, match=r"__init__ takes \(self, config\), and an object of it is made without") as told:
+    with pytest.raises(
+        ConfigError, match=r"__init__ takes \(self, config\), and an object of it is made without"
+    ) as told:
         as_workflow(Configured, "w.py->Configured")
     assert "tuner.config" in told.value.do and told.value.where.startswith(__file__)
     with pytest.raises(ConfigError, match=r"has no default for size"):

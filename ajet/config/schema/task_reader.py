@@ -255,7 +255,11 @@ class Columns(Section):
 
     main_query: str | None = key(None, "The question; null: main_query, question, query, prompt or problem.")
     task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
-    answer: str | None = key(None, "The reference answer, kept as `metadata.answer`; null: answer or solution.")
+    answer: str | None = key(
+        None,
+        "The reference answer, kept as `metadata.answer`; null: answer, ground_truth, final_answer, solution or "
+        "target.",
+    )
 
 
 class TaskReader(Section):
