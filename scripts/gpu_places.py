@@ -21,6 +21,7 @@ COVERED = {
     "ajet/backbone/local/trainer.py::Trainer.rehearse": "local",
     "ajet/backbone/local/tree_attention.py::TreePlan.shared": "tests",
     "ajet/backbone/local/tree_attention.py::_attend": "tests",
+    "ajet/backbone/local/tree_attention.py::_in_subtrees": "tests",
     "ajet/backbone/requirements.py::has_nvidia": "doctor",
     "ajet/backbone/trinity/config.py::_node": "trinity",
     "ajet/backbone/trinity/config.py::_refused": "tests/unit/test_trinity_config.py",

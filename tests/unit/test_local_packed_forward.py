@@ -32,12 +32,14 @@ def model(request):
     return MODELS[request.param]()
 
 
-@pytest.fixture(params=["dense", "by segment", "computed again"])
+@pytest.fixture(params=["dense", "by subtree", "by segment", "computed again"])
 def attention(request, monkeypatch):
-    """All ways of attending: the second in blocks of two queries, the third with nothing of them kept."""
+    """All ways of attending: the third, a GPU's, in blocks of two queries, the fourth with nothing of them kept."""
     if request.param != "dense":
         monkeypatch.setattr(tree_attention, "DENSE", 0)
         monkeypatch.setattr(tree_attention, "QUERY_BLOCK", 2)
+    if request.param in ("by segment", "computed again"):
+        monkeypatch.setattr(tree_attention, "_in_subtrees", lambda *given: False)
     if request.param == "computed again":
         monkeypatch.setattr(tree_attention, "KEPT", 0)
 
@@ -169,10 +171,14 @@ def test_blocks_that_are_alike_and_all_layers_share_a_windows_mask(monkeypatch):
     assert 1 <= sum(bool(torch.isneginf(tensor).any()) for tensor in tensors) < 8, "of 65 blocks in each layer"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "sliding window"])
-def test_memory_is_linear_in_the_longest_path(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "way"), [("qwen3", "by subtree"), ("qwen3", "by segment"), ("sliding window", "by segment")]
+)
+def test_memory_is_linear_in_the_longest_path(name, way, monkeypatch):
     """A mask of queries by keys, kept in each block, would make it four times as much for twice the length; the
-    window of the second model is far below both."""
+    window of the third is far below both."""
+    if way == "by segment":
+        monkeypatch.setattr(tree_attention, "_in_subtrees", lambda *given: False)
     for knob, value in (("DENSE", 64), ("QUERY_BLOCK", 32), ("KEPT", 128)):
         monkeypatch.setattr(tree_attention, knob, value)
     model = MODELS[name]()

@@ -2,12 +2,13 @@
 
 Invariant: equal to attention over each sample alone, to float tolerance, in memory that is linear in the row and in
 its longest path. Linear layers run over all tokens of a row at once; attention runs tree by tree, so that its cost has
-no term across trees. A small tree is one call under a dense mask; a tree beyond `DENSE` tokens goes segment by segment
-against the keys of its ancestors, in blocks of queries; beyond `KEPT` keys the backward pass computes a block again, so
-that neither its mask nor its copy of the path's keys is kept. Masks of small trees and of sliding windows are made once
-for all layers, and for all blocks that are alike. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which
-torch's fused attention does not know, are written out, in blocks of queries that the backward pass computes again; any
-other keyword of a model's attention raises.
+no term across trees. A small tree is one call under a dense mask; one beyond `DENSE` tokens goes by the keys of each
+segment (`subtree_attention`) on a CPU. Elsewhere, or with a sliding window, it goes segment by segment against the keys
+of its ancestors, in blocks of queries; beyond `KEPT` keys the backward pass computes a block again, so that neither its
+mask nor its copy of the path's keys is kept. Masks of small trees and of sliding windows are made once for all layers,
+and for all blocks that are alike. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which torch's fused attention does
+not know, are written out, in blocks of queries that the backward pass computes again; any other keyword of a model's
+attention raises.
 
 Registered with transformers as the attention implementation `ajet_tree`; a plan travels to it as the keyword
 argument `trees` of the model's forward pass.
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ajet.backbone.local.subtree_attention import subtree_attention
 from ajet.context_tracker.packing import Tree, tree_mask
 from ajet.engine.attention_keywords import refuse_unknown
 
@@ -146,9 +148,16 @@ def tree_attention(
             outputs.append(_attend(q, k, v, None, how))
         elif q.shape[2] <= DENSE:
             outputs.append(_attend(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
+        elif _in_subtrees(q, how, window):
+            outputs.append(subtree_attention(tree, q, k, v, how.scaling))
         else:
             outputs.extend(_by_segment(trees, tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
+
+
+def _in_subtrees(q: Tensor, how: _How, window: int | None) -> bool:
+    """Whether the kernel that computes these hands out the sums that `subtree_attention` puts parts together by."""
+    return window is None and how.fused and q.device.type == "cpu"
 
 
 def _reach(tree: Tree) -> int:
