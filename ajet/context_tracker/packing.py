@@ -7,12 +7,13 @@ one tree, so a forward pass under the tree's mask computes what a pass over the 
 Samples of one group and one adapter that begin alike form a tree, and all of a row are of one adapter. Groups that
 begin alike (one system prompt, the same worked examples) join in a tree where that saves more than it costs: what is
 shared is computed once, and in a small tree every token is held to every other. Rows are filled up to `budget` tokens.
-A group's tree that would outgrow the budget is built as several, each repeating what it shares; only a single sample
-that is longer than the budget makes a longer row, which it then has to itself.
+A group's tree that would outgrow the budget is built as several, each repeating what it shares, and cut where that
+costs least; only a single sample that is longer than the budget makes a longer row, which it then has to itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ they take less."""
 class Tree:
     """Rows [start, stop) of a packed row: sequences that share prefixes. Shapes: n = stop - start tokens, S segments.
 
-    A segment is a run of tokens without a branch. Parents come before children."""
+    A segment is a run of tokens without a branch. In preorder: what continues a segment, and what continues that,
+    follows it without a gap."""
 
     start: int
     stop: int
@@ -198,17 +200,38 @@ def _of_groups(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[
         if sample.timeline.ids.size:
             groups.setdefault((sample.group, sample.timeline.adapter), []).append(index)
     for members in groups.values():
-        family: list[int] = []
-        size = 0
-        for index in _in_order(samples, members):
-            ids = samples[index].timeline.ids
-            shared = _shared(samples[family[-1]].timeline.ids, ids) if family else 0
-            if family and (not share or not shared or size + ids.size - shared > budget):
-                yield family
-                family, size, shared = [], 0, 0
-            family.append(index)
-            size += ids.size - shared
-        yield family
+        ordered = _in_order(samples, members)
+        ids = [samples[index].timeline.ids for index in ordered]
+        shared = [0, *(_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
+        opens = [*(at for at, size in enumerate(shared) if not size), len(ordered)]
+        for start, stop in zip(opens, opens[1:], strict=False):
+            sizes = [each.size for each in ids[start:stop]]
+            edges = [start + cut for cut in _cuts(sizes, shared[start:stop], budget)]
+            yield from (ordered[a:b] for a, b in zip(edges, edges[1:], strict=False))
+
+
+def _cuts(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
+    """The edges of parts of at most `budget` tokens, but for samples that are longer themselves, so that what all but
+    the first part repeat costs least. `shared`: what each sample, of `sizes` tokens, has in common with the one
+    before."""
+    if sum(sizes) - sum(shared) <= budget:
+        return [0, len(sizes)]
+    least, edge = [0.0], [0]
+    for stop in range(1, len(sizes) + 1):
+        best, tokens = (math.inf, 0), 0
+        for start in range(stop - 1, -1, -1):
+            tokens += sizes[start] - (shared[start + 1] if start + 1 < stop else 0)
+            if tokens > budget and start + 1 < stop:
+                break
+            repeated = shared[start] * (1 + shared[start] / (2 * PAIRS))
+            if least[start] + repeated < best[0]:
+                best = (least[start] + repeated, start)
+        least.append(best[0])
+        edge.append(best[1])
+    edges = [len(sizes)]
+    while edges[-1]:
+        edges.append(edge[edges[-1]])
+    return edges[::-1]
 
 
 def _shared(left: Ids, right: Ids) -> int:

@@ -37,6 +37,18 @@ def path(row, index):
     return tree.start + np.flatnonzero(tree_mask(tree)[index - tree.start])
 
 
+def in_preorder(tree):
+    """Each segment continues the one before it, or what that one continues."""
+    path = []
+    for segment, parent in enumerate(tree.parents.tolist()):
+        while path and path[-1] != parent:
+            path.pop()
+        if not path and parent >= 0:
+            return False
+        path.append(segment)
+    return bool((np.diff(tree.segment_of) >= 0).all())
+
+
 @settings(max_examples=150, deadline=None)
 @given(batches(), st.integers(1, 20), st.booleans())
 def test_rows_hold_the_samples_exactly(samples, budget, share):
@@ -50,7 +62,7 @@ def test_rows_hold_the_samples_exactly(samples, budget, share):
         for tree in row.trees:
             assert tree.segment_of.size == tree.stop - tree.start
             assert set(tree.segment_of.tolist()) == set(range(tree.parents.size))
-            assert all(parent < segment for segment, parent in enumerate(tree.parents.tolist()))
+            assert in_preorder(tree)
         targets = row.targets
         assert (np.diff(targets.source) >= 0).all()
         for source, token, sample, offset in zip(
@@ -114,6 +126,35 @@ def test_a_group_larger_than_the_budget_is_split_between_samples():
     samples = [make_sample([*prompt, 2 + i], [False] * 6 + [True]) for i in range(6)]
     rows = pack(samples, 9)
     assert [row.ids.size for row in rows] == [9, 9]
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(3, 14))
+def test_a_group_is_cut_where_its_parts_repeat_least(samples, budget):
+    """Of all ways to cut its samples, in their order, into trees that fit."""
+    samples = [make_sample(each.timeline.ids, each.timeline.mask) for each in samples]
+    ordered = sorted((tuple(each.timeline.ids.tolist()) for each in samples))
+
+    def tokens(part):
+        return len({ids[: stop + 1] for ids in part for stop in range(len(ids))})
+
+    least = [0]
+    for stop in range(1, len(ordered) + 1):
+        parts = [(start, ordered[start:stop]) for start in range(stop)]
+        fit = [(start, tokens(part)) for start, part in parts if len(part) == 1 or tokens(part) <= budget]
+        least.append(min(least[start] + size for start, size in fit))
+    assert sum(row.ids.size for row in pack(samples, budget)) == least[-1]
+
+
+def test_episodes_of_one_prompt_are_cut_apart_between_them():
+    """Two whole episodes a pass; one filled up with the third's beginning would have that computed twice."""
+    prompt, mask = [1] * 10, [False] * 50 + [True] * 5
+    samples = [
+        make_sample([*prompt, *[10 + episode] * 40, *[100 + branch] * 5], mask)
+        for episode in range(4)
+        for branch in range(4)
+    ]
+    assert [row.ids.size for row in pack(samples, 180)] == [10 + 2 * (40 + 4 * 5)] * 2
 
 
 def sized(shared, own, groups):
