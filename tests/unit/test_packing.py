@@ -133,7 +133,7 @@ def test_a_group_larger_than_the_budget_is_split_between_samples():
 def test_a_group_is_cut_where_its_parts_repeat_least(samples, budget):
     """Of all ways to cut its samples, in their order, into trees that fit."""
     samples = [make_sample(each.timeline.ids, each.timeline.mask) for each in samples]
-    ordered = sorted((tuple(each.timeline.ids.tolist()) for each in samples))
+    ordered = sorted(tuple(each.timeline.ids.tolist()) for each in samples)
 
     def tokens(part):
         return len({ids[: stop + 1] for ids in part for stop in range(len(ids))})
