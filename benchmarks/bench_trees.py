@@ -12,11 +12,15 @@ no third side.
     both      four episodes of such an agent with one prompt
     eager     no trees at all: the rows of `group` by transformers' eager attention, and by torch's fused one
 
+A pass with trees holds twice the longest row's tokens, each counted once; where a scene has more, it is given a second
+time with `micro_batch_tokens` that hold all of it, so that nothing is computed twice.
+
 Printed: tokens of all rows over those computed; the bound, which is the same with attention counted (each layer's
-products, and 2 multiplications for each pair of tokens and number of a head, of forward and backward pass); the update
+products, and 2 multiplications for each pair of tokens and number of a head, of forward and backward pass); the tokens
+of a pass of either side; the most resident memory above what was there before, in a round that is not timed; the update
 as measured, medians; measured / bound. Goal: at least 0.75. Of `eager`, which has no goal, both times and their ratio.
 
-    python benchmarks/bench_trees.py [--prompt 4096] [--rounds 3] [--scenes group,agent,both]
+    python benchmarks/bench_trees.py [--prompt 4096] [--rounds 3] [--tree-rounds 1] [--scenes group,agent,both]
 """
 
 from __future__ import annotations
@@ -178,31 +182,55 @@ def update(engine: Any, rows: list[Row], packed: bool, budget: int, attention: s
     return spent, sum(found["loss"])
 
 
-def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
-    """Print a line; answers measured / bound."""
+def peak(engine: Any, rows: list[Row], packed: bool, budget: int) -> tuple[float, int]:
+    """Processor seconds of an update, and the most resident memory meanwhile above what there was before, in bytes."""
+    import psutil
+    from bench_memory import Peak
+
+    from ajet.backbone.local.machine import release_memory
+
+    release_memory()
+    before = psutil.Process().memory_info().rss
+    with Peak() as most:
+        seconds, _ = update(engine, rows, packed, budget)
+    return seconds, most.bytes - before
+
+
+def measure(engine: Any, scene: str, prompt: int, rounds: int, of_trees: int) -> dict[str, float]:
+    """Print a line for each size of a pass; answers what was measured / bound, by name. Of a round trees have
+    `of_trees` turns."""
     rows = rows_of(scene, prompt)
-    longest = max(len(ids) for ids, _ in rows)
-    tried = {budget: update(engine, rows, False, budget)[0] for budget in (longest, 2 * longest)}
-    most = min(tried, key=lambda budget: tried[budget])
-    update(engine, rows, True, 2 * longest)
-    spent: dict[bool, list[float]] = {True: [], False: []}
+    lengths = [len(ids) for ids, _ in rows]
+    longest = max(lengths)
+    unique, unique_pairs = _unique(rows)
+    tried = {budget: peak(engine, rows, False, budget) for budget in (longest, 2 * longest)}
+    most = min(tried, key=lambda budget: tried[budget][0])
+    passes = {scene: 2 * longest} | ({f"{scene}, one pass": unique} if unique > 2 * longest else {})
+    memory, computed = {}, {}
+    for name, budget in passes.items():
+        memory[name], computed[name] = peak(engine, rows, True, budget)[1], engine.computed
+    spent: dict[str, list[float]] = {"": [], **{name: [] for name in passes}}
     losses = {}
     for _ in range(rounds):
-        for packed in (False, True):
-            seconds, losses[packed] = update(engine, rows, packed, 2 * longest if packed else most)
-            spent[packed].append(seconds)
-    assert abs(losses[True] - losses[False]) < 1e-3 * abs(losses[False])
-    lengths = [len(ids) for ids, _ in rows]
+        for name, seconds in spent.items():
+            for _ in range(of_trees if name else 1):
+                found, losses[name] = update(engine, rows, bool(name), passes.get(name, most))
+                seconds.append(found)
+    assert all(abs(loss - losses[""]) < 1e-3 * abs(losses[""]) for loss in losses.values())
     pairs = sum(length * (length + 1) // 2 for length in lengths)
-    unique, unique_pairs = _unique(rows)
     config = engine.module.config
     bound = work(lengths, pairs, config) / work([unique], unique_pairs, config)
-    by_rows, by_trees = (statistics.median(spent[packed][1:]) for packed in (False, True))
-    shared, faster = sum(lengths) / engine.computed, by_rows / by_trees
-    print(f"{scene:8} {len(rows):4} {sum(lengths):9,} {unique:9,} {engine.computed:9,} {shared:7.2f} {bound:7.2f} "
-          f"{most // longest:6} {by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} "
-          f"{faster / bound:6.2f}", flush=True)  # fmt: skip
-    return by_rows / by_trees / bound
+    by_rows = statistics.median(spent[""])
+    shares = {}
+    for name, budget in passes.items():
+        by_trees = statistics.median(spent[name])
+        faster = by_rows / by_trees
+        shares[name] = faster / bound
+        print(f"{name:15} {len(rows):4} {sum(lengths):9,} {unique:9,} {computed[name]:9,} "
+              f"{sum(lengths) / computed[name]:7.2f} {bound:7.2f} {most:7,} {budget:7,} {tried[most][1] / 1e6:8.0f} "
+              f"{memory[name] / 1e6:8.0f} {by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} {shares[name]:6.2f}",
+              flush=True)  # fmt: skip
+    return shares
 
 
 def eager(engine: Any, prompt: int, rounds: int) -> None:
@@ -235,6 +263,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tree-rounds", type=int, default=1, help="turns of trees in a round, where rows take long")
     parser.add_argument("--scenes", default="group,agent,both", type=some_of("group", "agent", "both", "eager"))
     arguments = parser.parse_args()
     if arguments.rounds < 2:
@@ -254,13 +283,16 @@ def main() -> int:
         model = shipped_folder("tiny-tools")
         assert model is not None
         engine = engine_of(model)
-        print(f"{'':8} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
-              f"{'a pass':>6} {'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
+        print(f"{'':15} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
+              f"{'a pass':>7} {'trees':>7} {'rows MB':>8} {'trees MB':>8} {'rows s':>8} {'trees s':>8} {'faster':>7} "
+              f"{'/bound':>6}")  # fmt: skip
         scenes = arguments.scenes
         if "eager" in scenes:
             scenes.remove("eager")
             eager(engine, arguments.prompt, arguments.rounds)
-        found = {scene: measure(engine, scene, arguments.prompt, arguments.rounds) for scene in scenes}
+        found: dict[str, float] = {}
+        for scene in scenes:
+            found |= measure(engine, scene, arguments.prompt, arguments.rounds, arguments.tree_rounds)
         torch.distributed.destroy_process_group()
     each = [kept(f"{scene}: measured / bound", share, at_least=GOAL) for scene, share in found.items()]
     return int(not all(each))
