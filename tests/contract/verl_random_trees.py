@@ -190,6 +190,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
     AssertionError for an example beyond `EXACT` or `TIGHT`, made as small as can be."""
     from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
+    from ajet.backbone.local import tree_attention
     from ajet.backbone.verl.trainer.losses import WeightedSum
     from tests.local_fixtures import config_of
 
@@ -200,9 +201,12 @@ def check(engine: Any, examples: int) -> dict[str, float]:
     whole, exact, rounded = twin(engine), twin(engine).double(), []
 
     @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(forests(), st.sampled_from([64, 256, 4096]), st.sampled_from([1 << 29, FEW_LOGITS]))
-    def alike(rows: list[tuple[list[int], int]], budget: int, head_bytes: int) -> None:
+    @given(
+        forests(), st.sampled_from([64, 256, 4096]), st.sampled_from([1 << 29, FEW_LOGITS]), st.sampled_from([640, 0])
+    )
+    def alike(rows: list[tuple[list[int], int]], budget: int, head_bytes: int, dense: int) -> None:
         data = batch(rows, max(budget, *(len(ids) for ids, _ in rows)))
+        tree_attention.DENSE = dense  # beyond it a tree's attention goes by the keys of its segments
         engine.head_bytes = head_bytes
         mine = computed(engine, loss, data, True)
         shared = sum(len(ids) for ids, _ in rows) / engine.computed
@@ -224,7 +228,11 @@ def check(engine: Any, examples: int) -> dict[str, float]:
         assert gaps["gradient"] <= TIGHT, gaps
         assert gaps["loss"] <= 1e-6 and gaps["logprob"] <= 5e-5 and gaps["entropy"] <= 5e-5, gaps
 
-    alike()
+    largest_dense = tree_attention.DENSE
+    try:
+        alike()
+    finally:
+        tree_attention.DENSE = largest_dense
     (_misled if engine.use_ulysses_sp else _by_itself)(engine)
     trees, rows = np.exp(np.log(np.maximum(rounded, 1e-12)).mean(0)).tolist()
     within = float(np.mean([of_rows <= GOAL for _, of_rows in rounded]))
