@@ -22,9 +22,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ajet.context_tracker.arena import room
 from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
 from ajet.schema.call import Call, Floats, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
+
+_EACH = 13
+"""Bytes of a token: two logprobs and a version of four, and a mask of one."""
 
 
 def timelines(
@@ -50,15 +54,19 @@ def timelines(
             groups.setdefault((None if ignore_tools else call.tools, call.terms.adapter), []).append(position)
     tree, spots = insert_calls(calls)
     chains = [chain for members in groups.values() for chain in _chains(calls, tree, spots, members)]
-    # One piece of memory for all of them: what is zero in it is never touched, and most of it is.
+    # One piece of memory for all of them. np.zeros would write what lies around it in the huge pages, too.
     whole = sum(spots[chain[-1]].stop for chain in chains)
-    masks, logprobs = np.zeros(whole, np.bool_), np.zeros((2, whole), np.float32)
-    versions = np.full(whole, -1, np.int32)
+    memory = room(whole, _EACH)
+    words, masks = memory[: 12 * whole].view(np.float32), memory[12 * whole :].view(np.bool_)
+    logprobs, units, versions = words[:whole], words[whole : 2 * whole], words[2 * whole :].view(np.int32)
+    words[: 2 * whole].fill(0)
+    versions.fill(-1)
+    masks.fill(False)
     found: list[Timeline] = []
     at = 0
     for chain in chains:
         end = at + spots[chain[-1]].stop
-        arrays = masks[at:end], logprobs[0, at:end], logprobs[1, at:end], versions[at:end]
+        arrays = masks[at:end], logprobs[at:end], units[at:end], versions[at:end]
         found.append(_timeline(calls, tree, spots, chain, *arrays))
         at = end
     return sorted(found, key=lambda timeline: timeline.leaf), untrained
@@ -168,13 +176,13 @@ def _timeline(
     ids = tree.ids(spots[chain[-1]])
     spans = []
     for position in chain:
-        call, stop = calls[position], spots[position].stop
+        call, (_, stop) = calls[position], spots[position]
         start = stop - call.response_ids.size
-        mask[start:stop] = True
+        mask[start:stop].fill(True)
         logprobs[start:stop] = call.logprobs
         logprobs_unit[start:stop] = call.logprobs_unit
         for run in call.versions:
-            versions[start + run.first : stop] = run.low
+            versions[start + run.first : stop].fill(run.low)
         spans.append(SampledSpan(call.index, start, stop))
     arrays = ids, mask, logprobs, logprobs_unit, versions
     return Timeline(leaf.index, leaf.agent, leaf.target, *arrays, tuple(spans), leaf.terms.adapter)

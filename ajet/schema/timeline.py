@@ -47,4 +47,4 @@ class Timeline:
     @property
     def sampled(self) -> int:
         """The number of tokens with mask 1."""
-        return int(self.mask.sum())
+        return int(np.count_nonzero(self.mask))

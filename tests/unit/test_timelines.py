@@ -1,5 +1,6 @@
 """The tracker's promises, as properties over random episodes, and the cases one meets, by hand."""
 
+import pickle
 import random
 from collections import Counter
 from unittest.mock import patch
@@ -104,11 +105,20 @@ def test_limits_count_what_they_leave_out(calls, longest, most, seed):
 
 
 @given(episodes())
-def test_ids_stay_as_they_are_where_those_of_all_calls_share_memory(calls):
-    with patch("ajet.context_tracker.arena._PIECE", 8):
+def test_timelines_are_the_same_where_they_lie_in_large_pieces_of_memory(calls):
+    expected, _ = timelines(calls)
+    with patch.multiple("ajet.context_tracker.arena", _LARGE=1, _PIECE=8):
         found, _ = timelines(calls)
+    assert list(map(facts, found)) == list(map(facts, expected))
     for timeline in found:
         assert timeline.ids.tolist() == full_ids(calls, timeline.leaf).tolist()
+
+
+def test_large_pieces_of_memory_begin_where_a_huge_page_does():
+    calls = [make_call(i, [i] * 400, [1] * 100) for i in range(600)]  # 300,000 tokens
+    first = timelines(calls)[0][0]
+    assert first.logprobs.ctypes.data % 2**21 == 0
+    assert len(pickle.dumps(first)) < 14_000, "sent elsewhere alone, without the memory that it shares"
 
 
 def test_turns_of_one_conversation_become_one_timeline():
