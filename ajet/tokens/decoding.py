@@ -2,7 +2,8 @@
 
 Invariant: the pieces joined are the text of all ids decoded at once; a character whose bytes are split over tokens
 comes out whole, with the token that completes it. The context token in front makes tokenizers that strip a leading
-space (SentencePiece) decode a continuation as a continuation.
+space (SentencePiece) decode a continuation as a continuation; where a token's bytes are the same wherever it stands
+(byte-level tokenizers), whole characters need nothing before them, and each token is decoded once.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ _WINDOW = 24
 
 
 class IncrementalDecoder:
-    """Turns one reply's ids into text; `decode` maps a list of ids to its text, special tokens included."""
+    """Turns one reply's ids into text; `decode` maps a list of ids to its text, special tokens included. `bytewise`: it
+    puts the bytes of each together, so that no context is needed."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: int | None = None) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], context: int | None = None, *, bytewise: bool = False
+    ) -> None:
         self._decode = decode
+        self._bytewise = bytewise
+        context = None if bytewise else context
         self._window: list[int] = [] if context is None else [context]
         self._context = "" if context is None else decode([context])
         self._given = len(self._context)
@@ -27,6 +33,9 @@ class IncrementalDecoder:
         text = self._decode(self._window)
         ready = len(text.rstrip("\ufffd"))
         piece = text[self._given : ready]
+        if self._bytewise and ready == len(text):
+            self._window, self._given = [], 0
+            return piece
         self._given = max(self._given, ready)
         if len(self._window) > _WINDOW and ready == len(text):
             self._window = self._window[-1:]

@@ -227,7 +227,8 @@ class Renderer:
         `single_call`, after its first tool call. After a raw prompt the whole text is content."""
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
         parser = self._parser(tools or None, before)
-        stream = ReplyStream(IncrementalDecoder(self._decode, context), parser, self.end_ids, stop, single_call)
+        decoder = IncrementalDecoder(self._decode, context, bytewise=self._bytewise)
+        stream = ReplyStream(decoder, parser, self.end_ids, stop, single_call)
         if before is not None and before.forced:
             stream.begin(before.forced)
         return stream
