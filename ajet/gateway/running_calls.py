@@ -23,10 +23,12 @@ CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
 _BUSY = 16
 _EVENTS = 10_000
 """A second, of all streams together; more than that is more than one loop can send."""
-_LATEST = 1.0
-"""Seconds that count as late, at most: one that was stopped, and goes on minutes later, is not late by itself."""
+_TIMES_LATE = 6
+"""A stream rests as many times longer as the loop is late: the fewer events, the sooner all replies are whole."""
+_LONGEST = 1.0
+"""Seconds that it rests for that, at most: a loop that was stopped and goes on minutes later is not late by itself."""
 _MEMORY = 64
-"""Of so many last gatherings the loop's delay is the mean, the latest counting most."""
+"""Of so many last gatherings the rest is the mean, the latest counting most."""
 
 
 class Load:
@@ -36,12 +38,12 @@ class Load:
         self.now, self._most = 0, most
         self.clients = 0
         """Requests whose replies are awaited."""
-        self._late = 0.0
-        """Seconds after which the loop comes to what is due."""
+        self._rest = 0.0
+        """Seconds that streams rest because the loop comes late to what is due."""
 
     def gathered(self, late: float) -> None:
         """A stream that gathered tokens went on so many seconds after its time."""
-        self._late += (min(late, _LATEST) - self._late) / _MEMORY
+        self._rest += (min(_TIMES_LATE * late, _LONGEST) - self._rest) / _MEMORY
 
     @property
     def busy(self) -> bool:
@@ -52,7 +54,7 @@ class Load:
     def breath(self) -> float:
         """Seconds in which a stream gathers tokens before it sends again; 0: it sends them as they come. The longer,
         the later the loop is: what it cannot send in time would only be later in more pieces."""
-        return self.clients / _EVENTS + self._late if self.busy else 0.0
+        return self.clients / _EVENTS + self._rest if self.busy else 0.0
 
     def refuse_more(self, calls: int = 1) -> None:
         """Raises Refused where so many more are too many."""
