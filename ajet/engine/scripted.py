@@ -88,6 +88,9 @@ class ScriptedEngine:
                 await self._sleep(latency)
             step = reply.chunk or self._chunk or len(ids)
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
+            chosen = [-(1 + token % 97) / 128 for token in ids]  # scripted_logprob, where a call a token would show
+            unit = [2 * logprob for logprob in chosen]
+            top = _top(ids, request.sampling.top_logprobs)
             for at in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
@@ -95,7 +98,8 @@ class ScriptedEngine:
                     await self._sleep(self._pace)
                 upto = min(at + step, stop)
                 last = upto == len(ids) and reply.fail_after is None
-                yield self._piece(ids[at:upto], request, finish if last else None)
+                some = slice(at, upto)
+                yield TokenChunk(ids[some], chosen[some], unit[some], self.version, finish if last else None, top[some])
             if reply.fail_after is not None:
                 raise EngineFailure(f"the script fails after {reply.fail_after} tokens")
             if not ids:
@@ -154,15 +158,6 @@ class ScriptedEngine:
             return ids[: ends[0] + 1], "stop"
         return ids[: sampling.max_tokens], "length"
 
-    def _piece(self, ids: list[int], request: TokenRequest, finish: Literal["stop", "length"] | None) -> TokenChunk:
-        chosen = [-(1 + token % 97) / 128 for token in ids]  # scripted_logprob, where a call a token would show
-        unit = [2 * logprob for logprob in chosen]
-        count = request.sampling.top_logprobs
-        if not count:
-            return TokenChunk(ids, chosen, unit, self.version, finish)
-        top = [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
-        return TokenChunk(ids, chosen, unit, self.version, finish, top)
-
     async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -175,6 +170,13 @@ class ScriptedEngine:
             timer.cancel()
             with self._lock:
                 del self._waiting[future]
+
+
+def _top(ids: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
+    """Likely tokens in place of each, `count` of them; none where none are asked for."""
+    if not count:
+        return []
+    return [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
 
 
 def _wake(future: asyncio.Future[None]) -> None:
