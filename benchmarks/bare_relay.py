@@ -52,6 +52,18 @@ def relay(engine: Any, prompt: Any, words: Mapping[int, str], *, tokens: int, ga
     return app
 
 
+def canned(reply: bytes) -> Any:
+    """An app that answers each request with these bytes, in one part: what the server under an app takes by itself."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": reply, "more_body": False})
+
+    return app
+
+
 async def alone(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[list[TokenChunk]]:
     """Each as it comes."""
     async for chunk in chunks:

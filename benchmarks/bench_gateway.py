@@ -10,7 +10,8 @@ counts as left open when it has not ended within --patience seconds.
 The gateway lets tokens gather when more than 16 clients wait (ajet/gateway/running_calls.py), and then writes fewer
 events than there are tokens: beside the bare relay it does less of that work. So each row has the events of a stream,
 and `gathering` is the same relay with the gateway's own rule, for how long tokens gather: the ratio to it is of equal
-work, as far as the two are as late.
+work, as far as the two are as late. `canned`, without engine time, is the same server before an app that answers each
+request with the same bytes in one part: the least that any app costs there.
 
 Limits: throughput at least 15 times litellm's, half of the bare relay's without engine time and 0.95 of it at 20 ms a
 token, at most 0.4 ms of processor time a stream without engine time, p99 below litellm's, no stream left open or
@@ -50,7 +51,7 @@ CASES = [(clients, pace) for pace in (0.0, 0.02) for clients in (1, 100, 1000)]
 REQUESTS = {(1, 0.0): 300, (100, 0.0): 3000, (1000, 0.0): 4000, (1, 0.02): 20, (100, 0.02): 600, (1000, 0.02): 4000}
 FEWER = {(1, 0.0): 60, (100, 0.0): 300, (1000, 0.0): 1000, (1, 0.02): 20, (100, 0.02): 200, (1000, 0.02): 1000}
 """For litellm, which takes 30 ms of CPU a request."""
-RELAYS = ("relay", "gathering")
+RELAYS = ("relay", "gathering", "canned")
 """Ended by a signal: uvicorn serves until then."""
 HALF, NEARLY, CPU_MS = 0.5, 0.95, 0.4
 """Of the bare relay's throughput without engine time, and at 20 ms a token; milliseconds of processor time a stream."""
@@ -94,14 +95,27 @@ def serve_gateway(pace: float) -> None:
 
 
 def serve_relay(pace: float, gathers: int = 0) -> None:
-    import socket
-
-    import uvicorn
     from bare_relay import relay
 
     engine, renderer = scripted(pace)
     words = {token: renderer.decode([token]) for token in renderer.encode(TEXT).tolist()}
-    app = relay(engine, renderer.encode("?"), words, tokens=TOKENS, gathers=gathers)
+    serve(relay(engine, renderer.encode("?"), words, tokens=TOKENS, gathers=gathers))
+
+
+def serve_canned() -> None:
+    from bare_relay import canned
+
+    serve(canned(b"data: " + b"." * 700 + b"\n\ndata: [DONE]\n\n"))  # as long as the gateway's reply in one event
+
+
+def serve(app: Any) -> None:
+    """The app under uvicorn, on the gateway's own kind of loop."""
+    import socket
+
+    import uvicorn
+
+    from ajet.gateway.server import new_loop
+
     listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(4096)
@@ -291,6 +305,9 @@ def compare(clients: int, pace: float, venv: Path | None, patience: float) -> bo
             with litellm_proxy(venv, running[1]["port"]) as proxy:
                 results["litellm"] = measure(proxy, clients, FEWER.get(case, clients), patience)
                 print(results["litellm"].row("litellm", base), flush=True)
+    if not pace:
+        with server("canned", pace, clients) as running:
+            print(measure(running, clients, requests, patience).row("canned", base), flush=True)
     with server("gathering", pace, clients) as running:
         results["gathering"] = measure(running, clients, requests, patience)
         print(results["gathering"].row("gathering", base), flush=True)
@@ -342,6 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.serve:
         if chosen.serve == "gathering":
             serve_relay(chosen.pace, chosen.clients)
+        elif chosen.serve == "canned":
+            serve_canned()
         else:
             {"gateway": serve_gateway, "relay": serve_relay, "direct": serve_direct}[chosen.serve](chosen.pace)
         return 0
