@@ -114,8 +114,6 @@ def serve(app: Any) -> None:
 
     import uvicorn
 
-    from ajet.gateway.server import new_loop
-
     listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(4096)

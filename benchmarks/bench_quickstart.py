@@ -15,6 +15,7 @@ for the accuracy at the end (`ajet eval`).
     python benchmarks/bench_quickstart.py --clock --threads 2              seconds of the clock, of two quiet cores
     python benchmarks/bench_quickstart.py --sweep --out sweep.jsonl        the grid below by successive halving
     python benchmarks/bench_quickstart.py --table sweep.jsonl              what is in that file
+    python benchmarks/bench_quickstart.py --answers --seeds 10             what the right answers teach (`ajet sft`)
 
 A row a run goes to `--out` as its end is known; runs that are there already are not repeated. Limits (seeds as asked
 for): a median of at most 70 processor seconds; and where ten seeds or more had the test split played, at least 0.85 of
@@ -28,6 +29,7 @@ import json
 import math
 import os
 import re
+import runpy
 import signal
 import statistics
 import subprocess
@@ -83,6 +85,16 @@ GRID: dict[str, tuple[str, ...]] = {
     "KL 0.05": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.05"),
 }
 """What is varied, one thing at a time, as overrides of quickstart.yaml."""
+BY_ANSWERS = (
+    "data.train_batch_size=32",
+    f"{COMMON}.total_training_steps=20",
+    f"{COMMON}.total_epochs=99",
+    f"{COMMON}.lora.rank=16",
+    f"{COMMON}.lora.alpha=32",
+    f"{COMMON}.optim.lr=1.0e-3",
+    f"{COMMON}.optim.lr_schedule=linear",
+)
+"""How the right answers are learned: the steps of the quickstart, the adapters of the grid."""
 
 
 @dataclass
@@ -201,6 +213,37 @@ def read(file: Path | None) -> list[Run]:
     return [Run(**{**row, "accuracies": [tuple(each) for each in row["accuracies"]]}) for row in rows]
 
 
+def taught(seed: int, folder: Path, threads: int) -> float:
+    """Accuracy on the third split after learning from the right answers of `train`, in the agent's own form."""
+    from quickstart_splits import ThreeSplits
+
+    example = runpy.run_path(str(QUICKSTART.with_name("agent.py")))["EXAMPLE"]
+    shown = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in example]
+    with (folder / "rows.jsonl").open("w") as rows:
+        for task in ThreeSplits(None).tasks("train"):
+            said = f"{task.task_id.replace('+', ' + ')} = \\boxed{{{task.metadata['answer']}}}"
+            asked = {"role": "user", "content": task.main_query}
+            rows.write(json.dumps({"messages": [*shown, asked, {"role": "assistant", "content": said}]}) + "\n")
+    command = [sys.executable, "-m", "ajet.cli.launcher", "sft", "--model", "embedded:smollm2-135m"]
+    command += ["--data", rows.name, "--exp-dir", str(folder), "experiment_name=run"]
+    command += [f"seed={seed}", f"{COMMON}.threads={threads}", *BY_ANSWERS]
+    subprocess.run(
+        command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )  # fmt: skip
+    return tested(folder, threads)
+
+
+def by_answers(seeds: Iterable[int], threads: int) -> None:
+    """Print what the right answers teach, seed by seed."""
+    found = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="ajet-q-") as place:
+            found.append(taught(seed, Path(place), threads))
+        print(f"    right answers, seed {seed}: test {found[-1]}", flush=True)
+    print(f"right answers: {min(found)} to {max(found)} of the test split, {statistics.median(found)} in the median")
+    kept("test split, by the right answers", statistics.median(found))
+
+
 def ranked(runs: Iterable[Run], target: float) -> list[tuple[str, list[Run]]]:
     """Settings, the best first: by the median time to the target, then by the mean last accuracy."""
     by_name: dict[str, list[Run]] = {}
@@ -262,6 +305,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", action="store_true", help="count by the clock, in place of processor seconds")
     parser.add_argument("--test", action="store_true", help="train to the end, and play the third split")
+    parser.add_argument("--answers", action="store_true", help="learn from the right answers, and play the third split")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--only", nargs="+", choices=GRID, default=list(GRID), help="of the sweep's settings")
     parser.add_argument("--out", type=Path)
@@ -269,6 +313,9 @@ def main() -> None:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no training outlives it
     done = read(given.table or given.out)
+    asked = range(given.first_seed, given.first_seed + given.seeds)
+    if given.answers:
+        return by_answers(asked, given.threads)
 
     def play(run: Run) -> Run:
         with tempfile.TemporaryDirectory(prefix="ajet-q-") as place:
@@ -290,8 +337,7 @@ def main() -> None:
     elif given.sweep:
         runs = swept({name: GRID[name] for name in given.only}, play, done, given.target)
     else:
-        seeds = range(given.first_seed, given.first_seed + given.seeds)
-        missing = [seed for seed in seeds if not any((run.name, run.seed) == (given.name, seed) for run in done)]
+        missing = [seed for seed in asked if not any((run.name, run.seed) == (given.name, seed) for run in done)]
         runs = done + [play(Run(given.name, list(given.set), seed)) for seed in missing]
     unit = "seconds" if given.clock else "processor seconds"
     print("\n".join(table(runs, given.target, unit)))
