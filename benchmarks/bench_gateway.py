@@ -316,7 +316,7 @@ def judge(results: dict[str, Result], direct: float, clients: int, pace: float) 
     """Keep and print the ratios; True when the limits are kept."""
     ours, litellm = results["ours"], results.get("litellm")
     case = f"{clients} at once, {pace * 1e3:g} ms a token"
-    whole = [results[name].load for name in ("ours", *RELAYS)]
+    whole = [results[name].load for name in ("ours", "relay", "gathering")]
     good = all(load.open == load.failed == 0 for load in whole)
     if not good:
         print("    streams were left open, or failed: MISSED")

@@ -30,5 +30,5 @@ class Seldom:
             return True
 
     def begin_anew(self) -> None:
-        """As if nothing had been said. In a fork, where nobody would let go of a lock that another thread held."""
+        """Forget what was said. In a fork, where nobody would let go of a lock that another thread held."""
         self._lock, self._said = threading.Lock(), {}

@@ -117,12 +117,8 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Findin
     """What held-out tasks that are trained on say."""
     said = known.words() if known is not None else ""
     reader, apart = experiment.ajet.task_reader, ""
-    path = reader.huggingface_dat_repo.dataset_path
-    if (
-        reader.type == "huggingface_dat_repo"
-        and path
-        and any((at / path).is_file() for at in (experiment.base, Path()))
-    ):
+    path = reader.huggingface_dat_repo.dataset_path if reader.type == "huggingface_dat_repo" else None
+    if path and any((at / path).is_file() for at in (experiment.base, Path())):
         apart = (
             "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
             "'train[90%:]'), or validate on nothing (validation_split: null)"

@@ -128,7 +128,7 @@ def test_a_full_disk_is_recognised_behind_a_librarys_own_error(small_disk: Path)
     assert os.listdir(small_disk / "checkpoints") == []
 
 
-def test_a_file_size_limit_counts_as_a_full_disk(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_leaves_no_checkpoint_in_part(tmp_path: Path) -> None:
     """Runs in a child, since the limit stays with its process."""
     script = """
 import resource, sys
@@ -142,7 +142,7 @@ except UserError as error:
     print(error.what)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "disk is full" in done.stdout and os.listdir(tmp_path) == []
+    assert "may not grow so large" in done.stdout and os.listdir(tmp_path) == []
 
 
 def write_bytes(folder: Path, kib: int) -> None:
