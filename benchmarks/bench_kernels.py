@@ -35,6 +35,7 @@ from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.engine.ceiling import APART
 from ajet.engine.rms_norm import cheapen_norms
 from ajet.engine.transformers import packed_weights
+from ajet.engine.transformers.attention import fused_rows
 from ajet.engine.transformers.sampling import Sampler
 
 NEARER = "attention of 64 rows"
@@ -116,9 +117,7 @@ def rows() -> tuple[Work, Work]:
 
     def fused() -> list[Tensor]:
         return [
-            F.scaled_dot_product_attention(
-                q, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask[:, None, None, :seen], enable_gqa=True
-            )
+            fused_rows(q[:, :, 0], keys[:, :, :seen], values[:, :, :seen], mask[:, :seen], WIDTH**-0.5).view_as(q)
             for keys, values in layers
         ]
 

@@ -20,6 +20,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.config.cache import cache_root
+from ajet.engine.models import processor_flags
 
 _SPEAK_TO_LIBRARIES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
 """How the names of environment variables begin that choose kernels."""
@@ -60,7 +61,7 @@ def key_of(model: Any, *, code: Sequence[Path]) -> str:
     if device.type == "cuda":
         processor = repr((torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)))
     else:
-        processor = repr((platform.machine(), torch.cpu.get_capabilities(), torch.backends.cpu.get_cpu_capability()))
+        processor = repr((platform.machine(), processor_flags(), torch.backends.cpu.get_cpu_capability()))
     facts = [
         repr(model),
         model.training,

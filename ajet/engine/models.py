@@ -155,6 +155,13 @@ def context_length(model: Any) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
+def processor_flags() -> dict[str, Any]:
+    """What this processor can do, by torch's names; empty where this torch does not tell."""
+    import torch
+
+    return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
+
+
 def fast_dtype(device: torch.device | str) -> torch.dtype:
     """bfloat16 where the device multiplies it faster than float32, else float32. On a CPU that takes AVX512-BF16 or
     AMX (or ARM's bf16); emulated bfloat16 is several times slower than float32."""
@@ -166,7 +173,7 @@ def fast_dtype(device: torch.device | str) -> torch.dtype:
     if kind == "cpu":
         from torch.backends import mkldnn
 
-        flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        flags = processor_flags()
         fast = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return torch.bfloat16 if fast and mkldnn.is_available() else torch.float32
     return torch.float32

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ajet.engine.transformers import attention
 from ajet.engine.transformers.attention import computing, rows_attention
 from ajet.engine.transformers.plan import Piece, build
 from ajet.engine.transformers.pool import Pool, Row, Shape
@@ -41,8 +42,9 @@ def attended(rows: tuple[int, ...], dtype: torch.dtype, window: int | None) -> t
 
 
 @pytest.mark.parametrize("window", [None, 24])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_next_tokens(dtype, window):
+@pytest.mark.parametrize(("dtype", "tiles"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_next_tokens(monkeypatch, dtype, tiles, window):
+    monkeypatch.setattr(attention, "matrix_unit", lambda: tiles)
     every = tuple(range(len(LENGTHS)))
     together, pool = attended(every, dtype, window)
     q = normal(1, HEADS, len(LENGTHS), WIDTH, seed=HEADS).to(dtype)[0]

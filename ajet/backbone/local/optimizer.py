@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ajet.backbone.local.flat_weights import FlatWeights, zeros
 
-SLICE = 1 << 15
-"""Elements a thread of which everything that a step computes fits a core's cache."""
+SLICE = 1 << 16
+"""Elements a thread: what a step computes of them is 2 MB, a core's cache, and no operator is called for less."""
 NORM_SLICE = 1 << 18
 """Elements whose squares are summed by themselves: another number gives other bits."""
 
