@@ -267,7 +267,7 @@ def main() -> int:
     parser.add_argument("--scenes", default="group,agent,both", type=some_of("group", "agent", "both", "eager"))
     arguments = parser.parse_args()
     if arguments.rounds < 2:
-        parser.error("--rounds: more than the first, which is not counted")
+        parser.error("--rounds: at least 2, for a median")
     os.environ.update(ENVIRONMENT, RANK="0", WORLD_SIZE="1")
     import torch
     import verl  # noqa: F401 - before torch.distributed is asked for anything

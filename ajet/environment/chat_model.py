@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,7 +46,6 @@ SAID_AGAIN_S = 60.0
 """Before it is said again that one hangs."""
 _hung = Seldom(SAID_AGAIN_S)
 """By server."""
-os.register_at_fork(after_in_child=_hung.begin_anew)
 _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 """By whether the machine's proxy is used. On the tools' loop."""
 

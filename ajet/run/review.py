@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.backbone_names import described
@@ -18,6 +17,7 @@ from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted
 from ajet.run.footprint import disk_of, gib, memory_words
 from ajet.run.room import room_of
+from ajet.task_reader.contract import find
 from ajet.workflow.function import is_of_function
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Findin
     said = known.words() if known is not None else ""
     reader, apart = experiment.ajet.task_reader, ""
     path = reader.huggingface_dat_repo.dataset_path if reader.type == "huggingface_dat_repo" else None
-    if path and any((at / path).is_file() for at in (experiment.base, Path())):
+    found = find(path, experiment.base) if path else None
+    if found is not None and found.is_file():
         apart = (
             "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
             "'train[90%:]'), or validate on nothing (validation_split: null)"

@@ -94,6 +94,7 @@ def _line(task: Any, index: int) -> str:
 
 def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
     from ajet.config.schema.choices import is_reference
+    from ajet.task_reader.jsonl import TABLES
 
     if training.endswith((".jsonl", ".json")):
         files = {"training": {"file_path": training}, "validation": {"file_path": held_out}}
@@ -107,6 +108,6 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
         )
-    one_file = training.endswith((".parquet", ".csv", ".tsv"))  # any split of it is all of its rows
+    one_file = training.endswith(TABLES)  # any split of it is all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}

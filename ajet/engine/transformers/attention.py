@@ -128,7 +128,6 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
     n, a, pool = block.count, block.begin, block.pool
     q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
     keys, values = pool.keys[layer], pool.values[layer]
-    heads = keys.shape[1]
     keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k.reshape(-1, k.shape[-1]))
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
@@ -138,6 +137,7 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
         got = fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
     else:
         # All of the capacity, masked: a product over a part of each row would first copy that part together.
+        heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
         mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
         got = _attend(grouped, keys[rows], values[rows], mask, how)
