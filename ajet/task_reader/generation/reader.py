@@ -164,15 +164,16 @@ class GenerationReader:
             return [Written(*each) for each in found]
 
         async def asked(ask: Ask) -> list[list[str]]:
-            try:
-                told = await writer.ask(ask.prompt, ask.count)
-            except PromptRefused as refusal:
-                refusals.note(ask.name, ask.title, refusal)
-                return []
-            if told:  # one that could not be read is asked again with the next start
+            async def keep(told: Sequence[Written]) -> None:  # what could not be read is asked again by the next start
                 rows[ask.name] = [[each.query, each.answer] for each in told]
                 await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
                 await refusals.keep()
+
+            try:
+                await writer.ask(ask.prompt, ask.count, keep)
+            except PromptRefused as refusal:
+                refusals.note(ask.name, ask.title, refusal)
+                return []
             return rows.get(ask.name) or []
 
         return await _all_of([one(ask) for ask in asks])

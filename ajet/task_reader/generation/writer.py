@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +115,10 @@ class Writer:
         """The names of the models, in their order."""
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
-    async def ask(self, prompt: str, count: int) -> list[Written]:
-        """[] where no reply could be read. Raises PromptRefused; TaskError where no model answers, and after that for
-        all that is asked."""
+    async def ask(self, prompt: str, count: int, keep: Callable[[list[Written]], Awaitable[None]]) -> list[Written]:
+        """[] where no reply could be read; what could is kept before another question takes its place, so that a kill
+        loses no more answers than are asked for at once. Raises PromptRefused; TaskError where no model answers, and
+        after that for all that is asked."""
         async with self._free:
             await self._go_on.wait()
             if self._failure is not None:
@@ -126,7 +127,6 @@ class Writer:
             try:
                 found = await self._asked(prompt, count)
                 self._in_a_row = 0
-                return found
             except PromptRefused as refusal:
                 self._in_a_row += 1
                 if self._in_a_row >= IN_A_ROW and self._under_way == 1:
@@ -146,6 +146,9 @@ class Writer:
                     self._go_on.set()
                 else:  # refusals come fast: an answer may be on its way
                     self._go_on.clear()
+            if found:
+                await keep(found)
+            return found
 
     async def _answers(self) -> bool:
         """Whether a model answers what nobody refuses for what it says."""
