@@ -128,19 +128,22 @@ def test_a_prompt_that_every_model_refuses_is_left_out_for_good(
     assert not server.seen and any("2 prompts refused: train 0 1" in line for line in logged)
 
 
-@pytest.mark.parametrize("at_once", [1, 8])
-def test_prompts_refused_in_a_row_end_it_and_are_asked_again(server: JudgeServer, tmp_path: Path, at_once: int) -> None:
-    """An account may be refused by such a status, too: nothing is lost by it."""
+@pytest.mark.parametrize(("at_once", "answered"), [(1, 2), (8, 0)])
+def test_prompts_refused_in_a_row_end_it_and_are_asked_again(
+    server: JudgeServer, tmp_path: Path, at_once: int, answered: int
+) -> None:
+    """An account may be refused by such a status, too: nothing is lost by it. An answer among eight at once may come
+    after refusals, which then are no row."""
     given = {**ALONE, "num_workers": at_once, "task_num": 40, **examples(tmp_path)}
-    server.say = numbered(lambda number: number > 2)
+    server.say = numbered(lambda number: number > answered)
     with pytest.raises(
         TaskError, match=r"writes tasks: 1\d prompts in a row were refused, and a harmless one; the last: w"
     ):
         read(tmp_path, server, **given)
-    assert 2 + IN_A_ROW <= len(server.seen) - 1 <= 2 + IN_A_ROW + at_once - 1, "and the harmless one"
+    assert 0 <= len(server.seen) - 1 - answered - IN_A_ROW <= at_once - 1, "and the harmless one"
     server.say = numbered(lambda number: False)
     server.seen.clear()
-    assert len(read(tmp_path, server, **given)) == 40 and len(prompts(server)) == 38
+    assert len(read(tmp_path, server, **given)) == 40 and len(prompts(server)) == 40 - answered
 
 
 @pytest.mark.parametrize("at_once", [1, 8])

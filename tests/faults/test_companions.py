@@ -26,6 +26,7 @@ import pytest
 from ajet.config import Experiment
 from ajet.config.schema.services import Companion
 from ajet.environment.sandbox.choose import Trial, chosen_mechanism, tried
+from ajet.run import companions
 from ajet.run.companions import RunningCompanion, beside, wanted, why_not
 from ajet.run.confined import Cell
 from ajet.run.restarts import Watched
@@ -107,6 +108,19 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
 
         assert any(sleeps() for _ in range(20)), "nobody wants to know what it uses"
     assert all(gone(pid) for pid in started)
+
+
+def test_one_that_ran_for_longer_than_its_grace_still_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cleans up, once it is asked to end: the folders of an environment, say."""
+    monkeypatch.setattr(companions, "GRACE_S", 2.0)
+    cleans = "trap 'touch cleaned; exit 3' TERM; echo ready; while true; do sleep 0.05; done"
+    lake = Companion(command=["/bin/sh", "-c", cleans], ready="ready")
+    running = RunningCompanion("lake", lake, tmp_path, tmp_path / "lake.log")
+    running.start()
+    running.wait()
+    time.sleep(companions.GRACE_S + 0.1)
+    running.close()
+    assert (tmp_path / "cleaned").exists() and running.how().startswith(" with code 3")
 
 
 def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:

@@ -85,7 +85,7 @@ def test_tags_are_scored_apart_and_a_task_with_two_counts_for_both():
 
 def test_scorers_that_stages_chose_are_scored_apart_and_shown_with_what_each_gave(capsys, monkeypatch):
     """A row a choice, and the mean of each scorer over those that it gave a score."""
-    monkeypatch.setattr(report.console, "width", 160)
+    monkeypatch.setenv("COLUMNS", "160")
     given = [
         ("exact", 1.0, {"exact": 1.0}),
         ("exact", 0.0, {"exact": 0.0}),

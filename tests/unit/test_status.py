@@ -92,7 +92,7 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
 def test_a_list_of_runs_has_names_that_can_be_copied(tmp_path: Path, monkeypatch, capsys) -> None:
     """On 80 columns: the other cells take a second line, a name does not."""
     name = "demo/eval/20261123-163533"
-    monkeypatch.setattr(tables.console, "width", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     row = {"state": "finished", "step": 40, "train/reward": 0.0312, "debug/reward": None, "reward_short": "",
            LEARNED_NOTHING: False, GAMED: False, "held_out_short": "0.0156 ±0.031 (64/64)", "updated": 1.0}  # fmt: skip
     listed = [{"name": name, **row}]

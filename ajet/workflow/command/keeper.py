@@ -161,7 +161,7 @@ def keep(order: dict, guard: int) -> dict:
             ended_by = "stopped"
             if not grace:
                 break
-            asked, heard = asked or now, [wake]
+            asked, heard = asked or time.monotonic(), [wake]  # it may have waited long
             tree.send(signal.SIGTERM)
         if wake in ready:
             os.read(wake, 4096)
