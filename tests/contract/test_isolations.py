@@ -21,7 +21,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import digest_of
 from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import HoldsNothing, stage, time_is_up
+from tests.rollout_fixtures import HoldsNothing, stage, threads, time_is_up
 from tests.sandbox_fixtures import require
 from tests.waiting import until
 
@@ -353,6 +353,8 @@ def test_the_watchdog_names_the_line_that_blocks_and_the_loop_is_left_behind() -
             stage(flows.HangsBlocking, isolation="loop", episode_timeout=300, max_env_worker=1) as made,
         ):
             first, second = made.play(1)[0].episodes
+            flows.RELEASE.set()
+            assert until(lambda: len(threads("ajet-workflows")) == 2), "what was left goes: one loop, one watchdog"
     finally:
         logger.remove(handler)
     assert len(first.calls) == len(second.calls) == 1, "the second ran on another loop than the blocked one"

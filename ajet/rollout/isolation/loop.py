@@ -1,7 +1,7 @@
 """One shared loop for workflows known to be async: ten thousand episodes cost ten thousand tasks, not threads.
 
 Invariant: a task that blocks the loop past its episode's timeout costs the episodes beside it their time, and no
-later one: the next attempt gets a new loop.
+later one: the next attempt gets a new loop. One that was left so is closed with the last of its attempts, should it end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ajet.rollout.attempt import Attempt, is_plain, perform
 from ajet.rollout.isolation.thread import ThreadIsolation
@@ -39,7 +40,8 @@ class LoopIsolation:
         self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
         self._live: dict[Attempt, asyncio.Task[Any]] = {}
-        self._stopped: set[Attempt] = set()
+        self._stopped: WeakSet[Attempt] = WeakSet()
+        """One that is stopped as it ends has nothing left that would forget it."""
 
     @staticmethod
     def _new() -> UserLoop:
@@ -49,7 +51,7 @@ class LoopIsolation:
     def abandoned(self) -> int:
         """Tasks that go on although their episode was stopped."""
         with self._lock:
-            return len(self._stopped & self._live.keys()) + self._threads.abandoned
+            return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
         """Begin as a task; a plain `execute` gets a thread of its own."""
@@ -57,10 +59,9 @@ class LoopIsolation:
             return self._threads.start(attempt)
         with self._lock:
             loop = self._loops[-1]
-        future = loop.submit(self._noted(attempt))
-        with self._lock:
+            future = loop.submit(self._noted(attempt))
             self._running[attempt] = (future, loop)
-        future.add_done_callback(lambda _: self._running.pop(attempt, None))
+        future.add_done_callback(lambda _: self._over(attempt))
         return future
 
     def stands(self, attempt: Attempt) -> str:
@@ -90,6 +91,19 @@ class LoopIsolation:
         for loop in loops:
             loop.close()
 
+    def _over(self, attempt: Attempt) -> None:
+        """Its future is done. A loop that was left for another is closed once nothing runs there."""
+        with self._lock:
+            self._running.pop(attempt, None)
+            left = [loop for loop in self._loops[:-1] if not self._uses(loop)]
+            for loop in left:
+                self._loops.remove(loop)
+        for loop in left:
+            loop.close()
+
+    def _uses(self, loop: UserLoop) -> bool:
+        return any(each is loop for _, each in self._running.values()) or any(map(loop.has, self._live.values()))
+
     async def _noted(self, attempt: Attempt) -> WorkflowOutput:
         task = asyncio.current_task()
         assert task is not None
@@ -101,3 +115,5 @@ class LoopIsolation:
             with self._lock:
                 self._live.pop(attempt, None)
                 self._stopped.discard(attempt)
+            if attempt not in self._running:  # its future was done before
+                self._over(attempt)

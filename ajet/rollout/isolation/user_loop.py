@@ -51,6 +51,10 @@ class UserLoop:
         """Run it here. Cancelling the future cancels the task."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def has(self, task: asyncio.Task[Any]) -> bool:
+        """Whether it is one of this loop's."""
+        return task.get_loop() is self._loop
+
     def stands(self, task: asyncio.Task[Any]) -> str:
         """Where the person's code stands in one of its tasks: where the loop's thread does, for the one that has it."""
         has_it = asyncio.current_task(self._loop) is task
