@@ -45,8 +45,8 @@ class Breaker:
         self._under_way: set[Turn] = set()
         """Episodes that are played, or wait for their turn."""
         self._ended = 0
-        self._doubtful: list[tuple[asyncio.Future[bool], int]] = []
-        """Of lost attempts: whether an outage took them, and how many had ended by then."""
+        self._doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
+        """Of lost attempts, the first one first: whether an outage took them, and how many had ended by then."""
         self._opened: float | None = None
         self._pause, self._next_probe, self._probing = FIRST_PAUSE, 0.0, False
         self._changed = asyncio.Event()
@@ -100,8 +100,9 @@ class Breaker:
         elif not self.is_open:
             self._recent.append(failure.boundary if is_lost and failure is not None else "")
             self._look()
-        for doubt, since in self._doubtful:
-            if self._ended - since >= self._window and not doubt.done():
+        while self._doubtful and self._ended - self._doubtful[0][1] >= self._window:
+            doubt, _ = self._doubtful.popleft()
+            if not doubt.done():
                 doubt.set_result(False)
 
     async def _took(self, turn: Turn, stopped: asyncio.Future[str]) -> bool:
@@ -127,7 +128,7 @@ class Breaker:
         for doubt, _ in self._doubtful:
             if not doubt.done():
                 doubt.set_result(outage)
-        self._doubtful = []
+        self._doubtful.clear()
 
     def _look(self) -> None:
         if self._share is None or len(self._recent) < self._window:

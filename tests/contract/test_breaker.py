@@ -207,3 +207,21 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
         assert not made.is_open
 
     asyncio.run(come())
+
+
+def test_a_lost_attempt_of_which_all_is_known_is_not_looked_at_again() -> None:
+    async def come() -> int:
+        breaker = Breaker(BreakerSettings(share=0.5, window=4, patience=600))
+        breaker.begins()  # as where groups are asked for one by one without end: somebody always plays
+        for _ in range(20):
+            turn, stopped = breaker.begins(), asyncio.get_running_loop().create_future()
+            turn.ended(lost())
+            taken = asyncio.ensure_future(turn.taken(lost(), stopped))
+            await asyncio.sleep(0)
+            for _ in range(4):
+                breaker.ended(None)
+            assert not await taken
+            turn.leave()
+        return len(breaker._doubtful)
+
+    assert asyncio.run(come()) == 0
