@@ -62,7 +62,7 @@ class ProcessIsolation:
     def abandoned(self) -> int:
         """Processes that live on although they were killed."""
         with self._lock:
-            self._killed = {worker for worker in self._killed if worker.alive}
+            self._forget_dead()
             return len(self._killed)
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
@@ -85,6 +85,7 @@ class ProcessIsolation:
         with self._lock:
             worker = self._busy.pop(attempt, None)
             if worker is not None:
+                self._forget_dead()
                 self._killed.add(worker)
         self._pace.look()
         if worker is not None:
@@ -165,6 +166,9 @@ class ProcessIsolation:
                     return worker
                 worker.kill()
         return None
+
+    def _forget_dead(self) -> None:
+        self._killed = {worker for worker in self._killed if worker.alive}
 
     def _wants(self, attempt: Attempt) -> bool:
         with self._lock:
