@@ -115,6 +115,8 @@ async def on_tools_loop(
         if not to_the_end:
             asked = True
             there.call_soon_threadsafe(cancel)
+        if unclaimed is not None and not answer.cancelled() and answer.exception() is None:  # it came at the same time
+            asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), there)
         raise
 
 
