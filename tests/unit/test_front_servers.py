@@ -13,6 +13,7 @@ import pytest
 from ajet.environment.deployment.description import Part
 from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import McpInstance, starter
+from ajet.environment.front.app import Access, Front
 from ajet.environment.front.episodes import Episodes, NoSuchTool
 from ajet.environment.front.servers import Pool
 from ajet.environment.mcp.contract import CallFailed, Reply
@@ -255,3 +256,36 @@ def test_a_call_of_a_shared_server_that_takes_too_long_costs_the_others_nothing(
         assert not await lives_after(gone) and not await lives_after(slow, shared=False)
 
     asyncio.run(play())
+
+
+def test_an_episode_that_is_being_reaped_as_the_environment_ends_is_ended_whole():
+    """Its server closed, its folder gone: whoever looks after idle ones is no longer there to do it."""
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    gone: list[str] = []
+
+    class Slow(Instance):
+        async def close(self) -> None:
+            closing.set()
+            await may_close.wait()
+            await super().close()
+
+    async def come() -> bool:
+        instance = Slow()
+
+        async def start(episode: str) -> Instance:
+            return instance
+
+        pool = Pool("s", start, tools=Instance.tools, spare=0)
+        episodes = Episodes([pool], capacity=1, idle=0.01, ended=gone.append)
+        front = Front("f", episodes, Access(), {})
+        episode = episodes.create()
+        await episodes.call(episode, "look", {})
+        front.start()
+        await closing.wait()
+        ending = asyncio.ensure_future(front.close())
+        await asyncio.sleep(0)
+        may_close.set()
+        await ending
+        return not instance.alive and gone == [episode.name]
+
+    assert asyncio.run(asyncio.wait_for(come(), 60))

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +120,7 @@ class Episodes:
         if episode is None:
             return False
         episode.over = asyncio.Event()
-        if episode.running:
-            await episode.over.wait()
-        await self._release(episode)
+        await asyncio.shield(self._beside(self._release(episode)))
         return True
 
     async def reap(self) -> int:
@@ -205,13 +203,20 @@ class Episodes:
             return EnvironmentFailure(why)
         if episode.instances.get(server.name) is instance:
             del episode.instances[server.name]
-            ending = asyncio.get_running_loop().create_task(server.give_back(instance))  # nobody waits for a corpse
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._beside(server.give_back(instance))  # nobody waits for a corpse
         episode.lost = why
         return Lost(episode.lost)
 
+    def _beside(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do it to its end, whoever waits for that and leaves; `close` waits, too."""
+        task = asyncio.get_running_loop().create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
     async def _release(self, episode: Episode) -> None:
+        if episode.running and episode.over is not None:
+            await episode.over.wait()
         held, episode.instances = episode.instances, {}
         await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in held.items()))
         await asyncio.to_thread(self._ended, episode.name)  # files of a model's, however many
