@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import ssl
 import time
 from collections.abc import Mapping
@@ -67,8 +68,8 @@ class EnvService:
         params: Mapping[str, Any] | None = None,
         within: float | None = None,
     ) -> dict[str, Any]:
-        """The answer's whole body. `within`: seconds that are left, where they may be fewer than usual. Raises
-        EnvironmentFailure."""
+        """The answer's whole body. `within`: seconds that are left for all tries, where they may be fewer than usual.
+        Raises EnvironmentFailure."""
         told = {
             "env_type": self.env_type or "default",
             "task_id": task_id,
@@ -78,18 +79,19 @@ class EnvService:
         }
         body = json.dumps(told, default=str).encode()
         seconds = self.seconds or SECONDS.get(request, OTHERWISE_S)
-        if within is not None:
-            seconds = max(0.001, min(seconds, within))
+        over = math.inf if within is None else time.monotonic() + within
         failure: _NotSent | _Unanswered | None = None
         for number in range(1, TRIES + 1):
             try:
-                return self._once(request, body, seconds)
+                return self._once(request, body, max(0.001, min(seconds, over - time.monotonic())))
             except (_NotSent, _Unanswered) as problem:
                 failure = problem
                 if isinstance(problem, _Unanswered) and request not in REPEATABLE:
                     break
-            if number < TRIES:
-                time.sleep(PAUSE_S * number)
+            pause = PAUSE_S * number
+            if number == TRIES or time.monotonic() + pause >= over:
+                break
+            time.sleep(pause)
         raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
 
     def health(self, seconds: float) -> str:
@@ -108,6 +110,7 @@ class EnvService:
         connection = self._connection(seconds)
         try:
             try:
+                connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.request("POST", self._path(request), body, self._headers())
                 response = connection.getresponse()
                 raw = _read(connection, response, deadline)
