@@ -1,7 +1,7 @@
 """Connection: one client's, by uvicorn's HTTP parser, held to the server's limits.
 
 Invariant: bytes that lead to nothing (an endless header, a trailer, an extension of a chunk) and seconds in which
-nothing comes are bounded, and what is wrong is answered in JSON. A part of a reply costs nothing here.
+nothing comes, or nothing of a reply is read, are bounded, and what is wrong is answered in JSON. A part of a reply costs nothing here.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._dry = 0
         """Bytes since something came of them."""
         self._too_much = False
+        self._unread, self._unread_since = 0, self._heard
+        """Bytes that wait for the client to read, when they were looked at last; since when they are as many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See asyncio."""
@@ -77,6 +79,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn keeps its timer, and all of this with it, after a reset
         self.acceptor.left(self)
         leave, self._leave = self._leave, None
         if leave is not None:
@@ -121,7 +124,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def close_overdue(self, now: float) -> None:
         """Close it if its client is late."""
-        cycle = self.cycle
+        cycle, unread = self.cycle, self.transport.get_write_buffer_size()
+        if unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        elif unread and now - self._unread_since > self._limits.unread_seconds:
+            self.transport.abort()
+            return
         if self._head_since is not None:
             if now - self._head_since <= self._limits.head_seconds:
                 return

@@ -39,6 +39,8 @@ class Limits:
     """Between two parts of a body, while the server reads."""
     idle_seconds: float = 300.0
     """Between two requests of a connection."""
+    unread_seconds: float = 300.0
+    """In which a client reads nothing of what was sent to it: it hangs, or its machine is gone."""
     connections: int = 32768
     """In all; there are never more than the descriptors allow."""
     strangers: int = 512

@@ -145,7 +145,8 @@ class Acceptor:
         self._entering: set[asyncio.Task[Any]] = set()
         self._complained = 0.0
         self._closed = self._paused = False
-        self._sweep_every = min(1.0, self._limits.head_seconds / 4, self._limits.body_seconds / 4)
+        limits = (self._limits.head_seconds, self._limits.body_seconds, self._limits.unread_seconds)
+        self._sweep_every = min(1.0, *(limit / 4 for limit in limits))
         self._loop.call_later(self._sweep_every, self._sweep)
         self._loop.add_reader(listening, self._accept)
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import socket
+import struct
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from ajet.engine.contract import Sampling
 from ajet.gateway.limits import Limits, Shared
+from tests.gateway_fixtures import bench
 from tests.served_fixtures import Counter, counter
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
+READ_SOON = Limits(unread_seconds=0.4)
 
 
 @contextmanager
@@ -112,6 +120,34 @@ def test_a_body_that_stops_coming_is_not_waited_for():
             assert rest(connection) == b""
         shared.limits = usual
         assert served.ask(opened).status_code == 200, "the key is good for others still"
+
+
+def test_a_client_that_reads_nothing_of_its_reply_does_not_hold_its_episode_open():
+    """It hangs, or its machine is gone: what it was to read waits in no buffer, and nobody waits for it, for good."""
+    with bench(["long " * 600], chunk=1, max_model_len=9000, max_response_tokens=8000, limits=READ_SOON) as served:
+        assert httpx.get(f"{served.gateway.base_url.removesuffix('/v1')}/health").status_code == 200
+        (acceptor,) = served.gateway._server.servers
+        acceptor._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        session = served.open(sampling=Sampling(8000))
+        key = session("agent", "agent", None).api_key
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+        place = urlsplit(served.gateway.base_url)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((place.hostname, place.port))
+            connection.sendall(asking(key, len(body)) + body)
+            assert until(lambda: session.calls and session._ledger.idle), "the reply is made"
+            assert until(lambda: session.idle and not acceptor._open, seconds=20)
+        assert served.gateway._serving.load.clients == 0
+
+
+def test_a_connection_that_was_reset_is_not_kept_until_it_would_have_been_idle(shared):
+    with raw(shared, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") as connection:
+        assert b"200" in connection.recv(4096)
+        (acceptor,) = shared.gateway._server.servers
+        kept = [weakref.ref(each) for each in acceptor._open]
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert kept and until(lambda: gc.collect() >= 0 and any(each() is None for each in kept), seconds=20)
 
 
 def test_bodies_are_bounded_in_all():
