@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -91,7 +92,8 @@ class Running:
         """End the command's tree. Idempotent; does not wait."""
         with self._lock:
             if self._keeper.stdin is not None and not self._keeper.stdin.closed:
-                self._keeper.stdin.close()
+                with suppress(BrokenPipeError):  # a keeper that was killed has not read all that is in the buffer
+                    self._keeper.stdin.close()
 
     def wait(self) -> Ended:
         """Read its output until it has ended."""
