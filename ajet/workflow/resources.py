@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -87,7 +87,7 @@ class Resources:
             with _warned(name):
                 left = leave()
                 if asyncio.iscoroutine(left):
-                    asyncio.run(asyncio.wait_for(left, PATIENCE_S))
+                    _run(left)
 
     async def aclose(self) -> None:
         """Close all in the task that entered them, as managers may want. A cancellation waits until all are left."""
@@ -132,11 +132,18 @@ class Resources:
         return found[::-1]
 
 
+def _run(left: Coroutine[Any, Any, Any]) -> None:
+    try:
+        asyncio.run(asyncio.wait_for(left, PATIENCE_S))
+    except asyncio.CancelledError as problem:  # by itself: nobody cancels this loop
+        raise RuntimeError("it was cancelled") from problem
+
+
 @contextmanager
 def _warned(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as problem:  # noqa: BLE001 - the border where users' resources are closed
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the border where users' resources are closed
         logger.warning("{} could not be closed with its episode: {}: {}", name, type(problem).__name__, problem)
 
 
