@@ -184,11 +184,17 @@ class _Playing:
         try:
             try:
                 came = self._agent(episode)
-            except Exception as problem:  # noqa: BLE001 - the agent's, which the record gets
-                return str(episode.fail(problem)["status"])
+            except (Exception, SystemExit) as problem:  # noqa: BLE001 - the agent's, which the record gets
+                return str(episode.fail(f"{type(problem).__name__}: {problem}")["status"])
             if episode.ended is None:
                 told = came if isinstance(came, Mapping) else {"reward": came}
                 episode.finish(**told)
         except EpisodeLost:
             return "lost"
+        except Unreachable:
+            raise
+        except Exception as problem:  # what it answered says no reward: that is told to whoever called `play`
+            with suppress(Refused, Unreachable):
+                episode.fail(problem)
+            raise
         return str((episode.ended or {})["status"])

@@ -81,6 +81,26 @@ def test_many_are_played_at_once_and_who_comes_too_early_waits() -> None:
     assert all(each.metrics == {"length": 1.0} for each in ended if each.status == "completed")
 
 
+@pytest.mark.parametrize("answer", [{"score": 1.0}, float("nan"), object()])
+def test_an_episode_whose_agent_answers_no_reward_does_not_stay_open(answer: Any) -> None:
+    with counter() as served, client_of(served) as client:
+        with pytest.raises((TypeError, ValueError)):
+            client.play(lambda episode: answer, episodes=1, tasks=iter(["a"]))
+        told = client.overview()
+        assert (told["open"], told["ended"]["failed"]) == ([], 1)
+
+
+def test_an_agent_that_exits_fails_its_episode_and_the_others_are_played() -> None:
+    def agent(episode: Episode) -> float:
+        if episode.question == "a":
+            sys.exit("its own code")
+        return asks(episode)
+
+    with counter() as served, client_of(served) as client:
+        assert client.play(agent, tasks=iter(["a", "b"])) == {"failed": 1, "completed": 1}
+        assert client.overview()["open"] == []
+
+
 def test_the_server_s_held_out_tasks_are_played_as_a_validation() -> None:
     with counter(backlog=9, held_out=3) as served, client_of(served) as client:
         assert client.validate(asks, at_once=2) == {"completed": 3}
