@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
+from ajet.gateway.observing import Sessions
 from ajet.gateway.running_calls import RunningCalls
+from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.served.deadlines import Deadlines
 from ajet.rollout.served.episode import Served
@@ -56,3 +59,14 @@ def test_of_a_served_episode(put_on: Any) -> None:
     assert served.quiet > HOUR_S, "it made no call"
     session._ledger.recorder.settled_at = time.monotonic()
     assert served.quiet < HOUR_S, "one has ended just now"
+
+
+def test_of_an_observed_session(put_on: Any, tmp_path: Path) -> None:
+    closed: list[str] = []
+    sessions = Sessions(
+        tmp_path, Redactor({}), lambda episode, _: closed.append(episode.task.task_id), tmp_path / "late", idle=HOUR_S / 2
+    )
+    sessions.find("at work")
+    put_on()
+    sessions.close_idle()
+    assert not closed

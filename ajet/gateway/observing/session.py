@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ class Session:
     def __init__(self, name: str, number: int, file: Path, began: float) -> None:
         self.name, self.number, self.file = name, number, file
         self.uuid = file.stem
-        self.began = self.touched = began
+        self.began, self.touched = began, time.monotonic()
+        """By the system clock, as the record says it; and when it was used last, by the monotonic one."""
         self.under_way = 0
         self.calls = self.bytes = 0
         """That have ended; of the file."""

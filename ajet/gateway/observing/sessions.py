@@ -68,7 +68,7 @@ class Sessions:
                 self._counts.popitem(last=False)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
             session = self._open[name] = Session(name, number, file, time.time())
-        session.touched = time.time()
+        session.touched = time.monotonic()
         return session
 
     def begin(self, name: str, dialect: str, body: Mapping[str, Any], agent: str) -> tuple[Session, Asked]:
@@ -94,7 +94,7 @@ class Sessions:
                 session.settle(asked, ended)
         finally:
             session.under_way -= 1
-            session.touched = time.time()
+            session.touched = time.monotonic()
             if session.calls >= MOST_CALLS or session.bytes >= MOST_BYTES:
                 self._part_with(session)
             self._close_if_over(session)
@@ -112,7 +112,7 @@ class Sessions:
                 if in_time:
                     await self._write(session, {"feedback": given.row()})
                     session.feedback.append(given)
-                    session.touched = time.time()
+                    session.touched = time.monotonic()
                     if given.end:
                         self._part_with(session)
         finally:
@@ -123,7 +123,7 @@ class Sessions:
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
         """End those that nobody uses any more. `all_of_them`: those that are used end with what is under way."""
-        now = time.time()
+        now = time.monotonic()
         for session in list(self._open.values()):
             used = session.under_way > 0 or session.turn.locked()
             if all_of_them or (not used and now - session.touched > self.idle):
@@ -169,7 +169,7 @@ class Sessions:
             asked = session.begin(row["dialect"], row["sent"], row["agent"])
             session.settle(asked, Ended(row["said"], row["problem"], row["finish"]))
             asked.entry.call.started, asked.entry.call.ended = row["started"], row["ended"]
-            session.touched = row["ended"]
+            session.touched = time.monotonic() - max(0.0, time.time() - row["ended"])
         return session
 
     def _close(self, session: Session) -> None:
