@@ -74,9 +74,12 @@ class Verdicts:
             else:
                 played.failure = None
                 return verdict
-            if not played.failure.retryable:
+            if not played.failure.retryable or number == self._rollout.max_retries:
                 break
-            await asyncio.sleep(RETRY_PAUSE * 2**number)
+            await first(stopped, timeout=RETRY_PAUSE * 2**number)
+            if stopped.done():
+                played.aborted = stopped.result()
+                break
         return None
 
     async def _tied(self, verdict: Verdict, played: AttemptResult) -> Verdict:
