@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
 from ajet.environment.replay import Replay, replayed_run
+from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import timed_out
@@ -90,13 +91,15 @@ class Attempts:
         attempt.began, attempt.since = played.started, played.since
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - played.since))
         future = asyncio.wrap_future(self.isolation.start(attempt))
+        ended, stood = False, ""
         try:
             await first(future, group.stopped, timeout=left)
-        finally:
             ended = future.done()
+            if not ended and not group.stopped.done():
+                stood = await self._stands(attempt)
+        finally:
             if not ended:
                 future.add_done_callback(_forget)
-                stood = "" if group.stopped.done() else self.isolation.stands(attempt)
                 self.isolation.stop(attempt)
                 self._close_if_it_hangs(attempt.resources)
         played.capture = await self._captured(attempt)
@@ -115,6 +118,12 @@ class Attempts:
             played.failure = classify(problem, attempt.stage)
         played.failure = by_the_calls(played)
         return played
+
+    async def _stands(self, attempt: Attempt) -> str:
+        """Where its code does. Another process takes its time to say so."""
+        if not self.isolation.apart:
+            return self.isolation.stands(attempt)
+        return await in_thread(self.isolation.stands, attempt)
 
     async def _captured(self, attempt: Attempt) -> Capture | None:
         """Close the attempt's session on the gateway's own loop: waiting for that loop here would hold up all."""

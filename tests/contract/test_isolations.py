@@ -187,6 +187,23 @@ def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
             assert until(lambda: made.rollout.abandoned == 0)
 
 
+def test_the_rollout_goes_on_while_a_process_is_asked_where_its_attempt_stands(
+    monkeypatch: pytest.MonkeyPatch, hung: Callable[[], bool]
+) -> None:
+    """One that holds on to its interpreter takes its time to say nothing, and there may be as many as workers."""
+    with time_is_up(hung), stage(flows.HangsAwaiting, isolation="thread", max_env_worker=1) as made:
+        isolation, went_on = made.rollout._attempts.isolation, threading.Event()
+
+        def stands(_: Any) -> str:
+            made.rollout._loop.call_soon_threadsafe(went_on.set)
+            return "where it stands" if went_on.wait(10) else ""
+
+        monkeypatch.setattr(isolation, "apart", True)
+        monkeypatch.setattr(isolation, "stands", stands)
+        failure = made.episode().failure
+    assert failure is not None and "where it stands" in failure.message
+
+
 OPENERS = (flows.Opens, flows.OpensAndRaises, flows.OpensAndAwaits, flows.OpensAndHangs, flows.OpensPlain)
 LEFT = ["close file", "close folder", "close session"]
 
