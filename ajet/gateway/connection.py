@@ -1,7 +1,8 @@
 """Connection: one client's, by uvicorn's HTTP parser, held to the server's limits.
 
 Invariant: bytes that lead to nothing (an endless header, a trailer, an extension of a chunk) and seconds in which
-nothing comes, or nothing of a reply is read, are bounded, and what is wrong is answered in JSON. A part of a reply costs nothing here.
+nothing comes, or nothing of a reply is read, are bounded, and what is wrong is answered in JSON. A part of a reply
+costs nothing here.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.served.deadlines import Deadlines
 from ajet.rollout.served.episode import Served
+from ajet.schema.episode import Episode
 from ajet.schema.task import Task, WorkflowTask
 
 HOUR_S = 3600.0
@@ -63,9 +64,11 @@ def test_of_a_served_episode(put_on: Any) -> None:
 
 def test_of_an_observed_session(put_on: Any, tmp_path: Path) -> None:
     closed: list[str] = []
-    sessions = Sessions(
-        tmp_path, Redactor({}), lambda episode, _: closed.append(episode.task.task_id), tmp_path / "late", idle=HOUR_S / 2
-    )
+
+    def take(episode: Episode, _: Path) -> None:
+        closed.append(episode.task.task_id)
+
+    sessions = Sessions(tmp_path, Redactor({}), take, tmp_path / "late", idle=HOUR_S / 2)
     sessions.find("at work")
     put_on()
     sessions.close_idle()

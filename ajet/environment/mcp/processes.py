@@ -148,10 +148,20 @@ def _started(
 
 async def _container(server: Server) -> Contained:
     """Raises CallFailed where no engine has its image."""
+    making = asyncio.ensure_future(asyncio.to_thread(contained, server))
     try:
-        return await asyncio.to_thread(contained, server)
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_unused)
+        raise
     except SandboxFailure as problem:
         raise CallFailed(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
+
+
+def _unused(made: asyncio.Future[Contained]) -> None:
+    """Nobody starts it any more."""
+    if not made.cancelled() and made.exception() is None:
+        os.close(made.result().descriptor)
 
 
 async def _behind_walls(server: Server) -> Child:

@@ -1,7 +1,7 @@
 """One shared loop for workflows known to be async: ten thousand episodes cost ten thousand tasks, not threads.
 
 Invariant: a task that blocks the loop past its episode's timeout costs the episodes beside it their time, and no
-later one: the next attempt gets a new loop. One that was left so is closed with the last of its attempts, should it end.
+later one: the next attempt gets a new loop. One that was left so is closed once the last of its attempts has ended.
 """
 
 from __future__ import annotations
