@@ -99,9 +99,9 @@ class EpisodeTools:
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
-        """End them, and hear whether one was lost. Idempotent."""
-        ended, self._open = self._open, {}
-        for address, sent in ended.items():
+        """End them, and hear whether one was lost. Idempotent; where it is cancelled, the next call ends the rest."""
+        while self._open:
+            address, sent = self._open.popitem()
             try:
                 status, answer = await asyncio.to_thread(_exchange, "DELETE", address, sent, None)
             except OSError as problem:
