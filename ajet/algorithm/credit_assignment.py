@@ -5,7 +5,7 @@ of a sample, is in no timeline (`Episode.untrained`), or is counted in the `Outc
 not change. A group is left out as `zero_variance` only where its loss is exactly 0 (none of its tokens has an advantage
 in this batch; no KL term, no critic): it still counts in the weights of the others. With `dynamic_sampling` (DAPO,
 arXiv 2503.14476, section 3.2) groups with nothing to learn from (`Algorithm.learns_from`) do not belong to the batch at
-all, KL or not, and do not count.
+all, KL or not, and do not count: neither in the weights nor in what is compared or normalised over the batch.
 """
 
 from __future__ import annotations
@@ -80,8 +80,12 @@ def credit(
         if reference is None:
             raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
         _penalise(scored, reference, settings.kl_in_reward_coef)
-    advantages, parts, valued = _credited(scored, algorithm, settings, critic)
     nothing = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
+    unseen = nothing if settings.dynamic_sampling else set()
+    seen = [item for item in scored if item.group not in unseen]
+    found, parts, valued = _credited(seen, algorithm, settings, critic)
+    rows = iter(found)
+    advantages = [np.zeros(item.length) if item.group in unseen else next(rows) for item in scored]
     if settings.dynamic_sampling:
         silent = nothing
     elif config.trainer_common.use_kl_loss or "critic" in algorithm.needs:

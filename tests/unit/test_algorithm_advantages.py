@@ -193,6 +193,17 @@ def test_advantages_are_scaled():
         np.testing.assert_allclose(other.advantages, 2.5 * one.advantages, rtol=1e-6)
 
 
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gdpo"])
+def test_what_dynamic_sampling_leaves_out_is_not_what_others_are_normalised_by(estimator):
+    silent = group_of(episode_of(1.0, uuid="a"), episode_of(1.0, uuid="b"))
+    others = [group_of(episode_of(1.0, uuid=f"{n}+"), episode_of(0.0, uuid=f"{n}-")) for n in range(2)]
+    config = config_of(algorithm__adv_estimator=estimator, algorithm__dynamic_sampling=True)
+    found, alone = credit([silent, *others], config), credit(others, config)
+    assert {name: found.outcomes[name] for name in alone.outcomes} == alone.outcomes
+    assert found.outcomes["a"].untrained == {"zero_variance": 3}
+    assert credit([silent], config).outcomes["a"].untrained == {"zero_variance": 3}  # the only one
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_balanced_groups_train_on_nearly_as_many_failures_as_successes(dynamic):
     """AgentRL's numbers: of nine of reward 0 and one of another, 1 + 1 and 1; the baseline is over all ten."""
