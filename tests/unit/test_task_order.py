@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet.config import AjetConfig
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.order import TaskOrder
@@ -25,6 +26,16 @@ def test_each_epoch_has_each_task_once(count: int, seed: int, shuffle: bool) -> 
     assert len(order) == count
     for epoch in range(3):
         assert sorted(names(order, epoch * count, (epoch + 1) * count)) == sorted(t.task_id for t in tasks(count))
+
+
+@given(count=st.integers(1, 40), batch=st.integers(1, 40), epochs=st.integers(1, 9))
+def test_a_run_sees_each_task_once_an_epoch(count: int, batch: int, epochs: int) -> None:
+    """However batches lie across the epochs' borders: its last step alone goes beyond the last epoch."""
+    settings = AjetConfig(data={"train_batch_size": batch}, trainer_common={"total_epochs": epochs})
+    steps = settings.total_steps(count)
+    assert (steps - 1) * batch < epochs * count <= steps * batch
+    played = names(TaskOrder(tasks(count), 0), 0, epochs * count)
+    assert {played.count(task.task_id) for task in tasks(count)} == {epochs}
 
 
 def test_the_order_depends_on_ids_not_on_rows() -> None:

@@ -83,9 +83,10 @@ class AjetConfig(Section):
     )
 
     def total_steps(self, tasks: int) -> int:
-        """Training steps over so many tasks: `total_training_steps`, or else `total_epochs` of them."""
+        """Training steps over so many tasks: `total_training_steps`, or else as many as `total_epochs` take: the next
+        epoch begins within a batch, and the last step alone goes beyond the last one."""
         trainer = self.trainer_common
-        return trainer.total_training_steps or trainer.total_epochs * math.ceil(tasks / self.data.train_batch_size)
+        return trainer.total_training_steps or math.ceil(trainer.total_epochs * tasks / self.data.train_batch_size)
 
     @property
     def keeps_reference(self) -> bool:
