@@ -24,6 +24,7 @@ from ajet.schema.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")
 _SHOWN = 8
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _NONE = "YAML has no None: [] is an empty list, null is no value"
 
 
@@ -109,6 +110,9 @@ def _refused(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
     if item["type"] == "value_error":
         said = str(item["ctx"]["error"])
         expected = said if said.startswith("one of") else expected
+    for name, bound in item.get("ctx", {}).items():  # of one member of a list or a union, the field has none
+        if (words := _BOUNDS.get(name)) and words not in expected:
+            expected += f", {words} {bound:g}"
     near = get_close_matches(str(value), [str(arg) for arg in _literals(field)], 1)
     return ConfigError(
         f"ajet.{'.'.join(map(str, path))} is {value!r}.",
@@ -130,9 +134,8 @@ def _value_at(item: Any, path: KeyPath) -> Any:
 def expectation(field: FieldInfo) -> str:
     """The type and bounds of a key, in words."""
     words = [type_name(field.annotation)]
-    names = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     for bound in field.metadata:
-        words += [f"{text} {getattr(bound, name)}" for name, text in names.items() if hasattr(bound, name)]
+        words += [f"{text} {getattr(bound, name)}" for name, text in _BOUNDS.items() if hasattr(bound, name)]
     return ", ".join(words)
 
 

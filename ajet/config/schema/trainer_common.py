@@ -27,7 +27,9 @@ class Optim(Section):
     lr_warmup_steps: int = key(0, "Training steps in which the rate rises from 0; 0 or less: none.", ge=-1)
     min_lr_ratio: float = key(0.0, "Where linear and cosine end, as a part of `lr`.", ge=0, le=1)
     weight_decay: float = key(0.0, "Decoupled weight decay.", ge=0)
-    betas: list[float] = key([0.9, 0.95], "Decay of the two moments.", min_length=2, max_length=2)
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = key(
+        [0.9, 0.95], "Decay of the two moments, each from 0 to below 1.", min_length=2, max_length=2
+    )
     eps: float = key(1e-8, "Added to the denominator.", gt=0)
     grad_clip: float | None = key(1.0, "Largest norm of the gradient; null does not clip.", gt=0)
 
