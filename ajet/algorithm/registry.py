@@ -31,6 +31,12 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
     working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
+    if config.rollout.temperature == 0 and config.sft.objective is None and "trains" in described(config.backbone).can:
+        raise ConfigError(
+            "Replies that are drawn at temperature 0 have no probabilities to train on: the update divides by it.",
+            where="ajet.rollout.temperature",
+            expected="above 0, such as 1.0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
+        )
     if settings.old_policy == "behaviour" and config.rollout.truncates:
         raise ConfigError(
             "The ratio refers to the policy that sampled, and the rollout samples from a part of the distribution "

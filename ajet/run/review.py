@@ -77,12 +77,6 @@ def _of_settings(settings: AjetConfig, algorithm: Algorithm | None) -> Iterator[
             "token gets an advantage",
             "4 or more, or adv_estimator: reinforce_plus_plus",
         )
-    elif compares and rollout.temperature == 0:
-        yield Finding(
-            "rollout.temperature",
-            "at temperature 0 all attempts at a task say the same: their rewards are equal, and nothing is learnt",
-            "1.0",
-        )
     rate, lora = trainer.optim.lr, trainer.lora.trains_adapters
     if rate < SLOWEST:
         yield Finding("trainer_common.optim.lr", f"with a learning rate of {rate:g} no weight moves", "1e-6 to 1e-5")

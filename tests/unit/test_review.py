@@ -11,6 +11,7 @@ from ajet.algorithm import opened
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.run.review import review_lines, review_overlap, review_settings, review_tasks
+from ajet.schema.errors import ConfigError
 from ajet.task_reader.contamination import Overlap
 from ajet.workflow import Workflow
 from ajet.workflow.function import as_workflow
@@ -33,8 +34,6 @@ RATE = "trainer_common.optim.lr"
     [
         ({}, []),
         ({"rollout": {"num_repeat": 1}}, ["rollout.num_repeat"]),
-        ({"rollout": {"num_repeat": 1, "temperature": 0}}, ["rollout.num_repeat"]),
-        ({"rollout": {"temperature": 0}}, ["rollout.temperature"]),
         ({"trainer_common": {"optim": {"lr": 0}}}, [RATE]),
         ({"trainer_common": {"optim": {"lr": 0.1}}}, [RATE]),
         ({"trainer_common": {"optim": {"lr": 5e-3}, "lora": {"rank": 8}}}, []),
@@ -50,7 +49,17 @@ def test_settings_that_cannot_do_what_a_training_is_for(sections: dict[str, Any]
 
 def test_what_compares_no_attempts_needs_no_group() -> None:
     own = {"trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}}}
-    assert keys(rollout={"num_repeat": 1}, **own) == [] == keys(rollout={"temperature": 0}, **own)
+    assert keys(rollout={"num_repeat": 1}, **own) == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus"])
+def test_what_is_drawn_at_temperature_0_cannot_be_trained_on(estimator: str) -> None:
+    """The update divides the logits by it: every step would be skipped."""
+    own = {"trainer_common": {"algorithm": {"adv_estimator": estimator}}, "rollout": {"temperature": 0}}
+    with pytest.raises(ConfigError, match="no probabilities to train on") as refused:
+        keys(**own)
+    assert refused.value.where == "ajet.rollout.temperature"
+    assert keys("debug", **own) == [] == keys(sft={"objective": "sft"}, **own)
 
 
 def test_of_a_file_whose_every_split_is_all_rows_it_is_said_how_to_split_it(tmp_path: Path) -> None:
