@@ -92,13 +92,20 @@ def _tells_success(counted: Sequence[Episode]) -> bool:
 
 
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
-    """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over all attempts that count."""
-    rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
-    rows = [row for row in rows if row]
-    n = max((len(row) for row in rows), default=0)
+    """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over the tasks of which n attempts count:
+    of fewer, any succeeds less often and every one more often."""
+    rows = _whole(groups)
+    n = len(rows[0]) if rows else 0
     if n < 2:
         return {}
     return {f"{prefix}/pass@{n}": fmean(map(any, rows)), f"{prefix}/all@{n}": fmean(map(all, rows))}
+
+
+def _whole(groups: Sequence[Group]) -> list[list[bool]]:
+    """The successes of the attempts that count, of each task of which there are as many as of any."""
+    rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
+    most = max(map(len, rows), default=0)
+    return [row for row in rows if len(row) == most > 0]
 
 
 def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
@@ -111,7 +118,7 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
         low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
         metrics[f"{prefix}/success_low"], metrics[f"{prefix}/success_high"] = low, high
     for name, rate in pass_metrics(groups, prefix).items():
-        metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, tasks)
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, len(_whole(groups)))
     means = [fmean(e.reward or 0.0 for e in group.scored) for group in groups if group.scored]
     error = half_width(means)
     if error is not None:
