@@ -201,6 +201,16 @@ def test_votes_decide_by_more_than_half_and_disagreement_is_kept(judge, server):
     assert {each["temperature"] for each in server.seen} == {1.0}
 
 
+def test_a_kept_vote_of_one_model_is_not_the_others(judge, server):
+    """At temperature 0, too, each vote begins with another model, whatever the first one said of this before."""
+    server.say = lambda asked: says("correct" if asked["model"] == "a" else "incorrect")
+    assert verdict(judge(models=("a",))).reward == 1.0
+    for kept in (1, 3):
+        found = verdict(judge(models=("a", "b", "c"), votes=3, temperature=0.0))
+        assert [each["model"] for each in found.details["votes"]] == ["a", "b", "c"] and found.reward == 0.0
+        assert found.metrics["cached"] == kept / 3
+
+
 def test_a_budget_ends_asking_over_all_processes_and_is_no_score(judge, server):
     made = judge(max_calls=2, cache=False)
     assert [verdict(made, each).reward for each in "ab"] == [1.0, 1.0]

@@ -215,7 +215,7 @@ class ModelPanel:
         told = {
             "form": FORM, "model": member.model.model, "place": member.model.place, "system": SYSTEM,
             "pieces": question.pieces, "asked": question.form, "schema": schema, "temperature": temperature,
-            "draw": draw if temperature else 0, "tokens": self._limits.max_tokens,
+            "draw": draw, "tokens": self._limits.max_tokens,
         }  # fmt: skip
         return JudgeStore.key(told)
 
