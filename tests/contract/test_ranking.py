@@ -89,6 +89,18 @@ def test_votes_are_shown_other_orders_and_one_that_goes_by_place_says_so(judge, 
     assert of(judge(votes=3), ["1", "2", "3"])[2].metrics["agreement"] == 1.0
 
 
+def test_votes_agree_by_those_attempts_that_both_could_place(judge, server):
+    def unsure_at_first(asked: Any) -> str:
+        told = json.loads(ranks(asked))
+        told["undecided"] = told["tiers"].pop(0) if asked["seed"] == 0 else []
+        return json.dumps(told)
+
+    server.say = unsure_at_first
+    found = of(judge(votes=3), ["3", "2", "1"])
+    assert [each.details["ranking"]["places"] for each in found] == [[1.0, 1.0], [1.0, 0.5, 0.5], [0.0, 0.0, 0.0]]
+    assert found[0].metrics["agreement"] == 1.0
+
+
 class Numbers(Workflow):
     """Answers with its number."""
 

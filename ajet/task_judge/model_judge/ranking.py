@@ -124,20 +124,21 @@ def _verdicts(
     cut: bool,
     entrants: Sequence[Entrant],
 ) -> list[Verdict]:
-    places: list[list[float]] = [[] for _ in range(count)]
     shown: list[list[int]] = [[] for _ in range(count)]
     told = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
+    placed: list[dict[int, float]] = []
     for order, _, (tiers, _) in told:
         worth = _worth(tiers)
+        placed.append({index: worth[labels[at]] for at, index in enumerate(order) if labels[at] in worth})
         for place, index in enumerate(order):
-            if labels[place] in worth:
-                places[index].append(worth[labels[place]])
+            if index in placed[-1]:
                 shown[index].append(place)
+    places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
     problems = [problem for _, reply in found for problem in reply.problems]
     metrics = measured([reply for _, reply in found])
     common = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
               for name, value in metrics.items()}  # fmt: skip
-    common["agreement"] = _agreement(places)
+    common["agreement"] = _agreement(placed, count)
     common["cut"] = float(cut)
     by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in told))
     why = next((reason for _, _, (_, reason) in told if reason), "")
@@ -177,11 +178,12 @@ def _worth(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     return worth
 
 
-def _agreement(places: Sequence[Sequence[float]]) -> float:
-    """The share of pairs of attempts, over pairs of votes, that are in the same order in both."""
+def _agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
+    """The share of pairs of attempts, over pairs of votes that both placed, that are in the same order in both.
+    `placed`: the worth that each vote gave, of `count` attempts by their number."""
     same = total = 0
-    for one, two in itertools.combinations([each for each in places if each], 2):
-        signs = [(a > b) - (a < b) for a, b in zip(one, two, strict=False)]
+    for one, two in itertools.combinations(range(count), 2):
+        signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]
         for first, second in itertools.combinations(signs, 2):
             total += 1
             same += first == second
