@@ -15,6 +15,7 @@ from ajet.config.backbones import IN_WORDS
 from ajet.config.catalogue import Need, own
 from ajet.config.handed import known
 from ajet.config.references import load_code, resolve_reference
+from ajet.config.schema.trainer_common import STALE_CAP
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -136,6 +137,22 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             f"{key} is set, and there are no bounds that it could bear on: every token would be trained.",
             where=f"{SECTION}.{key}",
             expected="importance_weight_cap_ratio: a number, such as AgentRL's 4.0; or neither",
+        )
+    cap = STALE_CAP if settings.is_cap == "auto" else settings.is_cap
+    if settings.is_mode.endswith("mask") and cap is not None and not settings.is_floor <= 1 <= cap:
+        raise ConfigError(
+            f"Tokens of importance weights from {settings.is_floor:g} to {cap:g} would be trained, and no others: not "
+            "those on which engine and trainer agree, whose weight is 1.",
+            where=f"{SECTION}.{'is_floor' if settings.is_floor > 1 else 'is_cap'}",
+            expected="is_floor of 1 at most and is_cap of 1 at least, such as IcePop's 0.5 and 5",
+        )
+    covariance = settings.covariance
+    if settings.policy_loss == "clip_cov" and covariance.low >= covariance.high:
+        raise ConfigError(
+            f"No covariance lies above {covariance.low:g} and below {covariance.high:g}: clip_cov would choose no "
+            "token.",
+            where=f"{SECTION}.covariance.low",
+            expected="less than covariance.high, such as 1.0 and 5.0",
         )
     overlong = settings.overlong
     if overlong.length is not None and overlong.buffer > overlong.length:

@@ -208,6 +208,24 @@ def test_what_counts_twice_is_refused():
             opened(AjetConfig.model_validate(tree))
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"is_mode": "token_mask", "is_floor": 1.5}, "is_floor"),
+        ({"is_mode": "geometric_mask", "is_cap": 0.5}, "is_cap"),
+        ({"policy_loss": "clip_cov", "covariance": {"low": 5.0}}, "covariance.low"),
+    ],
+    ids=str,
+)
+def test_bounds_that_hold_no_token_are_refused(settings, key):
+    with pytest.raises(UserError) as refused:
+        opened(AjetConfig.model_validate({"trainer_common": {"algorithm": settings}}))
+    assert refused.value.where == f"ajet.trainer_common.algorithm.{key}"
+    kept = {"is_mode": "token_mask", "is_floor": 1.0, "is_cap": 1.0}, {"is_cap": 0.5}, {"is_floor": 1.5}
+    for each in kept:  # what is held at a cap is trained with it
+        opened(AjetConfig.model_validate({"trainer_common": {"algorithm": each}}))
+
+
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}], ids=str)
 def test_a_ratio_to_what_a_part_of_the_distribution_says_is_refused(cut):
     behaviour = {"trainer_common": {"algorithm": {"old_policy": "behaviour"}}}
