@@ -76,11 +76,17 @@ def _structure(candidate: str, reference: str) -> bool | None | _NotAlike:
         return False
     if len(parts) > MOST_MEMBERS:
         return None
-    if {kind, wanted_kind} <= {"set", "list", "union"}:
+    if {kind, wanted_kind} <= {"set", "list", "union"} and not (_names(wanted) and not _names(parts)):
         return _matched(parts, wanted)
     if kind != wanted_kind and not {kind, wanted_kind} <= {"list", "()"}:
         return False
     return _all(_verdict(left, right) for left, right in zip(parts, wanted, strict=True))
+
+
+def _names(parts: Sequence[str]) -> bool:
+    """Whether each is `name = value`, all of other names: then a value alone is of the name at its place."""
+    sides = [_sides(_EQUALS.split(part)) for part in parts]
+    return None not in sides and len({name for name, _ in filter(None, sides)}) == len(parts) > 1
 
 
 def _members(text: str) -> tuple[str, list[str]] | None:
