@@ -35,6 +35,7 @@ def refused(tmp_path, text, *overrides, **more) -> ConfigError:
         ("ajet:\n  trainer_common:\n    optim: {betas: [0.9]}\n", ":3:", ["betas"]),
         ("ajet:\n  trainer_common:\n    optim: {betas: [1.0, 0.9]}\n", ":3:", ["betas.0 is 1.0", "below 1"]),
         ("ajet:\n  trainer_common:\n    optim: {betas: [0.9, -1]}\n", ":3:", ["betas.1 is -1", "at least 0"]),
+        ("ajet:\n  trainer_common:\n    threads: 0\n", ":3:", ["threads is 0", "at least 1"]),
         ("ajet:\n  trainer_common:\n    algorithm: {is_cap: -1}\n", ":3:", ["is_cap is -1", "above 0"]),
         ("ajet:\n  model:\n    path: <YOUR_MODEL_PATH>\n", ":3:11", ["still reads <YOUR_MODEL_PATH>"]),
         ("own:\n  key: sk-<YOUR_KEY>\n", ":2:8", ["own.key still reads"]),

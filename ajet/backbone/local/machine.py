@@ -64,8 +64,8 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     use and that other processes leave free: a second thread on a busy core makes small steps ten times slower."""
     if isinstance(wanted, int):
         count, why = wanted, "as configured"
-    elif os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        count, why = int(os.environ["OMP_NUM_THREADS"]), "OMP_NUM_THREADS"
+    elif (told := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(told) > 0:
+        count, why = int(told), "OMP_NUM_THREADS"
     else:
         free, busy = cores(), _busy_cores()
         count = max(1, math.floor(free - busy + NOISE))

@@ -208,7 +208,7 @@ class TrainerCommon(Section):
         "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).",
         training=False,
     )
-    threads: int | Literal["auto"] = key(
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
         "auto",
         "Threads of torch on a CPU.",
         training=False,
