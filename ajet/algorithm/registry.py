@@ -32,12 +32,8 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
     working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
-    if config.rollout.temperature == 0 and config.sft.objective is None and "trains" in described(config.backbone).can:
-        raise ConfigError(
-            "Replies that are drawn at temperature 0 have no probabilities to train on: the update divides by it.",
-            where="ajet.rollout.temperature",
-            expected="above 0, such as 1.0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
-        )
+    if config.sft.objective is None and "trains" in described(config.backbone).can:
+        _require_trainable(config)
     if settings.old_policy == "behaviour" and config.rollout.truncates:
         raise ConfigError(
             "The ratio refers to the policy that sampled, and the rollout samples from a part of the distribution "
@@ -65,6 +61,33 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
     return algorithm
+
+
+def _require_trainable(config: AjetConfig) -> None:
+    """Raises ConfigError for settings with which an update trains nothing of what was played."""
+    settings = config.trainer_common.algorithm
+    if config.rollout.temperature == 0:
+        raise ConfigError(
+            "Replies that are drawn at temperature 0 have no probabilities to train on: the update divides by it.",
+            where="ajet.rollout.temperature",
+            expected="above 0, such as 1.0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
+        )
+    cap = STALE_CAP if settings.is_cap == "auto" else settings.is_cap
+    if settings.is_mode.endswith("mask") and cap is not None and not settings.is_floor <= 1 <= cap:
+        raise ConfigError(
+            f"Tokens of importance weights from {settings.is_floor:g} to {cap:g} would be trained, and no others: not "
+            "those on which engine and trainer agree, whose weight is 1.",
+            where=f"{SECTION}.{'is_floor' if settings.is_floor > 1 else 'is_cap'}",
+            expected="is_floor of 1 at most and is_cap of 1 at least, such as IcePop's 0.5 and 5",
+        )
+    covariance = settings.covariance
+    if settings.policy_loss == "clip_cov" and covariance.low >= covariance.high:
+        raise ConfigError(
+            f"No covariance lies above {covariance.low:g} and below {covariance.high:g}: clip_cov would choose no "
+            "token.",
+            where=f"{SECTION}.covariance.low",
+            expected="less than covariance.high, such as 1.0 and 5.0",
+        )
 
 
 def _require_at_hand(loss: PolicyLoss, config: AjetConfig) -> None:
@@ -137,22 +160,6 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             f"{key} is set, and there are no bounds that it could bear on: every token would be trained.",
             where=f"{SECTION}.{key}",
             expected="importance_weight_cap_ratio: a number, such as AgentRL's 4.0; or neither",
-        )
-    cap = STALE_CAP if settings.is_cap == "auto" else settings.is_cap
-    if settings.is_mode.endswith("mask") and cap is not None and not settings.is_floor <= 1 <= cap:
-        raise ConfigError(
-            f"Tokens of importance weights from {settings.is_floor:g} to {cap:g} would be trained, and no others: not "
-            "those on which engine and trainer agree, whose weight is 1.",
-            where=f"{SECTION}.{'is_floor' if settings.is_floor > 1 else 'is_cap'}",
-            expected="is_floor of 1 at most and is_cap of 1 at least, such as IcePop's 0.5 and 5",
-        )
-    covariance = settings.covariance
-    if settings.policy_loss == "clip_cov" and covariance.low >= covariance.high:
-        raise ConfigError(
-            f"No covariance lies above {covariance.low:g} and below {covariance.high:g}: clip_cov would choose no "
-            "token.",
-            where=f"{SECTION}.covariance.low",
-            expected="less than covariance.high, such as 1.0 and 5.0",
         )
     overlong = settings.overlong
     if overlong.length is not None and overlong.buffer > overlong.length:

@@ -219,11 +219,12 @@ def test_what_counts_twice_is_refused():
 )
 def test_bounds_that_hold_no_token_are_refused(settings, key):
     with pytest.raises(UserError) as refused:
-        opened(AjetConfig.model_validate({"trainer_common": {"algorithm": settings}}))
+        opened(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": settings}}))
     assert refused.value.where == f"ajet.trainer_common.algorithm.{key}"
     kept = {"is_mode": "token_mask", "is_floor": 1.0, "is_cap": 1.0}, {"is_cap": 0.5}, {"is_floor": 1.5}
     for each in kept:  # what is held at a cap is trained with it
-        opened(AjetConfig.model_validate({"trainer_common": {"algorithm": each}}))
+        opened(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": each}}))
+    opened(AjetConfig.model_validate({"backbone": "debug", "trainer_common": {"algorithm": settings}}))
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}], ids=str)
