@@ -60,10 +60,15 @@ def idle_reason(
     if config.sft.objective is not None and not serving and (why := _of_table(GIVEN, notes["path"])) is not None:
         reasons.append(why)
     for choice in notes["when"]:
-        chosen = _value(config, choice.key)
-        if chosen not in choice.values and not (choice.or_own and is_reference(str(chosen))):
+        chosen = _spelled(_value(config, choice.key))
+        if chosen not in choice.values and not (choice.or_own and is_reference(chosen)):
             reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
     return min(reasons, key=lambda reason: len(reason.said_by), default=None)
+
+
+def _spelled(value: Any) -> str:
+    """As a YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _chosen(choice: Sequence[str] | None, config: AjetConfig) -> bool:

@@ -35,6 +35,7 @@ OUTLOOK = (
     "trainer_common.keep_best", "trainer_common.mode",
 )  # fmt: skip
 """What debug's last lines estimate a training by."""
+HANDED_ON = ("tau_positive", "tau_negative", "step_discount", "reward_weights")
 IN_VAIN: dict[str, dict[str, str]] = {
     "debug": {
         **HELD_OUT,
@@ -48,6 +49,10 @@ IN_VAIN: dict[str, dict[str, str]] = {
     "verl": {
         "rollout.engine": "an endpoint is refused; which of the others it is makes no difference",
         **dict.fromkeys(SIZES, "with another strategy a size above 1 is refused"),
+        **dict.fromkeys(
+            [f"trainer_common.algorithm.{key}" for key in HANDED_ON],
+            "handed on whatever verl is told to compute",
+        ),
     },
 }
 """Read there, and without effect nevertheless."""
@@ -62,19 +67,10 @@ AGENT = {
 }  # fmt: skip
 """Where a run has an agent of its own, it may read them."""
 BY_STEP = {
-    "trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)",
-    "trainer_common.algorithm.reward_weights": "read by gdpo (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.buffer": "read with overlong.length (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.penalty": "likewise",
 }
-BY_LOSS = {
-    "trainer_common.algorithm.tau_positive": "read by sapo (test_algorithm_policy_losses.py)",
-    "trainer_common.algorithm.tau_negative": "read by sapo (test_algorithm_policy_losses.py)",
-}
-BY_WEIGHTS = {
-    f"trainer_common.algorithm.{key}": "read with is_cap (test_algorithm_policy_losses.py)"
-    for key in ("is_mode", "is_floor")
-}
+BY_WEIGHTS = {"trainer_common.algorithm.is_floor": "read with is_cap and a mask (test_algorithm_policy_losses.py)"}
 IN_SANDBOX = {key: "read where a workflow opens a sandbox" for key in KEYS if key.startswith("environment.sandbox_")}
 BY_MODELS = {
     key: "read where models judge (test_model_judge.py)"
@@ -82,11 +78,10 @@ BY_MODELS = {
 }  # fmt: skip
 UNREAD: dict[str, dict[str, str]] = {
     "debug": {**LABEL, **UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX},
-    "local": {**UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX, **BY_STEP, **BY_LOSS, **BY_WEIGHTS},
+    "local": {**UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX, **BY_STEP, **BY_WEIGHTS},
     "serve": {
         **UNUSUAL,
         **BY_STEP,
-        **BY_LOSS,
         **BY_MODELS,
         **AGENT,
         **IN_SANDBOX,

@@ -88,6 +88,34 @@ def test_a_reward_function_given_as_verl_has_it_says_where_it_goes(tmp_path, bac
     assert backbone == "verl" or "task_judge.judge_protocol" in other[f"verl.{section}.path"]
 
 
+A = "trainer_common.algorithm"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read_with", "why"),
+    [
+        (f"{A}.tau_positive", 2.0, f"{A}.policy_loss=sapo", f"{A}.policy_loss is null"),
+        (f"{A}.clip_dual", 3.0, f"{A}.policy_loss=clipped", f"{A}.policy_loss is cispo"),
+        (f"{A}.reward_weights", "{a: 1}", f"{A}.adv_estimator=gdpo", f"{A}.adv_estimator is grpo"),
+        (f"{A}.step_discount", 0.5, f"{A}.adv_estimator=gigpo", f"{A}.adv_estimator is grpo"),
+        (f"{A}.step_discount", 0.5, f"{A}.adv_estimator=mine.py->Mine", f"{A}.adv_estimator is grpo"),
+        (f"{A}.norm_adv_by_std", "false", f"{A}.adv_estimator=gae", f"{A}.adv_estimator is rloo"),
+        (f"{A}.kl_in_reward_coef", 0.1, f"{A}.use_kl_in_reward=true", f"{A}.use_kl_in_reward is false"),
+        ("rollout.submit_oversample_multiplier", 2.0, "rollout.enable_oversample=true",
+         "rollout.enable_oversample is false"),
+    ],
+)  # fmt: skip
+def test_a_key_of_one_algorithm_or_loss_does_nothing_with_another(tmp_path, key, value, read_with, why):
+    chooser, _, chosen = why.partition(" is ")
+    unread = idle(tmp_path, "local", f"{key}={value}", f"{chooser}={chosen}")
+    assert unread[f"ajet.{key}"] == (f"override {key}", why)
+    assert f"ajet.{key}" not in idle(tmp_path, "local", f"{key}={value}", read_with)
+
+
+def test_the_dual_clip_is_the_own_losses_too(tmp_path):
+    assert f"ajet.{A}.clip_dual" not in idle(tmp_path, "local", f"{A}.clip_dual=3.0")
+
+
 def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
     text = (
         "ajet: {trainer_common: {kl_loss_coef: 0.5}}\n"

@@ -137,7 +137,9 @@ def test_pass_at_n_counts_failed_attempts():
 def test_pass_at_n_is_over_the_tasks_that_have_n_attempts():
     """One that ajet itself failed at leaves a task with fewer: in it every one succeeds more often, any less."""
     lacks = failed("engine", own=True)
-    groups = groups_of([an_episode(1.0, True), lacks], [an_episode(1.0, True), failed()], [failed(), lacks], [lacks] * 2)
+    groups = groups_of(
+        [an_episode(1.0, True), lacks], [an_episode(1.0, True), failed()], [failed(), lacks], [lacks] * 2
+    )
     metrics = pass_metrics(groups, "validation") | interval_metrics(groups, "validation")
     assert (metrics["validation/pass@2"], metrics["validation/all@2"]) == (1.0, 0.0)
     assert (metrics["validation/pass@2_low"], metrics["validation/pass@2_high"]) == wilson(1.0, 1)

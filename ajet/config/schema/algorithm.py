@@ -105,6 +105,8 @@ class Algorithm(Section):
         True,
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
+        when=(ESTIMATOR, "grpo", "gigpo", "gdpo", "gae", "distillation"),
+        or_own=True,
     )
     gamma: float = key(
         1.0,
@@ -126,7 +128,11 @@ class Algorithm(Section):
     clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
     clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
     clip_dual: float | None = key(
-        None, "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound.", gt=1
+        None,
+        "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound.",
+        gt=1,
+        when=(LOSS, "null", "clipped", "clip_cov"),
+        or_own=True,
     )
     loss_aggregation: Literal["sequence", "token", "sequence-sum"] = key(
         "sequence",
@@ -146,8 +152,14 @@ class Algorithm(Section):
         "`is_cap` decoupled PPO); behaviour, the one that sampled, as it was recorded (AgentRL): then `is_cap` must "
         "not be a number.",
     )
-    tau_positive: float = key(1.0, "SAPO: how fast the gate closes where the advantage is positive.", gt=0)
-    tau_negative: float = key(1.05, "SAPO: the same where it is negative.", gt=0)
+    tau_positive: float = key(
+        1.0,
+        "SAPO: how fast the gate closes where the advantage is positive.",
+        gt=0,
+        when=(LOSS, "sapo"),
+        or_own=True,
+    )
+    tau_negative: float = key(1.05, "SAPO: the same where it is negative.", gt=0, when=(LOSS, "sapo"), or_own=True)
     is_cap: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
         "Truncate the importance weights against the engine's logprobs at this value; null: no weights. auto: 2.0 "
@@ -216,9 +228,18 @@ class Algorithm(Section):
         "tokens; 0: only the attempt's reward counts.",
         ge=0,
     )
-    step_discount: float = key(0.95, "GiGPO: how much of a step's reward counts for the step before it.", ge=0, le=1)
+    step_discount: float = key(
+        0.95,
+        "GiGPO: how much of a step's reward counts for the step before it.",
+        ge=0,
+        le=1,
+        when=(ESTIMATOR, "gigpo"),
+        or_own=True,
+    )
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
-    kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
+    kl_in_reward_coef: float = key(
+        0.001, "Its coefficient.", ge=0, when=("trainer_common.algorithm.use_kl_in_reward", "true")
+    )
     covariance: Covariance = section(
         Covariance,
         "The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`.",
@@ -229,6 +250,8 @@ class Algorithm(Section):
         {},
         "GDPO: the weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
         "that the judge tells; `reward`, `overlong`: of the whole reward, and of what length costs.",
+        when=(ESTIMATOR, "gdpo"),
+        or_own=True,
     )
     critic: Critic = section(
         Critic,

@@ -90,7 +90,8 @@ def key(
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     part: it names parts of this kind, or refers to the user's own; `{names}` in the description are those known.
     lists: the same, where the user's code may register more under names of its own, so that none is refused here.
-    when, or_own: the key that chooses it, and the values for which it is read, as a section has them.
+    when, or_own: the key that chooses it, and the values, as a YAML spells them, for which it is read, as a section has
+    them.
     """
     extra: dict[str, Any] = {"training": training}
     if idle is not None:

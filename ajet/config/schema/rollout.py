@@ -224,6 +224,7 @@ class Rollout(Section):
         1.5,
         "How many more, as a factor, with `enable_oversample`.",
         idle={SERVE: CLIENTS_BEGIN},
+        when=("rollout.enable_oversample", "true"),
         ge=1,
     )
     tensor_model_parallel_size: int = key(
