@@ -112,7 +112,7 @@ class ReasoningGym(Section):
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(
         100,
-        "Validation tasks; they never occur in training.",
+        "Validation tasks, of seeds that training has none of; a family with few questions asks some in both.",
         training=False,
         idle=NOT_HELD_OUT,
         ge=0,
