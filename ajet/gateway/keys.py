@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from loguru import logger
 
 from ajet.gateway.turn import Refused
+from ajet.schema.endpoint import ANOTHERS
 
 S = TypeVar("S")
 _REMEMBERED = 4096
@@ -24,6 +25,11 @@ UNTIED = (
     "nothing says whose episode it is. Its client took its address from the environment and calls outside the tasks "
     "and `asyncio.to_thread` of an episode, or without httpx: give it the address and key of "
     "`tuner.as_oai_baseurl_apikey()`, or set rollout.isolation: process"
+)
+
+KEPT = (
+    "it bears the key of another attempt. A client that is kept (in a module, in a class, in a cache) has the key of "
+    "the attempt that it was made in: make it in each attempt, of that attempt's tuner"
 )
 
 
@@ -66,7 +72,8 @@ class Keys(Generic[S]):
 
     def look_up(self, secret: str | None, *, client: str = "") -> Grant[S]:
         """What a key stands for. Raises Refused: 401 for an unknown key, 403 for the run's own, which is that of no
-        episode, 410 for that of an episode that has ended. `client`: what it calls itself."""
+        episode, and for another attempt's, 410 for that of an episode that has ended. `client`: what it calls
+        itself."""
         grant = self._grants.get(secret or "")
         if grant is not None:
             return grant
@@ -75,6 +82,8 @@ class Keys(Generic[S]):
                 self._named.add(client)
                 logger.warning("a model call of {} is refused: {}", client or "a client", UNTIED)
             raise Refused(f"This call is refused: {UNTIED}", status=403, code="no_episode")
+        if secret == ANOTHERS:
+            raise Refused(f"This call is refused: {KEPT}", status=403, code="another_episode")
         if secret and _digest(secret) in self._dead:
             raise Refused("this episode has ended", status=410, code="episode_finished")
         raise Refused("Incorrect API key provided.", status=401, code="invalid_api_key")

@@ -22,6 +22,9 @@ _ADVICE = (
     ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
     ("'coroutine' object", "an `await` is missing where it was made"),
     ("coroutine was expected", "an `await` is missing, or one too many"),
+    ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
+    ("'Task' object has no attribute", "the columns of a row are in its `metadata`"),
+    ("'WorkflowTask' object has no attribute", "a class gets the task as `workflow_task.task`"),
 )
 """What an exception's words most often mean, and what to do."""
 Stage = Literal["construct", "open", "execute", "judge"]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ajet.schema.tool_use import ToolUse
 
 
+ANOTHERS = "the-key-of-another-attempt"
+"""Stands in a request for the key of an attempt that is not the sender's: it opens nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A model's address: base URL, model name, key, and the variables that tell a client of them."""

@@ -3,8 +3,9 @@
 Invariants: the environment is written once a run, never for an episode, and only where the person has set no such
 address and key: then it holds the gateway's address and one key of the run. A request that bears that key gets the key
 of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
-the gateway with the run's key and is refused there, never answered under another episode's. A worker process, which
-plays one attempt at a time, has the attempt's own address and key in its environment (`entering`).
+the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a
+key which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at
+a time, has the attempt's own address and key in its environment (`entering`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from loguru import logger
 
 from ajet.config.other_models import OUTSIDE
-from ajet.schema.endpoint import Endpoint, Endpoints
+from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
 
 AGENT = "default"
 """The agent that such a client is."""
@@ -36,6 +38,8 @@ _playing: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None
 _lock = threading.Lock()
 _untied: set[str] = set()
 """Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
+_given: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
+"""Whose the keys are that tuners gave."""
 _hosts: set[str] = set()
 _elsewhere: set[str] = set()
 
@@ -48,6 +52,12 @@ def playing(endpoints: Endpoints) -> Iterator[None]:
         yield
     finally:
         _playing.reset(token)
+
+
+def given(endpoint: Endpoint, by: Endpoints) -> Endpoint:
+    """The endpoint, which a tuner hands to the code of its attempt: its key is that attempt's alone."""
+    _given[endpoint.api_key] = by
+    return endpoint
 
 
 class Ambient:
@@ -121,7 +131,8 @@ def _async(send: Any) -> Any:
 
 
 def tie(request: Any) -> None:
-    """Give a request that bears a key of `_untied` the key of the episode that plays here; leave any other alone."""
+    """Give a request that bears a key of `_untied` the key of the episode that plays here, and one that bears a key of
+    another attempt none that opens; leave any other alone."""
     if not _untied:
         return
     endpoints = _playing.get()
@@ -132,11 +143,14 @@ def tie(request: Any) -> None:
         return
     headers = request.headers
     for header, prefix in (("authorization", "Bearer "), ("x-api-key", ""), ("api-key", "")):
-        if headers.get(header, "").removeprefix(prefix) in _untied:
+        key = headers.get(header, "").removeprefix(prefix)
+        if key in _untied:
             endpoint = endpoints(AGENT, AGENT, None)
             place = urlsplit(endpoint.base_url)
             request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
             headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
+        elif _given.get(key, endpoints) is not endpoints:
+            headers[header] = prefix + ANOTHERS
 
 
 def _name(url: Any) -> None:

@@ -16,6 +16,7 @@ from ajet.environment.sandbox.contract import NOTHING, Sandbox
 from ajet.schema.endpoint import Endpoint, Endpoints
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
+from ajet.workflow.ambient import given
 from ajet.workflow.deadline import Deadline
 from ajet.workflow.resources import Resources
 from ajet.workflow.sandboxes import opened_sandbox
@@ -95,7 +96,7 @@ class ModelTuner:
     ) -> Endpoint:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
-        return self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model)
+        return given(self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model), self._endpoints)
 
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
@@ -192,7 +193,7 @@ class ModelTuner:
         key = (kind, agent_name, tag, debug_model)
         with self._lock:
             if key not in self._clients:
-                self._clients[key] = make(self._endpoints(agent_name, tag, debug_model))
+                self._clients[key] = make(self.as_oai_baseurl_apikey(agent_name, tag, debug_model))
             return self._clients[key]
 
     # What AgentScope asks of a model.

@@ -123,6 +123,44 @@ def test_a_call_that_cannot_be_tied_is_refused_and_named(isolation):
     assert "OpenAI/Python" in line and "tuner.as_oai_baseurl_apikey()" in line
 
 
+class KeepsAClient:
+    """A module that makes its client once: of the attempt that came first."""
+
+    trainable_targets = None
+    kept: list[Any] = []
+    lock = threading.Lock()
+    both = threading.Barrier(2, timeout=60)
+
+    def execute(self, task, tuner):
+        with self.lock:
+            if not self.kept:
+                at = tuner.as_oai_baseurl_apikey()
+                self.kept.append(openai.OpenAI(base_url=at.base_url, api_key=at.api_key, max_retries=0))
+        self.both.wait()
+        try:
+            self.kept[0].chat.completions.create(**asked(task.task, "kept"))
+        finally:
+            self.both.wait()  # the first attempt has not ended when the second asks
+        return WorkflowOutput(reward=1.0)
+
+
+def test_a_client_that_another_attempt_made_is_refused_and_what_it_asks_is_nobodys():
+    KeepsAClient.kept.clear()
+    with stage(KeepsAClient, max_env_worker=2, num_repeat=2) as made:
+        (group,) = made.play(1)
+    good, bad = sorted(group.episodes, key=lambda episode: episode.failure is not None)
+    assert good.failure is None and len(good.calls) == 1
+    assert bad.failure is not None and not bad.calls and "the key of another attempt" in bad.failure.message
+
+
+def test_a_client_that_an_attempt_made_which_has_ended_is_told_apart_from_a_wrong_key():
+    KeepsAClient.kept.clear()
+    with stage(KeepsAClient, max_env_worker=2, num_repeat=2) as made:
+        made.play(1)
+        (group,) = made.play(1)
+    assert all("another attempt" in episode.failure.message for episode in group.episodes), group.episodes[0].failure
+
+
 class KnowsNothingAlone(KnowsNothing):
     async def execute(self, task, tuner):
         await super().execute(task, tuner)
