@@ -39,6 +39,8 @@ class Capture:
     """The check that ended the episode early."""
     refused: str | None = None
     """The code with which the last request was refused; None where it was answered."""
+    unanswered: str = ""
+    """The words with which the last request was refused; "" where it was answered."""
     refusals: list[tuple[str | None, str]] = field(default_factory=list)
     """(code, message) of the first different refusals."""
     tool_uses: list[ToolUse] = field(default_factory=list)

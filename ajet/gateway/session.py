@@ -142,8 +142,9 @@ class Session:
 
     def note(self, refused: Refused) -> None:
         """A request of this episode was refused; so many are kept as say what goes wrong."""
-        kept = self._ledger.recorder.capture.refusals
-        told = (refused.code, str(refused))
+        capture = self._ledger.recorder.capture
+        kept, told = capture.refusals, (refused.code, str(refused))
+        capture.unanswered = str(refused)
         if len(kept) < MOST_REFUSALS and told not in kept:
             kept.append(told)
 
@@ -176,7 +177,7 @@ class Session:
             capture.refused = refused.code
             self.note(refused)
             raise
-        capture.refused = None
+        capture.refused, capture.unanswered = None, ""
         return turn
 
     async def _make(self, reply: Reply) -> Turn:

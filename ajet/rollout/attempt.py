@@ -22,6 +22,7 @@ from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import playing
 from ajet.workflow.deadline import Deadline
+from ajet.workflow.function import is_of_function
 from ajet.workflow.resources import Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
 
@@ -170,12 +171,18 @@ def _tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str
 
 
 def _checked(workflow: Any, output: Any) -> WorkflowOutput:
-    name = f"{type(workflow).__name__}.execute"
+    if isinstance(output, WorkflowOutput):
+        return output
+    name, expected = f"{type(workflow).__name__}.execute", "a WorkflowOutput"
+    if is_of_function(type(workflow)):
+        name, expected = type(workflow).__name__, "text, a list, a dict, a number or a WorkflowOutput"
     if output is None:
-        raise failed("returned_nothing", f"{name} returned None; expected a WorkflowOutput")
-    if not isinstance(output, WorkflowOutput):
-        raise failed("wrong_type", f"{name} returned a {type(output).__name__}; expected a WorkflowOutput")
-    return output
+        raise failed("returned_nothing", f"{name} returned None; expected {expected}")
+    given = f"an object of the class {type(output).__name__}"
+    if inspect.iscoroutine(output):
+        given = "a coroutine (an `await` is missing where it was made)"
+        output.close()  # Python would warn of it, and name a line of its own
+    raise failed("wrong_type", f"{name} returned {given}; expected {expected}")
 
 
 async def _closed(output: Awaitable[Any], resources: Resources) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.threads import in_thread
+from ajet.rollout import bounds
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import lost_tool
 from ajet.rollout.failure import classify, failed
@@ -26,6 +27,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judgement import with_process
 
 if TYPE_CHECKING:
+    from ajet.gateway import Capture
     from ajet.rollout.breaker import Turn
     from ajet.rollout.group import GroupPlay
     from ajet.task_judge import Judge
@@ -215,4 +217,15 @@ def by_the_calls(played: AttemptResult) -> Failure | None:
         return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
     if capture is not None and (failure is None or failure.policy) and (lost := lost_tool(capture.tool_uses)):
         return lost if failure is None else replace(lost, traceback=failure.traceback)
-    return failure
+    return failure if failure is None or capture is None else _with_refusal(failure, capture)
+
+
+def _with_refusal(failure: Failure, capture: Capture) -> Failure:
+    """The agent's failure, with the refusal that its last request met: who does not look at a reply's status raises
+    at what it lacks."""
+    if failure.boundary != "agent" or not capture.unanswered:
+        return failure
+    if capture.unanswered in failure.message:
+        return failure
+    said = f"{failure.message} (its last call was refused: {capture.unanswered})"
+    return bounds.failure(replace(failure, message=said))

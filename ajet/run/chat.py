@@ -25,6 +25,7 @@ from ajet.record.find_run import known_run
 from ajet.run.export import model_folder
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
+from ajet.schema.episode import Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 class Unjudged(BaseJudge):
     """Stands in for the run's judge."""
 
-    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[None, None]:
-        """No score."""
-        return None, None
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
+        """No score, since the line has no answer to hold it to."""
+        return Verdict(None, None, "no score: a chat is not judged")
 
 
 def chat(

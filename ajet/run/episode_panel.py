@@ -44,9 +44,11 @@ HINTS = {
 }
 """What to do about a failure at each boundary; of the agent's own, its frames say it."""
 KIND_HINTS = {
-    "no_model_call": "give the client the tuner, or the address and key that it hands out",
-    "returned_nothing": "let `execute` return a WorkflowOutput",
-    "wrong_type": "let `execute` return a WorkflowOutput, say WorkflowOutput(metadata={'final_answer': …})",
+    "no_model_call": "give the client the tuner, or the address and key that it hands out; a command finds them in "
+    "OPENAI_BASE_URL and OPENAI_API_KEY (ANTHROPIC_…)",
+    "calls_refused": "mend the request that the message names; an `except` hid the refusal, or no one read its status",
+    "returned_nothing": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
+    "wrong_type": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
     "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
     "timeout": "raise `rollout.episode_timeout`, or find what blocks",
     "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
@@ -72,6 +74,8 @@ def show_episode(episode: Episode) -> None:
             _append_message(lines, episode.messages[index])
     for use in episode.tool_uses:
         lines.append(_use(use), style="red" if use.error else "magenta")
+    if judged := _judged(episode):
+        lines.append(f"{judged}\n", style="bold")
     outcome, why = _outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
@@ -91,6 +95,8 @@ def hint_of(failure: Failure) -> str:
     """A hint on what to do about a failure; for the person's own code, the line where it ended."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
+    if failure.boundary == "judge" and failure.kind == "timeout":
+        return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
     if (known := KIND_HINTS.get(failure.kind)) is not None:
@@ -179,6 +185,19 @@ def _outcome(episode: Episode) -> tuple[str, str]:
     return f"reward {episode.verdict.reward:g}", episode.verdict.reason
 
 
+def _judged(episode: Episode) -> str:
+    """The answer that judges are given, where it is not what the model said last; "" otherwise."""
+    answer = episode.metadata.get("final_answer")
+    if answer is None:
+        lacks = episode.failure is not None and "KeyError: 'final_answer'" in episode.failure.message
+        there = ", ".join(map(printable, map(str, episode.metadata))) or "nothing"
+        return f"the output's metadata has no final_answer (it has {there})" if lacks else ""
+    replies = [call.reply for call in episode.calls if call.reply is not None]
+    said = episode.messages[replies[-1]].get("content") if replies else None
+    words = _as_text(answer)
+    return "" if words.split() == _as_text(said or "").split() else f"final_answer: {_clipped(words) or '(empty)'}"
+
+
 def _footer(episode: Episode) -> str:
     trained = sum(timeline.sampled for timeline in episode.timelines)
     forks = Counter(call.fork for call in episode.calls if call.fork)
@@ -193,16 +212,18 @@ def _footer(episode: Episode) -> str:
 
 
 def _transcript(episode: Episode) -> list[tuple[str, list[int]]]:
-    """Message indices in reading order: each call's messages that were not shown yet, then its reply. Before them the
+    """Message indices in reading order: each call's messages that were not shown yet, then its reply. With them the
     agent whose call it is, where it is another one than before; nothing where there is one agent."""
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()
     told: list[tuple[str, list[int]]] = []
     before = ""
     for call in episode.calls:
-        new = [index for index in (*call.messages, call.reply) if index is not None and index not in shown]
+        new = list(dict.fromkeys(index for index in call.messages if index not in shown))
+        if call.reply is not None:
+            new.append(call.reply)  # also where another call had the same words for its reply
         shown.update(new)
-        told.append((call.agent if several and call.agent != before else "", list(dict.fromkeys(new))))
+        told.append((call.agent if several and call.agent != before else "", new))
         before = call.agent
     return told
 
@@ -225,8 +246,8 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
 
 def _as_text(content: Any) -> str:
     """A message's content; images by name only."""
-    if isinstance(content, str):
-        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return str(content)
     return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
 
 

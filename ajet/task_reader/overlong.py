@@ -43,4 +43,4 @@ def _fits(task: Task, tokenizer: Any, limit: int) -> bool:
     text = "\n".join(text_of(message) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True
-    return len(tokenizer.encode(text, add_special_tokens=False)) <= limit
+    return len(tokenizer.encode(text, add_special_tokens=False, verbose=False)) <= limit

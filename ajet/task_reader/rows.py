@@ -45,7 +45,7 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
     A row without a question is one for a workflow that makes it of the other columns. Raises BadRow when the question
-    is empty, a field has the wrong type, or a number is not finite.
+    is empty (or null, in a column that `columns` names), a field has the wrong type, or a number is not finite.
     """
     found = non_finite(row)
     if found is not None:
@@ -76,8 +76,9 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
     if not row:
         raise BadRow("no question, nor anything else")
-    if not query.strip() and not messages and env_type == "no_env" and any(isinstance(row.get(q), str) for q in _QUERY):
-        raise BadRow("no question: its text is empty")
+    named = columns.main_query is not None or any(isinstance(row.get(q), str) for q in _QUERY)
+    if named and not query.strip() and not messages and env_type == "no_env":
+        raise BadRow(f"no question: {columns.main_query or 'its text'} is empty")
     return Task(
         main_query=query,
         init_messages=[dict(item) for item in messages],

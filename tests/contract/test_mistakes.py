@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -35,6 +36,10 @@ class NoTuner(Workflow):
     async def execute(self, task): return WorkflowOutput()
 def function(task, tuner): return 1.0
 def narrow(task): return 1.0
+async def late(task, tuner): return function_of(task)
+async def function_of(task): return 1.0
+def nothing(task, tuner): pass
+def thing(task, tuner): return Good()
 """
 TASKS = "task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: %s}}}"
 
@@ -73,6 +78,22 @@ def test_in_the_files(project, number, yaml, expected):
     assert shown.count(str(project)) <= 2, "no folder is named twice"
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("late", "late returned a coroutine (an `await` is missing where it was made); expected text, a list"),
+        ("nothing", "nothing returned None; expected text, a list"),
+        ("thing", "thing returned an object of the class Good; expected text, a list"),
+    ],
+)
+def test_what_a_function_returns_is_told_as_a_functions(project, name, said):
+    (project / "x.yaml").write_text(f"ajet: {{rollout: {{user_workflow: flow.py->{name}}}}}")
+    with stage(workflow_of(load_experiment(project / "x.yaml")), judge=Judge(None)) as made:
+        failure = made.episode().failure
+    assert failure is not None and failure.message.startswith(said), failure
+
+
 def test_a_function_is_a_workflow(project):
     (project / "x.yaml").write_text("ajet: {rollout: {user_workflow: flow.py->function}}")
     assert workflow_of(load_experiment(project / "x.yaml")).__name__ == "function"
@@ -82,7 +103,8 @@ class Playing:
     trainable_targets = None
 
     async def execute(self, task: Any, tuner: Any) -> Any:
-        self.client = tuner.as_raw_openai_sdk_client()
+        self.client, self.at = tuner.as_raw_openai_sdk_client(), tuner.as_oai_baseurl_apikey()
+        self.workflow_task, self.task = task, task.task
         await self.ask()
         return await self.go()
 
@@ -117,6 +139,28 @@ class ForgetsAwait(Playing):  # 42
         return reply.choices  # type: ignore[attr-defined]
 
 
+class LooksAtNoStatus(Playing):
+    """Plain HTTP: what a refusal lacks is what it raises at, in the second turn as in the first."""
+
+    async def go(self) -> Any:
+        at, said = self.at, []
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {at.api_key}"}) as http:
+            for content in ("hi", {"text": "hi"}):
+                asked = {"model": "x", "messages": [{"role": "user", "content": content}]}
+                reply = await http.post(f"{at.base_url}/chat/completions", json=asked)
+                said.append(reply.json()["choices"][0]["message"]["content"])
+
+
+class OwnField(Playing):
+    async def go(self) -> Any:
+        return self.task.colour
+
+
+class NoTask(Playing):
+    async def go(self) -> Any:
+        return self.workflow_task.main_query
+
+
 @pytest.fixture
 def nothing_forgotten() -> Iterator[None]:
     """What nobody awaited is closed, not told of by another test's collection of garbage."""
@@ -133,6 +177,9 @@ def nothing_forgotten() -> Iterator[None]:
         (NotANumber, ["the workflow's reward is nan", "expected a finite number"]),
         (Good, ["WorkflowOutput(reward='good')", "expected a number, a list of numbers"]),
         (RunsALoop, ["asyncio.run() cannot be called", "write `await` there"]),
+        (LooksAtNoStatus, ["'choices' (its last call was refused: Invalid value for 'messages[0].content'"]),
+        (OwnField, ["no attribute 'colour' (the columns of a row are in its `metadata`)"]),
+        (NoTask, ["no attribute 'main_query' (a class gets the task as `workflow_task.task`)"]),
         (ForgetsAwait, ["'coroutine' object has no attribute 'choices'", "an `await` is missing"]),
     ],
 )
@@ -215,10 +262,27 @@ def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tm
     assert any(f"it stood at {__file__}:{line + more} in go" in failure.message for more in (3, 4)), failure.message
 
 
-def test_a_relative_path_of_a_command_names_base():  # 52
-    settings = CommandSettings(command=["./agent.sh"])
-    with pytest.raises(AgentFailure, match=r"fresh folder: write \{base\}/… for a file beside the YAML"):
-        _raise_unless_good(Ended(None, "", "", "", problem="No such file"), settings)
+@pytest.mark.parametrize(
+    ("program", "problem", "said"),
+    [
+        (
+            "./agent.sh",
+            "No such file",
+            "each episode runs in a fresh folder: write {base}/… for a file beside the YAML",
+        ),
+        ("{base}/agent.sh", "No such file", "No such file; {base} is the folder of the YAML"),
+        (
+            "{base}/agent.py",
+            "PermissionError: no",
+            'make it executable (chmod +x), or name what reads it: ["{python}", ',
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, said):  # 52
+    settings = CommandSettings(command=[program])
+    with pytest.raises(AgentFailure) as caught:
+        _raise_unless_good(Ended(None, "", "", "", problem=problem), settings)
+    assert said in str(caught.value) and str(caught.value).count("{base}/…") <= (program[0] == ".")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_a_prompt_longer_than_the_model(project):
     [
         ("Raises", ["the agent is broken", "a breakpoint there"]),
         ("Hangs", ["timeout", "rollout.episode_timeout"]),
-        slow("WrongType", ["returned a int", "let `execute` return a WorkflowOutput"]),
+        slow("WrongType", ["an object of the class int", "return WorkflowOutput(metadata="]),
         slow("NeverCalls", ["no_model_call", "give the client the tuner"]),
     ],
 )

@@ -73,6 +73,48 @@ def test_of_several_agents_each_is_named_where_it_is_asked(monkeypatch: pytest.M
     assert "is asked" not in out.getvalue()
 
 
+def lines_of(monkeypatch: pytest.MonkeyPatch, episode: Episode) -> list[str]:
+    out = io.StringIO()
+    monkeypatch.setattr(panel, "console", Console(file=out, width=80))
+    show_episode(episode)
+    return [line.strip("│ ") for line in out.getvalue().splitlines()][1:-1]
+
+
+def test_calls_with_the_same_reply_all_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("u", "a"), ("a", "yes"), ("u", "b"), ("u", "c"))]
+    calls = [call_of("x", [0], 1), call_of("x", [2], 1), call_of("x", [2, 1, 3], 1)]
+    lines = lines_of(monkeypatch, Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls))
+    assert lines == ["u: a", "a: yes", "u: b", "a: yes", "u: c", "a: yes"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "failure", "said"),
+    [
+        ({"final_answer": " b\n"}, None, []),
+        ({"final_answer": [{"type": "text", "text": "b"}]}, None, []),
+        ({"final_answer": "sorry"}, None, ["final_answer: sorry"]),
+        ({"final_answer": 3}, None, ["final_answer: 3"]),
+        ({"final_answer": ""}, None, ["final_answer: (empty)"]),
+        ({"steps": 3}, None, []),
+        (
+            {"answer": "b"},
+            Failure("judge", "Bad", "KeyError: 'final_answer'", traceback=""),
+            ["the output's metadata has no final_answer (it has answer)", "✗ judge: Bad: KeyError: 'final_answer'"],
+        ),
+    ],
+)
+def test_what_the_judge_was_given_is_shown_where_it_is_not_what_was_said_last(monkeypatch, metadata, failure, said):
+    messages = [{"role": "u", "content": "a"}, {"role": "a", "content": "b"}]
+    given = {"messages": messages, "calls": [call_of("x", [0], 1)], "metadata": metadata, "failure": failure}
+    assert lines_of(monkeypatch, Episode("u", Task(task_id="t"), 0, 1, "debug", **given)) == ["u: a", "a: b", *said]
+
+
+def test_hints_fit_what_failed() -> None:
+    assert "an `except` hid" in hint_of(Failure("agent", "calls_refused", "its calls were refused: …"))
+    assert "rollout.episode_timeout" in hint_of(Failure("judge", "timeout", "the judge did not end"))
+    assert "call it alone" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
+
+
 OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'
 CHAIN = (
     f'Traceback (most recent call last):\n  File "{ajet.__file__}", line 1, in perform\n    await run()\n'

@@ -63,6 +63,9 @@ def test_columns_can_be_named() -> None:
     assert (task.main_query, task.task_id, task.metadata["answer"]) == ("q", "7", "42")
     with pytest.raises(BadRow, match="no column missing; there are text, nr, reward_model"):
         task_of(row, Columns("missing"))
+    for empty in (None, " "):
+        with pytest.raises(BadRow, match="no question: text is empty"):
+            task_of(row | {"text": empty}, Columns("text"))
 
 
 def test_a_prompt_of_messages_opens_the_dialogue() -> None:

@@ -244,8 +244,13 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     }
     program = settings.command[0]
     if ended.problem:
-        relative = "/" in program and not program.startswith("/")
-        hint = "; each episode runs in a fresh folder: write {base}/… for a file beside the YAML" if relative else ""
+        hint = ""
+        if "PermissionError" in ended.problem:
+            hint = f'; make it executable (chmod +x), or name what reads it: ["{{python}}", "{program}"]'
+        elif "/" in program and not program.startswith(("/", "{")):
+            hint = "; each episode runs in a fresh folder: write {base}/… for a file beside the YAML"
+        elif program.startswith("{base}"):
+            hint = "; {base} is the folder of the YAML"
         raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
     if ended.ended_by in told:
         raise CommandOverLimit(f"{program} was ended: it used {told[ended.ended_by]}{_said(ended)}")
