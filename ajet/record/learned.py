@@ -29,7 +29,8 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     if not scored:
         return "no episode had a reward: neither the workflow nor a judge gave one"
     if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
-        return f"the attempts at each task had equal rewards in every step (the last mean: {_mean(steps)})"
+        lost = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
+        return f"the attempts at each task had equal rewards in every step (the last mean: {_mean(steps)}){lost}"
     return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
 
 

@@ -222,6 +222,7 @@ def _say(model: Deployed) -> None:
         console.print(model.key, markup=False, highlight=False, soft_wrap=True)
     root = base.removesuffix("/v1")
     console.print(
-        f"OpenAI (Chat Completions, Responses): base_url={base}\nAnthropic: base_url={root}\nCtrl-C ends it.",
+        f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\n"
+        f"Anthropic: base_url={root}\nCtrl-C ends it.",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
 from ajet.run.own_frames import Frames, frames_of
 from ajet.schema.commands import installs, program
+from ajet.task_judge.extraction import text_of
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Failure
@@ -97,6 +98,8 @@ def hint_of(failure: Failure) -> str:
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary == "judge" and failure.kind == "timeout":
         return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
+    if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
+        return f"the judge was given no metadata['final_answer']: {KIND_HINTS['wrong_type']}"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
     if (known := KIND_HINTS.get(failure.kind)) is not None:
@@ -189,13 +192,11 @@ def _judged(episode: Episode) -> str:
     """The answer that judges are given, where it is not what the model said last; "" otherwise."""
     answer = episode.metadata.get("final_answer")
     if answer is None:
-        lacks = episode.failure is not None and "KeyError: 'final_answer'" in episode.failure.message
-        there = ", ".join(map(printable, map(str, episode.metadata))) or "nothing"
-        return f"the output's metadata has no final_answer (it has {there})" if lacks else ""
+        return ""
     replies = [call.reply for call in episode.calls if call.reply is not None]
     said = episode.messages[replies[-1]].get("content") if replies else None
-    words = _as_text(answer)
-    return "" if words.split() == _as_text(said or "").split() else f"final_answer: {_clipped(words) or '(empty)'}"
+    words = text_of(answer)
+    return "" if words.split() == text_of(said).split() else f"final_answer: {_clipped(words) or '(empty)'}"
 
 
 def _footer(episode: Episode) -> str:
@@ -246,8 +247,8 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
 
 def _as_text(content: Any) -> str:
     """A message's content; images by name only."""
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        return str(content)
+    if isinstance(content, str):
+        return content
     return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
 
 

@@ -127,6 +127,9 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
             "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
             "(ajet.task_judge.judges), or return one in WorkflowOutput"
         )
+    failed = sum(episode.failure is not None for episode in episodes)
+    if 2 * failed >= len(episodes):
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: mend what the hints above name"
     if settings.rollout.num_repeat == 1:
         return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:

@@ -99,11 +99,13 @@ class Tally:
 
 def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
     """Which held-out tasks the validation after one step solved and that after another did not, in short; None where
-    either recorded no episode."""
+    either recorded no episode, or nothing was scored."""
     try:
         first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
     except UserError as damage:  # what was trained is whole
         return f"Which held-out tasks flipped is not known: {damage.what}"
+    if all(attempt.reward is None for attempt in (*first, *last)):
+        return None
     lowest = worth_of_failure([*first, *last])
     compared = compare(Scores(first, lowest), Scores(last, lowest))
     if compared is None:

@@ -165,7 +165,8 @@ class Training:
         elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
         else:
-            logger.warning("interrupted: saving a checkpoint after step {}", self.step)
+            told = "interrupted: saving a checkpoint after step {}; the same command goes on from it"
+            logger.warning(told, self.step)
             self.save()
 
     def warn_torn(self) -> None:

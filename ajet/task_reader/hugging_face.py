@@ -138,6 +138,8 @@ def load_rows(place: Place, split: str) -> Any:
     datasets = _library()
     if place.file is not None:
         return _of_file(datasets, place, split)
+    if not place.local:
+        logger.info("asking the hub for the data set {}", place)
     if not place.local and not _answers(place.path):
         logger.warning("the hub does not answer; looking for a copy of {} in the cache", place.path)
         unreachable = TaskError(

@@ -220,6 +220,7 @@ def test_a_timeout_may_be_judged(tmp_path):
         ({"command": ["a"], "limits": {"memory": 1}}, "command_agent.limits.memory"),
         ({"command": ["a"], "timout": 1}, "command_agent.timout"),
         ({"command": ["a"], "template": "nowhere"}, "template"),
+        ({"comand": ["a"]}, "command_agent.comand"),
         (None, "command_agent"),
     ],
     ids=str,
@@ -231,6 +232,20 @@ def test_a_section_that_cannot_be_used_is_refused_before_the_run(section, named,
     with pytest.raises(ConfigError) as refused:
         workflow_of(Experiment.from_dict(tree, base=tmp_path))
     assert refused.value.where == named
+
+
+@pytest.mark.parametrize(
+    ("tree", "do"),
+    [
+        ({"command_agent": {"comand": ["a"]}}, "did you mean command_agent.command?"),
+        ({"comand_agent": {"command": ["a"]}}, "is comand_agent that section? Call it command_agent"),
+    ],
+)
+def test_a_slip_in_a_name_of_the_section_is_told(tree, do, tmp_path):
+    ajet = {"rollout": {"user_workflow": "ajet.workflow->CommandWorkflow"}}
+    with pytest.raises(ConfigError) as refused:
+        workflow_of(Experiment.from_dict({"ajet": ajet, **tree}, base=tmp_path))
+    assert refused.value.do == do
 
 
 class OfItsOwn(CommandWorkflow):

@@ -45,6 +45,7 @@ def test_a_step_without_any_advantage_is_idle_though_the_reference_model_trains_
         ([UNSCORED, UNSCORED], "neither the workflow nor a judge gave one"),
         ([FAILED, UNSCORED], "neither the workflow nor a judge gave one"),
         ([EQUAL, EQUAL], "equal rewards in every step (the last mean: 0.25)"),
+        ([EQUAL, EQUAL | {"train/failed": 7}], "(the last mean: 0.25); 7 of 16 episodes failed"),
         ([EQUAL_WITH_KL, EQUAL], "equal rewards in every step (the last mean: 0.25)"),
         ([step(12, lr=0.0), step(9, lr=0.0)], "the learning rate was 0"),
         ([step()], "no sampled token could be trained"),

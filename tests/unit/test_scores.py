@@ -193,3 +193,11 @@ def test_a_runs_end_says_which_held_out_tasks_flipped(tmp_path):
     with files.path(0, "validation").open("a") as file:
         file.write("{}\n")
     assert "not known" in flips(files, 0, 20)
+
+
+def test_where_nothing_was_scored_no_task_flipped(tmp_path):
+    files = EpisodeFiles(tmp_path / "episodes")
+    for step in (0, 20):
+        attempt = Episode(f"{step}", Task(task_id="t"), 0, step, "validation", order=0, verdict=Verdict(None))
+        files.write(step, "validation", [attempt])
+    assert flips(files, 0, 20) is None

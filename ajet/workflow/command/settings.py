@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -53,22 +54,26 @@ def read_section(kind: type[Settings], config: Any, section: str, says: str, suc
     shortest; `page` tells of it. Raises ConfigError."""
     given = config.get(section)
     if not isinstance(given, Mapping):
+        near = get_close_matches(section, list(config), 1)
         raise ConfigError(
             f"The YAML has no section {section}, which says {says}.",
             where=section,
             expected=f"{section}: {such} beside `ajet:`",
-            do=f"see {page}",
+            do=f"is {near[0]} that section? Call it {section}" if near else f"see {page}",
         )
     try:
         return kind.model_validate(given.to_dict() if hasattr(given, "to_dict") else dict(given))
     except ValidationError as error:
-        first = error.errors()[0]
+        found = error.errors()
+        unknown = [each for each in found if each["type"] == "extra_forbidden" and len(each["loc"]) == 1]
+        first = (unknown or found)[0]
         place = ".".join(map(str, (section, *first["loc"])))
+        near = get_close_matches(str(first["loc"][0]), kind.model_fields, 1) if unknown else []
         raise ConfigError(
-            f"{place}: {first['msg'].removeprefix('Value error, ')}.",
+            f"There is no key {place}." if unknown else f"{place}: {first['msg'].removeprefix('Value error, ')}.",
             where=place,
-            expected=f"one of {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else "",
-            do=f"see {page}",
+            expected=f"one of {', '.join(kind.model_fields)}" if unknown else "",
+            do=f"did you mean {section}.{near[0]}?" if near else f"see {page}",
         ) from None
 
 
