@@ -1,13 +1,14 @@
 """Validation: the validation tasks played on the same path as training, without credit or update.
 
-Invariant (DESIGN decision 14): gateway, judges and records are those of training; only the sampling differs. Whoever
-played the groups, a validation ends in `conclude_validation`.
+Invariants (DESIGN decision 14): gateway, judges and records are those of training; only the sampling differs. Whoever
+played the groups, a validation ends in `conclude_validation`. An attempt is recorded once: where the checkpoint that a
+run goes on from lacks a validation that was recorded after its step, what is recorded is not played again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from loguru import logger
 
 from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
+from ajet.rollout.identity import Identity
+from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.parts import Parts
 from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -34,16 +38,58 @@ def evaluate(
     began = time.monotonic()
     run.status.set(phase="validation", step=step)
     tasks = list(enumerate(parts.tasks("validation")))
-    groups = list(parts.rollout.play(tasks, step=step, split="validation"))
-    return conclude_validation(groups, run, step=step, seconds=time.monotonic() - began, on_step=on_step, total=total)
+    earlier = _recorded(run, tasks, step, repeats=split_repeats(parts.experiment.ajet, "validation"))
+    over = {(episode.order, episode.repeat) for episode in earlier}
+    groups = _whole(tasks, list(parts.rollout.play(tasks, step=step, split="validation", over=over)), earlier)
+    seconds = time.monotonic() - began + _took(earlier)
+    known = {episode.uuid for episode in earlier}
+    return conclude_validation(groups, run, step=step, seconds=seconds, on_step=on_step, total=total, recorded=known)
+
+
+def _recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:
+    """The attempts at these tasks that an earlier process recorded after the step. None where their arrays are gone."""
+    if not run.episodes.path(step, "validation").with_suffix(".bin").exists():
+        return []
+    wanted = {
+        Identity(run.run_id, "validation", step, task, order, order, repeat).uuid
+        for order, task in tasks
+        for repeat in range(repeats)
+    }
+    return [episode for episode in run.episodes.read(step, "validation") if episode.uuid in wanted]
+
+
+def _whole(tasks: Sequence[tuple[int, Task]], played: Sequence[Group], earlier: Sequence[Episode]) -> list[Group]:
+    """The groups with the attempts that were recorded before, by task."""
+    found = {group.order: group for group in played}
+    for episode in earlier:
+        group = found.setdefault(episode.order, Group(episode.task, episode.order, []))
+        group.episodes.append(episode)
+    for group in found.values():
+        group.episodes.sort(key=lambda episode: episode.repeat)
+    return [found[order] for order, _ in tasks if order in found] if earlier else list(played)
+
+
+def _took(episodes: Sequence[Episode]) -> float:
+    """Seconds from when the first of them began until the last had ended."""
+    return max((each.ended for each in episodes), default=0.0) - min((each.started for each in episodes), default=0.0)
 
 
 def conclude_validation(
-    groups: Sequence[Group], run: RunDirectory, *, step: int, seconds: float, on_step: OnStep, total: int
+    groups: Sequence[Group],
+    run: RunDirectory,
+    *,
+    step: int,
+    seconds: float,
+    on_step: OnStep,
+    total: int,
+    recorded: Collection[str] = (),
 ) -> tuple[dict[str, float], Measurement]:
     """Its metrics (validation/…), and what the checkpoint of `step` is compared by, once both are recorded and shown.
-    One group a task. Says it where ajet itself failed at so much of it that no checkpoint is picked by it."""
-    run.episodes.write(step, "validation", episodes_of(groups))
+    One group a task. `recorded`: the uuids of attempts that an earlier process recorded. Says it where ajet itself
+    failed at so much of it that no checkpoint is picked by it."""
+    new = [episode for episode in episodes_of(groups) if episode.uuid not in recorded]
+    if new:
+        run.episodes.write(step, "validation", new)
     metrics, measured = validation_metrics(groups), measurement_of(groups)
     metrics["seconds/validation"] = seconds
     if measured.left_out > MOST_LEFT_OUT:
@@ -54,7 +100,8 @@ def conclude_validation(
             MOST_LEFT_OUT,
         )
     on_step(step, total, metrics)
-    run.metrics.log(step, metrics)
+    if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
+        run.metrics.log(step, metrics)
     return metrics, measured
 
 
@@ -64,7 +111,7 @@ def conclude_held_out(
     """Conclude what clients played by themselves since the step before, if anything; no checkpoint is compared by it,
     since updates went on meanwhile."""
     if episodes:
-        took = max(each.ended for each in episodes) - min(each.started for each in episodes)
+        took = _took(episodes)
         conclude_validation(groups_by_task(episodes), run, step=step, seconds=took, on_step=on_step, total=total)
 
 
