@@ -38,6 +38,9 @@ class RunIdentity:
     given: list[str] | None = None
     """The keys of it that the person set; the others had the defaults of the version that began the run. None: an
     earlier version did not write it."""
+    base: str | None = None
+    """The checkpoint of another run that it began from, and begins from again where it has none of its own; None: it
+    began from its model."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the run folder."""
@@ -48,9 +51,10 @@ class RunIdentity:
         """The identity of the run in `folder`; None where no run ever started. Raises UserError for a damaged one."""
         try:
             content = read_json(folder / FILE)
-            given = content.get("given")
+            given, base = content.get("given"), content.get("base")
             training, given = dict(content["training"]), None if given is None else list(given)
-            return cls(str(content["run_id"]), str(content["backbone"]), training, given)
+            base = None if base is None else str(base)
+            return cls(str(content["run_id"]), str(content["backbone"]), training, given, base)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

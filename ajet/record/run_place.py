@@ -21,7 +21,7 @@ from ajet.record.aside import Aside
 from ajet.record.chain import FILE as CHAIN_FILE
 from ajet.record.chain import Chain, chain_key
 from ajet.record.chain_starts import SETTLED
-from ajet.record.checkpoint import Checkpoint
+from ajet.record.checkpoint import Checkpoint, examined
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints_of
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
@@ -124,16 +124,20 @@ class RunPlace:
         differences = earlier.differences(backbone, training) if earlier else []
         kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
         differences = [row for row in differences if row[0] not in kept]
+        base = earlier.base if earlier and not self._nothing_came() else None
         if resume == "auto":
             if differences and not self._nothing_came():
                 raise refuse(self.folder, differences)
             if earlier:
                 self._refuse_elsewhere()
             self.resumed = self.checkpoints.sound()
+            if self.resumed is None and base is not None:
+                self.resumed = self._begun_from(Path(base))
         elif resume == "never":
             if earlier:
                 self._set_aside()
                 earlier = None
+            base = None
         else:
             chosen = self._named(resume, root)
             later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
@@ -147,7 +151,7 @@ class RunPlace:
                 if earlier:
                     chosen = self._set_aside_but(chosen)
                     earlier = None
-                self.resumed = chosen
+                self.resumed, base = chosen, str(chosen.path.absolute())
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
         for path, why in self.checkpoints.damaged.items():
             after = f"after step {self.resumed.step}" if self.resumed else "anew"
@@ -160,8 +164,22 @@ class RunPlace:
             experiment = self._with_kept(experiment, kept)
             training |= kept
         self.chain = Chain(self.folder, key=chain_key())
-        RunIdentity(self.run_id, backbone, training, given).write(self.folder)
+        RunIdentity(self.run_id, backbone, training, given, base).write(self.folder)
         return experiment
+
+    def _begun_from(self, path: Path) -> Checkpoint:
+        """The checkpoint of another run that this one, which has saved none of its own, began from. Raises
+        UserError."""
+        found = examined(path)
+        if isinstance(found, str):
+            raise UserError(
+                f"{self.name} began from the checkpoint {path}, and has saved none of its own: {found}.",
+                where=str(path),
+                expected="that checkpoint, to begin from it again",
+                do=f"put it back there; or name another with --resume FOLDER; or {ANEW}",
+            )
+        self.notes.append(f"{self.name} has saved no checkpoint: it begins again from {path} (step {found.step})")
+        return found
 
     def _nothing_came(self) -> bool:
         """Whether the starts that the folder knows ended before anything was played, scored or stored."""
@@ -210,7 +228,10 @@ class RunPlace:
             for was, now in self._moved:
                 if place.absolute().is_relative_to(was):
                     return self.checkpoints.at(now / place.absolute().relative_to(was))
-        return self.checkpoints.at(path if path.exists() or not (root / path).exists() else root / path)
+        found = path if path.exists() or not (root / path).exists() else root / path
+        if (found / "resolved.yaml").exists() and not (found / "checkpoints").exists():  # a run's, whose lie elsewhere
+            found = checkpoints_of(found).folder
+        return self.checkpoints.at(found)
 
     def _refuse_elsewhere(self) -> None:
         """Raises UserError where the checkpoints lie where the last start had them, and this one has them elsewhere: it

@@ -434,6 +434,39 @@ def test_an_earlier_checkpoint_begins_a_new_run_and_keeps_the_old_one(tmp_path: 
         assert run.checkpoints.all() == []
 
 
+def test_a_run_that_began_from_anothers_checkpoint_begins_from_it_again_until_it_has_its_own(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 2)
+    path = tmp_path / "demo" / "checkpoints" / "step-1"
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, resume=str(path)) as run:
+        run.take_up()  # and then it is killed, before its first checkpoint
+        run.episodes.write(2, "train", [episode("e2", step=2)])
+        run.metrics.log(2, {"train/reward": 0.5}, tasks=[2])
+    first, old = run.run_id, tmp_path / "demo.old-1"
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert run.run_id == first and run.resumed is not None
+        assert run.resumed.path == old / "checkpoints" / "step-1" and "begins again from" in run.notes[0]
+        run.take_up()
+        assert run.metrics.rows() == [] and run.episodes.steps() == []
+    aside = old.rename(tmp_path / "kept")
+    with pytest.raises(UserError, match="has saved none of its own") as error:
+        RunDirectory.open(experiment(tmp_path), root=tmp_path)
+    assert str(old) in str(error.value)
+    aside.rename(old)
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        save(run, 2)
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert run.resumed is not None and run.resumed.path == run.path / "checkpoints" / "step-2"
+
+
+def test_a_start_from_anothers_checkpoint_of_which_nothing_came_binds_nobody_to_it(tmp_path: Path) -> None:
+    trained(tmp_path / "a", 1)
+    base = tmp_path / "a" / "demo" / "checkpoints" / "step-1"
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, resume=str(base)) as run:
+        assert run.resumed is not None
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert run.resumed is None
+
+
 def test_a_checkpoint_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no complete checkpoint") as error:
         RunDirectory.open(experiment(tmp_path), root=tmp_path, resume="nowhere")
@@ -451,6 +484,17 @@ def test_checkpoints_elsewhere_follow_the_run(tmp_path: Path) -> None:
     old = tmp_path / "disk" / "demo.old-1" / "step-1"
     with RunDirectory.open(experiment(tmp_path / "runs", **elsewhere), root=tmp_path / "runs", resume=str(old)) as run:
         assert run.resumed is not None and run.resumed.step == 1 and run.resumed.path == old
+
+
+def test_a_run_whose_checkpoints_lie_elsewhere_is_continued_by_its_folder(tmp_path: Path) -> None:
+    elsewhere = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    run_id = trained(tmp_path, 1, 2, **elsewhere)
+    changed = experiment(tmp_path, own={"size": 9}, **elsewhere)
+    with pytest.raises(UserError, match="another configuration") as error:
+        RunDirectory.open(changed, root=tmp_path)
+    assert f"--resume {tmp_path / 'demo'} continues it" in str(error.value)
+    with RunDirectory.open(changed, root=tmp_path, resume=str(tmp_path / "demo")) as run:
+        assert run.run_id == run_id and run.resumed is not None and run.resumed.step == 2
 
 
 def test_a_run_whose_checkpoints_lie_elsewhere_is_not_begun_anew_over_its_records(tmp_path: Path) -> None:
