@@ -67,7 +67,7 @@ def chat(
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))
     model = model_folder(folder, checkpoint)
-    console.print(f"[dim]{model}{' · an empty line ends the chat' if prompt is None else ''}[/]")
+    console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
     if not (model / "config.json").is_file():
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
     load_project_dotenv(record=folder)
@@ -126,7 +126,7 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     split: TaskSplit = "validation" if open_reader(experiment).has("validation") else "train"
     with assemble(experiment, run_id="chat", split=split) as parts:
         stage = parts.reader.tasks(split)[0]
-        console.print(f"[dim]everything but the question is of the task {stage.task_id!r}[/]")
+        console.print(Text(f"everything but the question is of the task {stage.task_id!r}", "dim"), soft_wrap=True)
         for order, line in enumerate(_lines(prompt)):
             task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
             sampling = split_sampling(experiment.ajet, "validation")

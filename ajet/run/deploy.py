@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loguru import logger
+from rich.text import Text
 
 from ajet.engine.adapters import Adapters
 from ajet.gateway.dialects.responses.kept import kept_responses
@@ -216,7 +217,8 @@ def _key() -> str:
 def _say(model: Deployed) -> None:
     base = model.gateway.base_url
     names = ", ".join(model.models) or model.name
-    console.print(f"[bold]{names}[/] answer{'s' if len(model.models) < 2 else ''} on [bold]{base}[/]", soft_wrap=True)
+    answers = f" answer{'s' if len(model.models) < 2 else ''} on "
+    console.print(Text.assemble((names, "bold"), answers, (base, "bold")), soft_wrap=True)
     if KEY not in os.environ:
         console.print(f"API key (shown once; {KEY} sets one of your own):", markup=False)
         console.print(model.key, markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from loguru import logger
+from rich.text import Text
 
 from ajet.record.console import console, counted, printable
 from ajet.record.status import read_status, recorded_processes
@@ -159,9 +160,8 @@ def _endpoint(given: str) -> str:
 
 def _say(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
     bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
-    console.print(
-        f"Observing on [bold]{address}/v1[/] what goes to {endpoint} · recording in {run.path}", soft_wrap=True
-    )
+    goes = f" what goes to {endpoint} · recording in {run.path}"
+    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
     console.print(
         f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
         '-d \'{"session": "NAME", "liked": true}\'',

@@ -33,7 +33,7 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     refuse_elsewhere(folder)
     processes = living(folder)
     if not processes:
-        console.print(f"{folder.name} is not running.")
+        console.print(f"{folder.name} is not running.", markup=False, soft_wrap=True)
         return 0
     children = [child for process in processes for child in _children(process)]
     for process in living(folder, role="run") or processes:  # the others are its own, and end with it
@@ -41,7 +41,8 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
             process.send_signal(signal.SIGINT)
     alive = _wait(processes, _patience(folder) if patience_s is None else patience_s)
     _end(alive + [child for child in children if _lives(child)])
-    console.print(f"{folder.name} was stopped" + (" hard: it did not answer." if alive else "."))
+    stopped = f"{folder.name} was stopped" + (" hard: it did not answer." if alive else ".")
+    console.print(stopped, markup=False, soft_wrap=True)
     return 0
 
 

@@ -141,7 +141,8 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'other position')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
-    console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
+    where = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
+    console.print(where, markup=False, soft_wrap=True)
     named = run_named(run.path, run.name)
     if alarm := run.status.get(GAMED):
         console.print("[bold yellow]Are the rewards of this run gamed?[/]")

@@ -40,7 +40,8 @@ def show_runs(root: Path) -> int:
     """A table of the runs below `root`, the one that changed last first. Exit code 0."""
     rows = Library(root).runs() if root.is_dir() else []
     if not rows:
-        console.print(f"No runs in {root}. Start one: {command('--conf', 'FILE.yaml', '--backbone', 'local')}")
+        start = command("--conf", "FILE.yaml", "--backbone", "local")
+        console.print(f"No runs in {root}. Start one: {start}", markup=False, soft_wrap=True)
         return 0
     narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))

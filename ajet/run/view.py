@@ -106,7 +106,8 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
         write(views, name, spell_for(views.library.path(name)), file)
     except OSError as error:
         raise UserError(f"The file cannot be written: {error.strerror}.", where=str(file)) from error
-    console.print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, opens without a network")
+    size = f"{file.stat().st_size / 1e6:.1f} MB"
+    console.print(f"{file}: {size}, opens without a network", markup=False, soft_wrap=True)
     return 0
 
 

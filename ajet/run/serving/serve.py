@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loguru import logger
+from rich.text import Text
 
 from ajet.algorithm import discarded
 from ajet.algorithm.staleness import announce
@@ -346,7 +347,8 @@ def _open_doors(served: ServeParts, run: RunDirectory, key: str, *, given: bool)
     root = served.gateway.base_url.removesuffix("/v1")
     run.status.set(phase="serving", url=root)
     trains = served.backbone.trains
-    console.print(f"Serving on [bold]{root}[/] · {'training' if trains else 'recording'} in {run.path}", soft_wrap=True)
+    does = f" · {'training' if trains else 'recording'} in {run.path}"
+    console.print(Text.assemble("Serving on ", (root, "bold"), does), soft_wrap=True)
     if not given:
         console.print(f"Admin key (shown once; {ADMIN_KEY} sets one of your own):", markup=False)
         console.print(key, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,43 @@
+"""Folders and names as a person typed them, on a screen that has words for styles of its own: shown to the letter, on
+one line, so that they can be copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ajet.config import Experiment
+from ajet.record import RunDirectory
+from ajet.run.stop import stop
+from ajet.run.summary import finish
+from ajet.run.tables import show_runs
+
+NAME = "a [red] b"
+LONG = "[bold] " + "long " * 30
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Closes a style that nobody opened, too: `[…/…]`."""
+    return tmp_path / LONG.strip() / "x[" / "bold]"
+
+
+def test_a_run_says_where_its_record_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = {"experiment_name": NAME, "backbone": "local", "model": {"path": "embedded:tiny-tools"}}
+    experiment = Experiment.from_dict({"ajet": tree}, base=root)
+    with RunDirectory.open(experiment, root=root) as run:
+        run.take_up()
+        run.metrics.log(1, {"train/reward": 0.5, "train/trained_tokens": 3}, tasks=[0])
+        saved = run.checkpoints.save(1, lambda folder: (folder / "model").write_bytes(b"w"), {})
+        capsys.readouterr()
+        finish(run)
+    said = capsys.readouterr().out.splitlines()
+    assert f"Record: {root / NAME}" in said and f"Checkpoint: {saved}" in said
+    assert stop(NAME, root) == 0
+    assert f"{NAME} is not running." in capsys.readouterr().out.splitlines()
+
+
+def test_where_there_are_no_runs_the_folder_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_runs(root) == 0
+    assert f"No runs in {root}. Start one: " in capsys.readouterr().out
