@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ajet.record import write_errors
 from ajet.record.bounded_json import next_line, parse_object
-from ajet.record.files import append_lines
+from ajet.record.files import append_lines, heal
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
@@ -178,6 +178,7 @@ class Chain:
             body = json.dumps(link, ensure_ascii=False)
             digest = link_digest(body.encode(), self._key)
             head = Head(self._head.links + 1, digest, self._name)
+            heal(self.path)  # else the size that a write which failed is cut to could hold it
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
                 with write_errors.explained("a link of the chain", self.path.parent, kept="earlier links are whole"):

@@ -25,6 +25,9 @@ PATIENCE_S = 60.0
 """How long a run may take to save its checkpoint after the interrupt, beyond two of its steps, before it is ended
 hard."""
 
+OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in ("debug", "serve", "eval")))
+"""Where runs say what they do."""
+
 
 def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it. Raises
@@ -47,15 +50,24 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
 
 
 def kill(names: str | None, root: Path) -> int:
-    """End every recorded run below `root` whose name is in `names` ("a|b"), or all of them for None. Exit
-    code 0: a name that no run has, or whose run is over, is said and is no error, as a launch may follow."""
+    """End every recorded run below `root` whose name is in `names` ("a|b"), or all of them for None, those that serve,
+    debug and evaluate too. Exit code 0: a name that no run has, or whose run is over, is said and is no error, as a
+    launch may follow. Raises UserError for the first that cannot be ended from here, once the others are."""
     wanted = {name for name in (names or "").split("|") if name}
-    folders = [path.parent for path in root.glob("*/status.json")]
-    for name in sorted(wanted - {folder.name for folder in folders}):
+    found = {path.parent.relative_to(root).as_posix(): path.parent for each in OF_RUNS for path in sorted(root.glob(each))}
+    for name in sorted(wanted - found.keys()):
         console.print(f"There is no run named {name} in {root}.", markup=False, soft_wrap=True)
-    for folder in folders:
-        if folder.name in wanted or (not wanted and living(folder)):
-            stop(str(folder), root, patience_s=5.0)
+    problems = []
+    for name, folder in found.items():
+        try:
+            if name in wanted or (not wanted and living(folder)):
+                stop(str(folder), root, patience_s=5.0)
+        except UserError as problem:
+            problems.append(problem)
+    for problem in problems[1:]:
+        console.print(problem.what, markup=False, soft_wrap=True)
+    if problems:
+        raise problems[0]
     return 0
 
 

@@ -9,11 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ajet.cli.launcher import main
+from ajet.record.process_identity import ProcessIdentity
+from ajet.run.stop import kill
+from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +122,25 @@ def test_stop_reads_a_damaged_status_as_one(project: Path, capsys: pytest.Captur
     (status(project) / "status.json").write_text('{"half')
     code, said = stopping(capsys)
     assert code == 2 and "damaged" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("names", ["a|b|c|d|e|f|z", None])
+def test_one_run_that_cannot_be_ended_keeps_nobody_from_ending_the_others(
+    tmp_path: Path, names: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abcdef":  # whichever a folder's list has first
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text('{"half')
+    with subprocess.Popen(["sleep", "600"]) as lives, subprocess.Popen(["sleep", "600"]) as serves:
+        for folder, process in (("z", lives), ("z/serve/20260101-000000", serves)):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            told = {**asdict(ProcessIdentity.of(process.pid)), "role": "run"}
+            (tmp_path / folder / "status.json").write_text(json.dumps({**told, "processes": [told]}))
+        try:
+            with pytest.raises(UserError, match="damaged"):
+                kill(names, tmp_path)
+            assert lives.wait(10) != 0 and "z was stopped" in capsys.readouterr().out
+            assert (serves.poll() is None) == (names is not None)
+        finally:
+            lives.kill()
+            serves.kill()

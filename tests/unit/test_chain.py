@@ -434,6 +434,26 @@ def test_a_link_that_is_there_though_its_writing_failed_is_none(
     assert found.ok and found.state is not None and len(found.state.rows) == 3, said(found)
 
 
+def test_a_link_that_failed_behind_one_that_was_cut_short_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed process left at the end is gone with it: cut to where that ended, the file would keep the link."""
+
+    def refused(path: Path, lines: list[str]) -> None:
+        append_lines(path, lines)
+        raise OSError(28, "No space left on device")
+
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        step(run, 1)
+        whole = (run.path / FILE).read_bytes()
+        (run.path / FILE).write_bytes(whole + b'{"link": 9, "kind": "' + b"x" * 4000)
+        with monkeypatch.context() as patch, pytest.raises(UserError):
+            patch.setattr("ajet.record.chain.append_lines", refused)
+            run.metrics.log(1, {"validation/reward": 1.0})
+        assert (run.path / FILE).read_bytes() == whole
+    assert audit_whole(run.path).ok
+
+
 def test_a_run_that_goes_on_while_it_is_audited_is_not_taken_for_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
