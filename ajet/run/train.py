@@ -27,6 +27,8 @@ from ajet.run.review import review_run
 from ajet.run.training import Training, open_store, resumed_state
 from ajet.run.validation import evaluate
 from ajet.schema.episode import episodes_of
+from ajet.schema.errors import UserError
+from ajet.store import CANNOT_NOW
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.curriculum import Curriculum
@@ -84,8 +86,8 @@ def train(
     """Train until the last step, or until `stop_after_idle_steps` in a row had nothing to learn from; `on_step` shows
     each step and validation to the person. `source`: who plays; None: this process, in turns with the updates.
 
-    Raises KeyboardInterrupt after saving, when interrupted; UserError when a whole step had nothing to learn from
-    because every episode failed.
+    Raises KeyboardInterrupt after saving, when interrupted; UserError, after saving too, when a whole step had nothing
+    to learn from because every episode failed.
     """
     trainer = parts.experiment.ajet.trainer_common
     settings = parts.experiment.ajet
@@ -123,6 +125,11 @@ def train(
                 training.save_interrupted()
             if source is not None and not training.torn:
                 source.interrupted(training, interrupts)
+            raise
+        except UserError as problem:
+            if source is None and not isinstance(problem, CANNOT_NOW):  # who samples elsewhere has each step saved
+                with interrupts.held():
+                    training.save_ended()
             raise
     training.save()
     if source is not None:

@@ -169,6 +169,13 @@ class Training:
             logger.warning(told, self.step)
             self.save()
 
+    def save_ended(self) -> None:
+        """Save a checkpoint where something outside of the training ends the run; of a step that it cut apart
+        nothing."""
+        if not self.torn and self.step > max(self.saved_step, 0):
+            logger.warning("the run ends: saving a checkpoint after step {}", self.step)
+            self.save()
+
     def warn_torn(self) -> None:
         """Say that nothing can be saved, and what the run goes on from."""
         latest = self.run.checkpoints.latest() or self.run.resumed

@@ -15,11 +15,12 @@ from loguru import logger
 from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
-from ajet.run import learn
+from ajet.run import learn, train
 from ajet.run.auditing.audit import audit_whole
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.summary import Tally
+from ajet.schema.errors import UserError
 from ajet.store import RunStore
 from tests.ajet_command import metric_rows
 
@@ -174,3 +175,19 @@ def test_a_training_whose_episodes_are_played(project, monkeypatch):
     run(project, "played", "all-played")
     for when in ("optimizer", "after the store"):
         check(project, "played", "all-played", when, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_run_that_its_agent_ends_keeps_what_it_learned(project, monkeypatch):
+    """Every episode of a step fails, as where what the agent calls is away."""
+
+    def all_fail(episodes: list[Any], step: int) -> None:
+        if step == SAVED + 2:
+            raise UserError("All episodes failed.")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="All episodes failed"):
+        patch.setattr(train, "refuse_if_all_failed", all_fail)
+        run(project, "played", "failing")
+    folder = project / "failing"
+    assert steps(folder) == [SAVED, SAVED + 1] and audit_whole(folder).ok
+    assert json.loads((folder / "status.json").read_text())["outcome"] == "failed"
