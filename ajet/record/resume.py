@@ -39,8 +39,8 @@ class RunIdentity:
     """The keys of it that the person set; the others had the defaults of the version that began the run. None: an
     earlier version did not write it."""
     base: str | None = None
-    """The checkpoint of another run that it began from, and begins from again where it has none of its own; None: it
-    began from its model."""
+    """The checkpoint of another run that it began from, and begins from again where it has none of its own: below the
+    folder of the runs, or in full. None: it began from its model."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the run folder."""

@@ -132,7 +132,7 @@ class RunPlace:
                 self._refuse_elsewhere()
             self.resumed = self.checkpoints.sound()
             if self.resumed is None and base is not None:
-                self.resumed = self._begun_from(Path(base))
+                self.resumed = self._begun_from(root / base)
         elif resume == "never":
             if earlier:
                 self._set_aside()
@@ -151,7 +151,7 @@ class RunPlace:
                 if earlier:
                     chosen = self._set_aside_but(chosen)
                     earlier = None
-                self.resumed, base = chosen, str(chosen.path.absolute())
+                self.resumed, base = chosen, _below(root, chosen.path.absolute())
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
         for path, why in self.checkpoints.damaged.items():
             after = f"after step {self.resumed.step}" if self.resumed else "anew"
@@ -363,6 +363,11 @@ class RunPlace:
             lock.moved(aside.gone)
             lock.release()
         return aside.old.name
+
+
+def _below(root: Path, path: Path) -> str:
+    """The path as it is below `root`, which may be moved with all its runs, or as it is."""
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def kill(names: str | None, root: Path) -> int:
     debug and evaluate too. Exit code 0: a name that no run has, or whose run is over, is said and is no error, as a
     launch may follow. Raises UserError for the first that cannot be ended from here, once the others are."""
     wanted = {name for name in (names or "").split("|") if name}
-    found = {path.parent.relative_to(root).as_posix(): path.parent for each in OF_RUNS for path in sorted(root.glob(each))}
+    folders = [path.parent for each in OF_RUNS for path in sorted(root.glob(each))]
+    found = {folder.relative_to(root).as_posix(): folder for folder in folders}
     for name in sorted(wanted - found.keys()):
         console.print(f"There is no run named {name} in {root}.", markup=False, soft_wrap=True)
     problems = []
@@ -64,8 +65,8 @@ def kill(names: str | None, root: Path) -> int:
                 stop(str(folder), root, patience_s=5.0)
         except UserError as problem:
             problems.append(problem)
-    for problem in problems[1:]:
-        console.print(problem.what, markup=False, soft_wrap=True)
+    for other in problems[1:]:
+        console.print(other.what, markup=False, soft_wrap=True)
     if problems:
         raise problems[0]
     return 0

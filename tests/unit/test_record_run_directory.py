@@ -435,13 +435,14 @@ def test_an_earlier_checkpoint_begins_a_new_run_and_keeps_the_old_one(tmp_path: 
 
 
 def test_a_run_that_began_from_anothers_checkpoint_begins_from_it_again_until_it_has_its_own(tmp_path: Path) -> None:
-    trained(tmp_path, 1, 2)
-    path = tmp_path / "demo" / "checkpoints" / "step-1"
-    with RunDirectory.open(experiment(tmp_path), root=tmp_path, resume=str(path)) as run:
+    before, tmp_path = tmp_path / "before", tmp_path / "moved"
+    trained(before, 1, 2)
+    path = before / "demo" / "checkpoints" / "step-1"
+    with RunDirectory.open(experiment(before), root=before, resume=str(path)) as run:
         run.take_up()  # and then it is killed, before its first checkpoint
         run.episodes.write(2, "train", [episode("e2", step=2)])
         run.metrics.log(2, {"train/reward": 0.5}, tasks=[2])
-    first, old = run.run_id, tmp_path / "demo.old-1"
+    first, old = run.run_id, before.rename(tmp_path) / "demo.old-1"
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
         assert run.run_id == first and run.resumed is not None
         assert run.resumed.path == old / "checkpoints" / "step-1" and "begins again from" in run.notes[0]
