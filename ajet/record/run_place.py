@@ -119,6 +119,9 @@ class RunPlace:
         backbone, given = experiment.ajet.backbone, experiment.given()
         training = _without_secrets(experiment.training_relevant(), redact)
         self._take_back()
+        for name in OF_A_START:  # of who was killed as it wrote one of them; only who has the lock does
+            for left in self.folder.glob(f".{name}.*.aside"):
+                left.unlink()
         self._open_checkpoints(experiment)
         earlier = self._earlier(anew=resume == "never")
         differences = earlier.differences(backbone, training) if earlier else []

@@ -175,6 +175,14 @@ def mistaken(root: Path, **more: Any) -> Path:
     return run.path
 
 
+def test_what_a_killed_process_was_just_writing_makes_no_run_of_a_start(tmp_path: Path) -> None:
+    trained(tmp_path)
+    left = tmp_path / "demo" / ".status.json.4242.aside"
+    left.write_text('{"half')
+    with RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path) as run:
+        assert run.resumed is None and not left.exists()
+
+
 def test_a_mistake_before_anything_was_played_leaves_no_run(tmp_path: Path) -> None:
     mistaken(tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
