@@ -67,7 +67,7 @@ def idle_reason(
 
 
 def _spelled(value: Any) -> str:
-    """As a YAML has it."""
+    """The value, as a YAML has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -96,12 +96,12 @@ def own_code(error: Exception, folder: Path) -> UserError | None:
 def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> ImageTokens | None:
     """How the model in a folder in Hugging Face layout is shown images; None for a model of text. Raises UserError
     where its processor cannot be loaded."""
+    if not read_limits(folder).images:
+        return None
     from transformers import AutoProcessor
 
     from ajet.tokens.image_tokens import ImageTokens
 
-    if not read_limits(folder).images:
-        return None
     try:
         processor = AutoProcessor.from_pretrained(folder, **reading(trust_remote_code))
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -116,7 +116,7 @@ def test_what_is_no_answer_of_a_function_fails_its_episode() -> None:
     with stage(workflow_from(flows.returns_a_number_of_its_own, "flows.py->odd")) as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "wrong_type")
-    assert "odd.execute returned a complex" in episode.failure.message
+    assert "odd returned an object of the class complex" in episode.failure.message
 
 
 def test_targets_that_do_not_train_are_recorded_and_not_trained(isolation: str) -> None:

@@ -391,6 +391,148 @@ def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
     assert worker.parts == ("config", "client") and worker.asked == ["batch"]
 
 
+@pytest.fixture
+def servers(monkeypatch):
+    """Our module for verl's servers of vLLM, whose build for CPUs verl does not find by its name."""
+    from ajet.backbone.verl.cpu import platform
+
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(metadata, "version", metadata.version)
+    platform._name_vllm()
+    from ajet.backbone.verl.trainer import servers
+
+    return servers
+
+
+class Remote:
+    """A method of an actor's."""
+
+    def __init__(self, answer=None):
+        self.answer, self.asked = answer, []
+
+    async def remote(self, *args, **kwargs):
+        self.asked.append((args, kwargs))
+        return self.answer
+
+
+def test_servers_are_those_that_were_started_before(servers, monkeypatch):
+    """verl's own replica takes from ours, by the name and with the options that it starts one with itself."""
+    import ray
+    from verl.workers.rollout import replica
+
+    made: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    class Kind:
+        def options(self, *, name, **options):
+            begun: list[Any] = []
+            server = SimpleNamespace(
+                begin=SimpleNamespace(remote=lambda **parts: begun.append(parts)),
+                get_master_address=Remote(("here", 1, 2)),
+                launch_server=Remote(),
+                get_server_address=Remote(("10.0.0.1", 80)),
+                begun=begun,
+            )
+            made[name] = server, options
+            return SimpleNamespace(remote=lambda: server)
+
+    gpu, cpus = "GPU", {"CPU": 8.0}
+    nodes = [{"NodeID": "a" * 56, "Alive": True, "Resources": {gpu: 4.0, **cpus}},
+             {"NodeID": "b" * 56, "Alive": True, "Resources": cpus},
+             {"NodeID": "c" * 56, "Alive": False, "Resources": {gpu: 8.0}}]  # fmt: skip
+    monkeypatch.setattr(servers, "actor", Kind)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(replica.RolloutReplicaRegistry, "_registry", {})
+    config = deepcopy(composed("sync"))
+    config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.n_gpus_per_node = 4, 4
+    config.actor_rollout_ref.rollout.tensor_model_parallel_size = 2
+    servers.start(config)
+    assert list(made) == ["vllm_server_0_0", "vllm_server_1_0"]
+    before = dict(made)
+    made.clear()
+    kind = replica.get_rollout_replica_class("vllm")
+
+    def launched(rank):
+        each = kind(rank, config.actor_rollout_ref.rollout, "model", gpus_per_node=4)
+        where = lambda ask: asyncio.sleep(0, ("a" * 56, "0"))  # noqa: E731
+        each.workers = [SimpleNamespace(__ray_call__=SimpleNamespace(remote=where)) for _ in range(2)]
+        asyncio.run(each.launch_servers())
+        return each
+
+    second = launched(1)
+    server, options = before["vllm_server_1_0"]
+    assert second.server_handle is server and second.server_address == "10.0.0.1:80" and not made
+    assert [parts["replica_rank"] for parts in server.begun] == [1] and not before["vllm_server_0_0"][0].begun
+    third = launched(2)
+    own, verls = made["vllm_server_2_0"]
+    assert third.server_handle is own and [parts["replica_rank"] for parts in own.begun] == [2], "one is started now"
+    same = "scheduling_strategy"
+    assert vars(options.pop(same)) == vars(verls.pop(same)) and options == verls
+
+    made.clear()
+    nodes[2]["Alive"] = True
+    servers.start(config)
+    assert not made, "it is not known which node will have which"
+
+
+def test_a_server_answers_once_verls_constructor_is_through(servers, monkeypatch):
+    from verl.workers.rollout.vllm_rollout import vllm_async_server as theirs
+
+    from ajet.backbone.verl.trainer import server
+
+    assert {"launch_server", "get_master_address", "generate", "sleep", "wake_up"} <= set(servers.methods())
+
+    class Verls:
+        def __init__(self, replica_rank):
+            self.rank = 4 // replica_rank
+
+        def get_server_address(self):
+            return self.rank
+
+        async def generate(self, prompt_ids, *, priority=0):
+            return [*prompt_ids, priority]
+
+    monkeypatch.setattr(theirs, "vLLMHttpServer", Verls)
+    kind: Any = server.named("vLLMHttpServer", ["get_server_address", "generate"])
+
+    async def asked(rank: int) -> list[Any]:
+        one = kind()
+        found = await asyncio.gather(
+            one.get_server_address(),
+            one.begin(replica_rank=rank),
+            one.generate([7], priority=3),
+            return_exceptions=True,
+        )
+        return [found[0], found[2]]
+
+    assert asyncio.run(asked(2)) == [2, [7, 3]]
+    assert all(isinstance(each, ZeroDivisionError) for each in asyncio.run(asked(0)))
+
+
+def test_neither_vllm_nor_verl_is_loaded_for_a_servers_handle_or_the_load_balancer(servers, tmp_path):
+    """Ray has whoever gets a handle load the actor's class."""
+    import subprocess
+    import sys
+
+    from ray import cloudpickle
+    from verl.workers.rollout import router
+
+    from ajet.backbone.verl.trainer.process import send_load_balancer_whole
+
+    send_load_balancer_whole()
+    try:
+        kinds = servers.actor().__ray_metadata__.modified_class, router.GlobalRequestLoadBalancer
+        (tmp_path / "kinds").write_bytes(cloudpickle.dumps(kinds))
+    finally:
+        cloudpickle.unregister_pickle_by_value(router)
+    code = (
+        "import sys; from ray import cloudpickle; server, balancer = cloudpickle.load(open(sys.argv[1], 'rb')); "
+        "print(balancer(servers={'here': 'it'}).acquire_server('a'), server.__name__, server.generate.__name__, "
+        "[name for name in ('verl', 'vllm', 'torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "kinds"], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "('here', 'it') vLLMHttpServer method []", done.stdout + done.stderr
+
+
 def test_an_agent_loop_in_anothers_place_that_cannot_begin_is_ended(monkeypatch):
     """Alive it would hold its tasks for ever; the next look at the processes finds it dead."""
     import ray

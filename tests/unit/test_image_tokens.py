@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,6 +55,15 @@ def test_a_conversation_with_images_is_extended_not_rendered_anew(sizes):
 def test_text_alone_is_as_ever():
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert RENDERER.render(messages).text == RENDERER.render([{"role": "user", "content": "ab"}]).text
+
+
+def test_for_a_model_of_text_nothing_is_imported(monkeypatch):
+    from ajet.engine.embedded import shipped_folder
+    from ajet.engine.models import load_image_tokens
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = shipped_folder("tiny-tools")
+    assert folder is not None and load_image_tokens(folder) is None
 
 
 @pytest.mark.parametrize(

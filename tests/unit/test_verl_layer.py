@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ajet.backbone.verl import verl_settings
 from ajet.backbone.verl.config import layer, shown, verl_config
 from ajet.backbone.verl.config.credit import credit_settings
+from ajet.backbone.verl.settings import verl_settings
 from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
 from ajet.config.compose import leaves
@@ -347,8 +347,19 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     code = (
-        "import sys; from ajet.backbone.verl import verl_settings; from tests.verl_fixtures import experiment; "
-        "verl_settings(experiment()); print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
+        "import sys; from ajet.backbone.verl.settings import verl_settings; "
+        "from tests.verl_fixtures import experiment; verl_settings(experiment()); "
+        "print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_processes_of_verl_and_vllm_compose_no_configuration():
+    """Each imports something of ours, and there are many of them."""
+    code = (
+        "import sys; import ajet.backbone.verl.mailbox, ajet.backbone.verl.cpu.vllm_plugin; "
+        "print([name for name in ('ajet.config.compose', 'omegaconf', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

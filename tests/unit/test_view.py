@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import sys
@@ -88,6 +89,7 @@ def children() -> list[psutil.Process]:
 def test_a_viewer_that_does_not_start_is_said_and_leaves_nothing(
     begun: Callable[..., Any], text: str, patience: float
 ) -> None:
+    gc.collect()  # what tests before this one left open
     before, said, descriptors = children(), list[str](), len(os.listdir("/proc/self/fd"))
     sink = logger.add(said.append, format="{message}", level="WARNING")
     began = time.monotonic()

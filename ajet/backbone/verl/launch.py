@@ -25,8 +25,8 @@ class VerlRunner(Runner):
 
     def settings(self, experiment: Experiment) -> AjetConfig:
         """The settings, as verl's own keys have them."""
-        from ajet.backbone.verl import verl_settings
         from ajet.backbone.verl.config.credit import credit_settings
+        from ajet.backbone.verl.settings import verl_settings
 
         return credit_settings(verl_settings(experiment))
 
@@ -37,7 +37,7 @@ class VerlRunner(Runner):
         require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
         if options.from_store is None and experiment.ajet.trainer_common.mode != "async":
             return
-        from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.settings import verl_settings
         from ajet.backbone.verl.train import require_one_sampling, require_store
 
         config = verl_settings(experiment)
@@ -46,14 +46,14 @@ class VerlRunner(Runner):
             require_one_sampling(experiment.ajet, config)
 
     def _playing(self, experiment: Experiment) -> int:
-        from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.settings import verl_settings
 
         return int(verl_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
 
     def shown(self, experiment: Experiment) -> str:
         """verl's whole config."""
-        from ajet.backbone.verl import verl_settings
         from ajet.backbone.verl.config import VERL_VERSION, shown
+        from ajet.backbone.verl.settings import verl_settings
         from ajet.config.document import dump_yaml
 
         return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(

@@ -6,6 +6,7 @@ raised to whoever waits for `run`.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -26,14 +27,22 @@ class TrainerProcess:
 
         import transfer_queue
         from omegaconf import OmegaConf
-        from verl.trainer.ppo.v1 import get_trainer_cls
-
-        from ajet.backbone.verl.agent.workers import AgentWorkers
-        from ajet.backbone.verl.trainer import trainers  # noqa: F401 - registers ours
 
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
-        transfer_queue.init(config.transfer_queue)
+        with ThreadPoolExecutor(1) as beside:  # two processes that import torch, one after the other
+            queue = beside.submit(transfer_queue.init, config.transfer_queue)
+            from verl.trainer.ppo.v1 import get_trainer_cls
+
+            from ajet.backbone.verl.agent.workers import AgentWorkers
+            from ajet.backbone.verl.trainer import trainers  # noqa: F401 - registers ours
+
+            send_load_balancer_whole()
+            if config.actor_rollout_ref.rollout.name == "vllm":
+                from ajet.backbone.verl.trainer import servers
+
+                servers.start(config)
+            queue.result()
         trainer: Any = None
         ended = 1
         try:
@@ -55,6 +64,15 @@ class TrainerProcess:
             if tracking is not None:
                 tracking.finish(exit_code=ended)
             transfer_queue.close()
+
+
+def send_load_balancer_whole() -> None:
+    """The process of verl's load balancer, which the first request waits for, gets its class and not the name of it:
+    it then imports nothing of verl."""
+    from ray import cloudpickle
+    from verl.workers.rollout import router
+
+    cloudpickle.register_pickle_by_value(router)
 
 
 class SavedCallback:
