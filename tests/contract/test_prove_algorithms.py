@@ -182,8 +182,9 @@ def test_the_loss_of_each_kind_is_computed_again(project, name):
     assert report.ok and report.held_losses == 2 and not report.unheld_losses, report.wrong_steps
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert abs(rows[1]["loss"]) > 1e-4, "there is something to tell"
+    least = 0.1 if name == "bfloat16" else 0.01  # beyond what a number of the format may be apart
     for key in ("loss", "kl") if "kl" in name else ("loss",):
-        path, moved = run / "metrics.jsonl", rows[1][key] * 1.1 + 0.01
+        path, moved = run / "metrics.jsonl", rows[1][key] * 1.1 + least
         before = path.read_text()
         lines = [json.loads(line) for line in before.splitlines()]
         next(row for row in lines if row.get("step") == 2 and "tasks" in row)[key] = moved

@@ -2,7 +2,8 @@
 
 verl's client balances over the servers of all nodes and keeps an episode's calls on one of them, so that its cached
 prefix is used. Invariant: exact ids in, exact ids and logprobs out; nobody here changes weights, verl does, and each
-reply says which training step's weights sampled it. A reply comes as one chunk: verl's client does not stream.
+reply says which training step's weights sampled it. A reply comes as one chunk: verl's client does not stream. A server
+that has died is not waited for.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class ServerEngine:
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 
     async def _ask(self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None) -> Any:
-        from ray.exceptions import RayError
+        from ray.exceptions import ActorDiedError, RayError
 
         key, shown = request.key, {}
         if request.images:
@@ -110,7 +111,9 @@ class ServerEngine:
             ask = self._client.generate if generate is None else partial(generate, self._client)
             return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **shown)
         except RayError as problem:
-            raise EngineFailure(f"verl's server failed: {last_line(problem).split('. ')[0]}") from problem
+            mends = not isinstance(problem, ActorDiedError)  # verl starts none again, and an episode keeps to its own
+            said = f"verl's server {'failed' if mends else 'died'}: {last_line(problem).split('. ')[0]}"
+            raise EngineFailure(said, retryable=mends) from problem
 
 
 def _alike(request: TokenRequest) -> bool:
