@@ -18,6 +18,7 @@ import psutil
 from ajet.record.console import console
 from ajet.record.files import read_rows
 from ajet.record.find_run import known_run
+from ajet.record.run_place import OF_OTHERS
 from ajet.record.status import read_status, recorded_processes
 from ajet.schema.errors import UserError
 
@@ -25,7 +26,7 @@ PATIENCE_S = 60.0
 """How long a run may take to save its checkpoint after the interrupt, beyond two of its steps, before it is ended
 hard."""
 
-OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in ("debug", "serve", "eval")))
+OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OF_OTHERS)))
 """Where runs say what they do."""
 
 
