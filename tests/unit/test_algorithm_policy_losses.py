@@ -24,7 +24,7 @@ from ajet.descriptors import LOSSES
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError, UserError
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
-from tests.unit.test_algorithm_losses import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, numeric_gradient
+from tests.unit.test_algorithm_losses import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
 
 ENGINE = [-0.3, -1.2, -2.0, -0.9, -1.1, -1.0, -0.7, -1.9]
 REPLIES = [0, 0, 0, 1, 1, 2, 2, 2]
@@ -76,7 +76,7 @@ def clip_cov(x, at, index, old):
 
 def kl_cov(x, at, index, old):
     moved = x - old[index]
-    return -ADVANTAGES[index] * math.exp(moved) + (0.5 * abs(moved) if CHOSEN[index] else 0.0)
+    return -ADVANTAGES[index] * math.exp(moved) + (0.5 * huber(moved) if CHOSEN[index] else 0.0)
 
 
 BY_HAND = {

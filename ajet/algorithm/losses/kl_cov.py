@@ -2,7 +2,8 @@
 
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: -A r and,
 for the chosen ones, + beta |log p - log old|, as the authors' own code estimates the divergence. At r = 1 its
-derivative is 0: it holds the policy back from the second optimizer step of a training step on.
+derivative is 0 and within 1 % of it small (`smooth_abs`), because such differences are rounding: it acts from the
+second optimizer step of a training step on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ajet.algorithm.covariance import Chosen, covariances, largest
+from ajet.algorithm.kl import smooth_abs
 from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 from ajet.algorithm.row import Row
 
@@ -27,6 +29,6 @@ class KlCov(PolicyLoss):
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         moved = tokens.logprobs - tokens.old
-        penalty = self.settings.covariance.beta * moved.abs()
+        penalty = self.settings.covariance.beta * smooth_abs(moved)
         loss = -tokens.advantages * moved.exp() + penalty.masked_fill(~tokens.require_chosen(), 0.0)
         return loss, torch.zeros_like(moved, dtype=torch.bool)
