@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from ajet.algorithm import credit
+from ajet.algorithm.kl import estimate
+from ajet.algorithm.losses.contract import Tokens
+from ajet.algorithm.losses.kl_cov import KlCov
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
@@ -359,3 +362,36 @@ def test_the_heads_gradient_is_added_up_in_float32(monkeypatch):
         gap = found["lm_head.weight"].float() - exact["lm_head.weight"]
         errors.append(float(gap.norm() / exact["lm_head.weight"].norm()))
     assert errors[1] < 1.1 * errors[0] + 1e-3, errors
+
+
+@pytest.mark.parametrize("name", ["entropy", "kl", "mismatch_kl", "logprob_gap_max", "is_capped_fraction"])
+def test_metrics_are_means_over_tokens(name):
+    """Weights that an update leaves as they are: any number of mini-batches gives the same means."""
+
+    def metrics_of(parts):
+        settings = config_of(use_kl_loss=True, mini_batch_num=parts, optim__lr=1e-30, algorithm__is_cap=1.2)
+        samples = random_samples(size=4)
+        for index, sample in enumerate(samples):  # long and short ones, which mini-batches mix unequally
+            sample.timeline.mask[: index * 2] = False
+        return Trainer(tiny_qwen3(), settings).update(TrainingBatch(1, samples))
+
+    whole, parts = metrics_of(1), metrics_of(3)
+    assert whole[name] == pytest.approx(parts[name], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("apart", [3.6e-7, -3.6e-7])
+def test_kl_cov_gives_rounding_no_gradient(apart):
+    """The first optimizer step: old log-probabilities of another pass differ from the present ones by rounding."""
+    old = torch.linspace(-3, -0.1, 8)
+    logprobs = (old + apart).requires_grad_()
+    tokens = Tokens(logprobs, old, torch.linspace(-1, 1, 8), chosen=torch.ones(8, dtype=torch.bool))
+    loss = KlCov(config_of(algorithm__policy_loss="kl_cov").trainer_common.algorithm)
+    (gradient,) = torch.autograd.grad(loss(tokens)[0].sum(), logprobs)
+    assert float((gradient + tokens.advantages).abs().max()) < 1e-3
+
+
+def test_kl_estimator_abs_gives_rounding_no_gradient():
+    reference = torch.linspace(-3, -0.1, 8)
+    logprobs = (reference + 3.6e-7).requires_grad_()
+    (gradient,) = torch.autograd.grad(estimate(logprobs, reference, "abs").sum(), logprobs)
+    assert float(gradient.abs().max()) < 1e-3

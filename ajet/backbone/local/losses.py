@@ -15,7 +15,7 @@ engine may hold keys and values of earlier weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LossTally:
-    """Sums over trained tokens."""
+    """Sums over trained tokens, of one optimizer step or of all of a training step."""
 
+    steps: int = 1
+    """Optimizer steps."""
     tokens: int = 0
     loss: float = 0.0
+    """Each step's is a sum whose weights make it a mean over that step."""
     entropy: float = 0.0
     kl: float = 0.0
     clipped: int = 0
@@ -51,10 +54,21 @@ class LossTally:
     stale_weight: float = 0.0
     stale_capped: int = 0
 
+    @classmethod
+    def merge(cls, tallies: Sequence[LossTally]) -> LossTally:
+        """Return the tally of all their tokens."""
+        merged = cls(**{each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(cls)})
+        merged.gap_max = max((tally.gap_max for tally in tallies), default=0.0)
+        return merged
+
     def means(self) -> dict[str, float]:
-        """Metrics: `loss` is a sum (its weights make it a mean), the others are means over tokens."""
+        """Return the metrics, means over tokens; `loss` is the mean over optimizer steps."""
         tokens = max(self.tokens, 1)
-        means = {"loss": self.loss, "entropy": self.entropy / tokens, "clip_fraction": self.clipped / tokens}
+        means = {
+            "loss": self.loss / max(self.steps, 1),
+            "entropy": self.entropy / tokens,
+            "clip_fraction": self.clipped / tokens,
+        }
         means |= {"kl": self.kl / tokens, "is_capped_fraction": self.capped / tokens}
         if self.compared:
             means |= {"mismatch_kl": self.gap / self.compared, "logprob_gap_max": self.gap_max}

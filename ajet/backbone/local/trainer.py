@@ -32,7 +32,7 @@ from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import Policy
 from ajet.backbone.local.scorer import ForwardScorer
-from ajet.backbone.local.value_head import StepValueLoss, ValueHead
+from ajet.backbone.local.value_head import StepValueLoss, ValueHead, ValueTally
 from ajet.backbone.scoring import scored
 from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import Sample, TrainingBatch
@@ -131,7 +131,7 @@ class Trainer:
         tallies: list[LossTally] = []
         norms: list[float] = []
         own: list[dict[str, float]] = []
-        critics: list[dict[str, float]] = []
+        critics: list[ValueTally] = []
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
         warming = self.critic is not None and batch.step <= self.critic.settings.warmup
@@ -157,16 +157,16 @@ class Trainer:
                 norms.append(norm)
                 own.append(its_own)
                 tallies.append(loss.tally)
-                critics += [critic.tally.means()] if critic is not None else []
+                critics += [critic.tally] if critic is not None else []
         if not batch.written:
             release_memory()
         self.version += 1
         self.torn = False
-        fresh = sum(tally.fresh for tally in tallies)
-        self.fresh_gap = sum(tally.fresh_gap for tally in tallies) / fresh if fresh else None
-        metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
+        tally = LossTally.merge(tallies)
+        self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
+        metrics = self._metrics(tally, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
-        metrics |= {name: float(np.mean([row[name] for row in critics])) for name in (critics[0] if critics else {})}
+        metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
             metrics |= tightened_metrics(gap, tokens_loss.is_cap)
@@ -322,19 +322,9 @@ class Trainer:
         return [weights.values, optimizer.first, optimizer.second, *low]
 
     @staticmethod
-    def _metrics(
-        tallies: Sequence[LossTally], norms: Sequence[float], lr: float, tokens: int, seconds: float
-    ) -> dict[str, float]:
-        rows = [tally.means() for tally in tallies]
-        metrics = {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
-        if rows and "logprob_gap_max" in rows[0]:
-            metrics["logprob_gap_max"] = max(row["logprob_gap_max"] for row in rows)
-        metrics |= stale_metrics(
-            sum(tally.tokens for tally in tallies),
-            sum(tally.stale for tally in tallies),
-            sum(tally.stale_weight for tally in tallies),
-            sum(tally.stale_capped for tally in tallies),
-        )
+    def _metrics(tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float) -> dict[str, float]:
+        metrics = tally.means() if tally.steps else {}
+        metrics |= stale_metrics(tally.tokens, tally.stale, tally.stale_weight, tally.stale_capped)
         taken = [norm for norm in norms if math.isfinite(norm)]
         metrics["grad_norm"] = float(np.mean(taken)) if taken else math.nan
         metrics |= {"steps_skipped": len(norms) - len(taken), "lr": lr, "computed_tokens": tokens}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,15 +90,25 @@ class ValueHead:
 
 @dataclass(slots=True)
 class ValueTally:
-    """Sums over trained tokens."""
+    """Sums over trained tokens, of one optimizer step or of all of a training step."""
 
+    steps: int = 1
     tokens: int = 0
     loss: float = 0.0
+    """Each step's is a sum whose weights make it a mean over that step."""
     clipped: int = 0
 
+    @classmethod
+    def merge(cls, tallies: Sequence[ValueTally]) -> ValueTally:
+        """Return the tally of all their tokens."""
+        return cls(**{each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(cls)})
+
     def means(self) -> dict[str, float]:
-        """`critic/loss` is a sum (its weights make it a mean)."""
-        return {"critic/loss": self.loss, "critic/clip_fraction": self.clipped / max(self.tokens, 1)}
+        """Return the metrics, means over tokens; `critic/loss` is the mean over optimizer steps."""
+        return {
+            "critic/loss": self.loss / max(self.steps, 1),
+            "critic/clip_fraction": self.clipped / max(self.tokens, 1),
+        }
 
 
 @dataclass(slots=True)

@@ -137,7 +137,7 @@ class CreditHooks(PPOTrainer):
         metrics.update(credited.metrics)
         parts = self._optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
-        metrics.update(self._mismatch(credited.samples, parts, trainers))
+        metrics.update(self._mismatch(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
         metrics.update(self._canary(credited.samples, trainers, extra))
         self._gap = float(metrics.get("canary_gap", 0.0))
@@ -249,16 +249,15 @@ class CreditHooks(PPOTrainer):
         )
         return keys
 
-    def _mismatch(self, samples: list[Sample], parts: list[list[int]], trainer: list[Floats]) -> dict[str, float]:
+    def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
         """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
         if not samples or self.settings.rollout.truncates:
             return {}
         gaps = [
             (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
         ]
-        means = [np.concatenate([gaps[at] for at in part]).mean() for part in parts]
         return {
-            "mismatch_kl": float(np.mean(means)),
+            "mismatch_kl": float(np.concatenate(gaps).mean()),
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
 
@@ -306,16 +305,16 @@ def _rows(data: TensorDict, name: str) -> list[Any]:
 
 
 def _of_update(output: dict[str, Any]) -> dict[str, float]:
-    """The local backbone's metrics (docs/metrics.md): means over the optimizer steps."""
-    tokens, divergence, clipped, capped = (np.atleast_1d(output[name]).astype(float) for name in TALLIES)
+    """Return the local backbone's metrics (docs/metrics.md): means over the trained tokens of all optimizer steps."""
+    tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)
     taken = norms[np.isfinite(norms)]
-    tokens = np.maximum(tokens, 1)
+    tokens = max(tokens, 1.0)
     return {
         "loss": float(np.mean(output["loss"])),
-        "kl": float(np.mean(divergence / tokens)),
-        "clip_fraction": float(np.mean(clipped / tokens)),
-        "is_capped_fraction": float(np.mean(capped / tokens)),
+        "kl": divergence / tokens,
+        "clip_fraction": clipped / tokens,
+        "is_capped_fraction": capped / tokens,
         "grad_norm": float(taken.mean()) if taken.size else math.nan,
         "lr": float(np.atleast_1d(output["lr"])[-1]),
         "steps_skipped": float(norms.size - taken.size),
