@@ -4,7 +4,8 @@ Group-in-Group Policy Optimization, arXiv 2505.10978, section 4: A(a_t) = A_E + 
 A_E = (R - mean(R)) / F over the attempts at a task; R_t = sum of gamma^(k - t) * r_k over k >= t, the discounted return
 of a step; A_S = (R_t - mean) / F over all steps of the group's attempts that were taken in the same state. F is the
 standard deviation, or 1 (`norm_adv_by_std: false`); w is `process_weight` (1 in the paper), gamma is `step_discount`
-(0.95 there). A step is a call of the policy; where only the attempt has a reward, its last step has it.
+(0.95 there). A step is a call of the policy whose reply the agent received; where only the attempt has a reward, its
+last step has it.
 
 The state of a step is what the agent was shown since its last reply: the observation. In the paper, too, it is the
 environment's state alone and not how it was reached.
@@ -36,7 +37,7 @@ class Gigpo(Grpo):
         for part in episode.verdict.process:
             if part.compared[0] == "step" and part.tokens:
                 given[part.tokens[0].call] = given.get(part.tokens[0].call, 0.0) + part.reward
-        trained = [call.index for call in episode.calls if call.trained and call.response_ids.size]
+        trained = [call.index for call in episode.calls if call.is_step]
         if trained and not given:
             given[trained[-1]] = episode.reward
         steps, following = [], 0.0

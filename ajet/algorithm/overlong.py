@@ -27,8 +27,10 @@ def shaped_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
 
 
 def length_of(episode: Episode) -> int:
-    """The tokens that the policy sampled in it, those of turns that `train_turn` turned down among them."""
-    return sum(len(call.response_ids) for call in episode.calls if call.trained or call.turned_down)
+    """Return the number of sampled tokens in the replies that the agent received, `train_turn`'s refused turns too."""
+    return sum(
+        len(call.response_ids) for call in episode.calls if call.is_delivered and (call.trained or call.turned_down)
+    )
 
 
 def length_reward(tokens: int, overlong: Overlong) -> float:

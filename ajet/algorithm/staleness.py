@@ -78,5 +78,5 @@ def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, fl
 
 def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
     """The policy version of each run of tokens that are trained on."""
-    calls = (call for episode in episodes if episode.scored for call in episode.calls if call.trained)
+    calls = (call for episode in episodes if episode.scored for call in episode.calls if call.is_step)
     return [run.low for call in calls for run in call.versions]

@@ -75,7 +75,7 @@ def timelines(
 def _not_trained(call: Call) -> str | None:
     if not call.trained:
         return "not_trainable"
-    return "aborted_call" if call.finish in ("aborted", "error") else None
+    return None if call.is_delivered else "aborted_call"
 
 
 def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]) -> list[list[int]]:

@@ -35,7 +35,7 @@ def tied(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Ve
     for a part that the attempt does not have."""
     if decode is None:  # nothing of it is trained: parts have no tokens
         return replace(verdict, turns=())
-    calls = [call for call in capture.calls if call.trained and call.response_ids.size] if capture else []
+    calls = [call for call in capture.calls if call.is_step] if capture else []
     uses = capture.tool_uses if capture else []
     parts = [*_of_list(verdict.turns, calls), *verdict.process]
     messages = capture.messages if capture else []

@@ -60,7 +60,7 @@ class TrainTurn:
             raise JudgeFailure(words, own=True) from None
 
     def _ask(self, episode: Episode) -> list[Call]:
-        return [call if not call.trained or self._says(call, episode) else _declined(call) for call in episode.calls]
+        return [call if not call.is_step or self._says(call, episode) else _declined(call) for call in episode.calls]
 
     def _says(self, call: Call, episode: Episode) -> bool:
         answer = self._function(call, episode)

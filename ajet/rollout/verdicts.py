@@ -99,9 +99,10 @@ class Verdicts:
         that states none."""
         output, capture = played.output, played.capture
         assert output is not None
-        if not self._compares or "final_answer" in output.metadata or capture is None or not capture.calls:
+        delivered = [call for call in capture.calls if call.is_delivered] if capture is not None else []
+        if not self._compares or "final_answer" in output.metadata or capture is None or not delivered:
             return output
-        reply = capture.calls[-1].reply
+        reply = delivered[-1].reply
         said = capture.messages[reply].get("content") if reply is not None else None
         return output.model_copy(update={"metadata": {**output.metadata, "final_answer": said}})
 

@@ -48,7 +48,7 @@ def episode_metrics(
     if scored:
         metrics[f"{prefix}/reward"] = fmean(episode.reward or 0.0 for episode in scored)
         metrics[f"{prefix}/reply_tokens"] = fmean(episode.sampled_tokens for episode in scored)
-        metrics[f"{prefix}/turns"] = fmean(len(episode.calls) for episode in scored)
+        metrics[f"{prefix}/turns"] = fmean(sum(call.is_delivered for call in episode.calls) for episode in scored)
     counted = [episode for episode in episodes if not episode.left_out]
     if len(counted) < len(episodes):
         metrics[f"{prefix}/left_out"] = len(episodes) - len(counted)

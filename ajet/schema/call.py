@@ -132,6 +132,16 @@ class Call:
     extra: dict[str, Any] = field(default_factory=dict)
     """For people: the model's name as asked for, what of the request was set aside. Nothing reads it back."""
 
+    @property
+    def is_delivered(self) -> bool:
+        """True if the client received the reply: it was neither cut off, nor failed, nor drawn again."""
+        return self.finish not in ("aborted", "error")
+
+    @property
+    def is_step(self) -> bool:
+        """True if the policy is trained on the reply: this is what rewards of steps count."""
+        return self.trained and self.is_delivered and self.response_ids.size > 0
+
 
 def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
     """[P] the whole prompt of call `index`, rebuilt from its ancestors."""

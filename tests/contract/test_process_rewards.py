@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from ajet import ProcessReward, Workflow, WorkflowOutput, WorkflowTask
+from ajet.algorithm.overlong import length_of
 from ajet.gateway import Capture
 from ajet.rollout.process_rewards import tied
+from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.tool_use import ToolUse
@@ -161,3 +163,58 @@ def test_train_turn_chooses_the_calls_that_train(tmp_path):
     assert "answered 1; expected True or False" in episode.failure.message
     with pytest.raises(ConfigError, match="without `async`|no function that can be asked"):
         stage(ListOfRewards, judge=Judge(None), folder=tmp_path, train_turn="own.py->waits").__enter__()
+
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "number", "strict": True, "schema": NUMBER}}
+
+
+class StrictReplies(Workflow):
+    """Asks twice for JSON and scores its second reply, in the three ways to say so."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        for question in ("first?", "second?"):
+            asked = [{"role": "user", "content": question}]
+            await client.chat.completions.create(model="m", messages=asked, response_format=SCHEMA)
+        parts = [ProcessReward(reward=1.0, step=1), ProcessReward(reward=1.0, text='{"n": 1')]
+        return WorkflowOutput(reward=[0.0, 1.0], process=parts)
+
+
+class StrictAnswers(StrictReplies):
+    """Leaves the reward to the judge."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await super().execute(task, tuner)
+        return WorkflowOutput(reward=1.0)
+
+
+def test_rejected_draws_are_no_steps():
+    texts = iter(['{"n": 1', '{"n": 12}', '{"n": "two"}', '{"n": 13}'] * 2)
+    with stage(StrictReplies, lambda _: next(texts), judge=Judge(None)) as made:
+        episode = made.episode()
+    assert episode.verdict is not None, episode.failure
+    assert [call.is_delivered for call in episode.calls] == [False, True, False, True]
+    listed, step, text = episode.verdict.process[0:2], episode.verdict.process[2], episode.verdict.process[3]
+    assert [(part.reward, part.tokens[0].call) for part in listed] == [(0.0, 1), (1.0, 3)]
+    assert step.tokens[0].call == 3
+    assert text.tokens[0].call == 1, "not the rejected draw, whose text it is, too"
+
+
+def test_turns_and_lengths_leave_rejected_draws_out():
+    texts = iter(['{"n": 1', '{"n": 12}', '{"n": 13}'] * 2)
+    with stage(StrictAnswers, lambda _: next(texts), judge=Judge(None)) as made:
+        episode = made.episode()
+    assert episode_metrics([episode], "train")["train/turns"] == 2
+    assert episode_metrics([episode], "train")["train/calls"] == 3
+    delivered = sum(call.response_ids.size for call in episode.calls[1:])
+    assert length_of(episode) == delivered < episode.sampled_tokens
+
+
+def test_train_turn_is_asked_for_delivered_replies(tmp_path):
+    (tmp_path / "choice.py").write_text("def no(call, episode):\n    return False\n")
+    texts = iter(['{"n": 1', '{"n": 12}', '{"n": 13}'] * 2)
+    with stage(StrictAnswers, lambda _: next(texts), judge=Judge(None), train_turn=f"{tmp_path}/choice.py->no") as made:
+        episode = made.episode()
+    assert set(episode.untrained) == {"aborted_call", "not_trainable"}
+    assert episode.untrained["aborted_call"] == episode.calls[0].response_ids.size

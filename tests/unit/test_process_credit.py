@@ -177,6 +177,16 @@ def test_gigpo_adds_up_a_steps_rewards_and_counts_those_of_turns_that_do_not_tra
     assert [part.reward for part in gigpo.parts(chosen)] == [3.0 + 0.5 * 4.0]
 
 
+@pytest.mark.parametrize("finish", ["aborted", "error"])
+def test_gigpo_ignores_undelivered_replies(finish):
+    episode = steps(1.0, "start", "start", "hall", uuid="one")
+    redrawn = replace(episode, calls=[replace(episode.calls[0], finish=finish), *episode.calls[1:]])
+    gigpo = opened(config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.5))
+    assert [(part.tokens[0].call, part.reward) for part in gigpo.parts(redrawn)] == [(1, 0.5), (2, 1.0)]
+    cut = replace(episode, calls=[*episode.calls[:2], replace(episode.calls[2], finish=finish)])
+    assert [(part.tokens[0].call, part.reward) for part in gigpo.parts(cut)] == [(0, 0.5), (1, 1.0)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{}, {"step": 1, "agent": "a"}, {"tool_use": 0, "text": "x"}, {"step": 0, "reward": math.nan},
