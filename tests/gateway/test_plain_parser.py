@@ -125,8 +125,9 @@ def test_requests_without_body_are_answered(served, method):
 def test_expectation_is_met_before_body(served):
     url = served.client.base_url
     body = json.dumps(QUESTION).encode()
-    offer = f"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nAuthorization: Bearer {KEY}\r\n"
-    head = f"POST /episodes HTTP/1.1\r\nHost: x\r\n{offer}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines = ["POST /episodes HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", *OFFERS[1].splitlines()]
+    lines += ["Connection: close", "Expect: 100-continue", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "", ""])
     with socket.create_connection((url.host, url.port), timeout=20) as connection:
         connection.sendall(head.encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
