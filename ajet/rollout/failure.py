@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from ajet.client.proxies import explain_problem
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Episode, Failure
@@ -80,6 +81,8 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
     message += next((f" ({advice})" for words, advice in _ADVICE if words in message), "") if stage == "execute" else ""
+    if explained := explain_problem(problem):
+        message = f"{explained} ({message})"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
     boundary: Boundary = "ajet" if stage == "open" else "agent"

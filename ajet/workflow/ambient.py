@@ -25,6 +25,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from loguru import logger
 
+from ajet.client.proxies import build_bypass
 from ajet.config.other_models import OUTSIDE
 from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
 from ajet.workflow.loop_pools import split_pools
@@ -71,7 +72,9 @@ class Ambient:
         given = endpoint.environment
         taken = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
         names = [name for brand in taken for name in brand]
-        self._before = {name: os.environ.get(name) for name in names}
+        bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
+        self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
+        os.environ.update(bypass)
         _watch(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
@@ -97,6 +100,7 @@ def entering(endpoint: Endpoint) -> None:
     for name, value in endpoint.environment.items():
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
+    os.environ.update(build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or ""))
     _watch(endpoint)
 
 
