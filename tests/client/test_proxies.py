@@ -15,6 +15,7 @@ import pytest
 from ajet.client import Client, Unreachable
 from ajet.client.proxies import build_bypass
 from ajet.schema.task import WorkflowOutput
+from tests.ajet_command import ajet
 from tests.rollout_fixtures import stage
 from tests.served_fixtures import KEY, Counter, counter
 
@@ -128,3 +129,41 @@ def test_client_names_an_unusable_proxy(monkeypatch, kind):
     with pytest.raises(Unreachable, match="ALL_PROXY") as raised:
         Client("http://127.0.0.1:1", KEY)
     assert "a-password" not in str(raised.value)
+
+
+AGENT = """
+import httpx
+
+http = httpx.Client()  # while the module is imported
+
+
+def agent(task, tuner):
+    at = tuner.as_oai_baseurl_apikey()
+    asked = {"model": at.model, "messages": [{"role": "user", "content": task.main_query}], "max_tokens": 3}
+    headers = {"Authorization": f"Bearer {at.api_key}"}
+    reply = http.post(f"{at.base_url}/chat/completions", json=asked, headers=headers).raise_for_status().json()
+    return reply["choices"][0]["message"]["content"] or "nothing"
+"""
+RUN = """
+ajet:
+  model: {path: "embedded:tiny-tools"}
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: q.jsonl}}}
+  rollout: {user_workflow: agent.py->agent, num_repeat: 1, max_response_length_in_one_turn: 8}
+  task_judge: {scorer: exact}
+"""
+
+
+@pytest.mark.slow
+def test_command_runs_behind_a_dead_proxy(tmp_path):
+    for name, text in {"agent.py": AGENT, "run.yaml": RUN, "q.jsonl": '{"question": "q", "answer": "a"}\n'}.items():
+        (tmp_path / name).write_text(text)
+    arguments = ("--conf", "run.yaml", "--backbone", "debug")
+    ran = ajet(*arguments, cwd=tmp_path, HTTP_PROXY=DEAD, https_proxy=DEAD)
+    assert "1 scored" in ran.stdout and "a-password" not in ran.stdout, ran.stdout
+    endpoint = (
+        "rollout.engine=endpoint",
+        "rollout.endpoint.base_url=http://127.0.0.1:1/v1",
+        "rollout.endpoint.model=m",
+    )
+    refused = ajet(*arguments, *endpoint, cwd=tmp_path, ALL_PROXY="socks4://a-password@127.0.0.1:9")
+    assert refused.returncode == 2 and "ALL_PROXY" in refused.stdout and "a-password" not in refused.stdout
