@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SCHEMES = ("http", "https", "all")
@@ -31,7 +31,7 @@ def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 def name_proxy(url: str) -> str:
     """Return the variable whose proxy a client would use for `url`; "" where it would use none."""
     parts, proxies = urlsplit(url), getproxies_environment()
-    if parts.hostname in LOOPBACK or proxy_bypass_environment(parts.netloc, proxies):
+    if parts.hostname in LOOPBACK or proxy_bypass(parts.netloc):
         return ""
     return next((f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if proxies.get(scheme)), "")
 
