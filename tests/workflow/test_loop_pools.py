@@ -305,7 +305,7 @@ def test_connections_are_reused_and_closed_with_loop(server):
     for count in range(1, 4):
         asyncio.run(ask())
         assert server.opened == count
-        until(lambda: server.open == 0)
+        assert until(lambda: server.open == 0)
 
 
 def test_closing_client_spares_other_loops(server):
@@ -314,13 +314,13 @@ def test_closing_client_spares_other_loops(server):
     for loop in loops:
         loop.run_until_complete(client.get(server.url))
     loops[0].run_until_complete(client.aclose())
-    until(lambda: server.open == 1)
+    assert until(lambda: server.open == 1)
     with pytest.raises(RuntimeError, match="closed"):
         loops[1].run_until_complete(client.get(server.url))
     for loop in loops:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-    until(lambda: server.open == 0)
+    assert until(lambda: server.open == 0)
 
 
 def test_loops_closed_carelessly_leave_no_descriptors(server):
@@ -331,10 +331,10 @@ def test_loops_closed_carelessly_leave_no_descriptors(server):
         loop.close()  # its generators are not closed
     gc.collect()
     assert server.opened == 20
-    until(lambda: server.open <= 1)  # that of the last loop
+    assert until(lambda: server.open <= 1)  # that of the last loop
     asyncio.run(client.get(server.url))
     gc.collect()
-    until(lambda: server.open == 0)
+    assert until(lambda: server.open == 0)
 
 
 def test_forgotten_clients_leave_no_descriptors(server):
@@ -342,7 +342,7 @@ def test_forgotten_clients_leave_no_descriptors(server):
         for _ in range(10):
             await split_client().get(server.url)
         gc.collect()
-        until(lambda: server.open == 0)
+        assert until(lambda: server.open == 0)
 
     asyncio.run(ask())
 
@@ -358,4 +358,4 @@ def test_tuners_clients_share_connections_of_a_loop(server):
     asyncio.run(ask())
     asyncio.run(ask())
     assert server.opened == 2
-    until(lambda: server.open == 0)
+    assert until(lambda: server.open == 0)
