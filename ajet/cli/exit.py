@@ -54,6 +54,11 @@ class Boundary(TyperGroup):
             typer.echo("Ended as asked; the same command goes on." if preempted else "Interrupted.", err=True)
             raise typer.Exit(PREEMPTED if preempted else INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001 — the border of the process
+            from ajet.client.proxies import explain_problem
+
+            if explained := explain_problem(error):
+                show_user_error(UserError(explained, where="environment"), show_traceback=show_traceback)
+                raise typer.Exit(USER) from None
             show_unexpected(error, show_traceback=show_traceback, record=record)
             raise typer.Exit(UNEXPECTED) from None
         raise typer.Exit(code if isinstance(code, int) else OK)

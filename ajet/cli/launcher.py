@@ -108,13 +108,17 @@ def _end_undisturbed() -> None:
 
 def _settle_surroundings() -> None:
     """What a terminal that cannot show all signs gets is "?" for them; a width of 0, as terminals without a size have
-    it, is none. Exits where the working directory is gone."""
+    it, is none; no proxy leads to this machine itself. Exits where the working directory is gone."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
     for size in ("COLUMNS", "LINES"):
         if os.environ.get(size) == "0":
             del os.environ[size]
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        from ajet.client.proxies import build_bypass  # imports httpx, which costs others nothing
+
+        os.environ.update(build_bypass(os.environ))
     try:
         os.getcwd()
     except FileNotFoundError:

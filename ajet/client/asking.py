@@ -7,38 +7,50 @@ was not heard ends by its time limit.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
+from ajet.client.proxies import LOOPBACK, explain_problem, name_proxy
 from ajet.client.refusals import EpisodeLost, Refused, Unreachable
 
 _LOST = {"episode_not_found", "episode_ended", "place_lost"}
 _AGAIN = {429, 503}
 LONGEST_PAUSE = 5.0
+_DIRECT: dict[str, Any] = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
+"""No proxy of the environment leads to this machine itself."""
+_log = logging.getLogger("ajet.client")
 
 
 class Asking:
     """Thread-safe."""
 
     def __init__(self, url: str, admin_key: str, *, patience: float, timeout: float) -> None:
-        """`patience`: seconds for which a request is repeated. `timeout`: of one request."""
+        """`patience`: seconds for which a request is repeated. `timeout`: of one request. Raises Unreachable for a
+        proxy variable that httpx cannot use."""
         self.url, self.patience = url, patience
-        headers = {"Authorization": f"Bearer {admin_key}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
+        headers, limit = {"Authorization": f"Bearer {admin_key}"}, httpx.Timeout(timeout, connect=10.0)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=limit, mounts=_DIRECT)
+        except (ImportError, ValueError) as error:
+            if explained := explain_problem(error):
+                raise Unreachable(explained) from error
+            raise
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer. Raises Refused and Unreachable."""
-        until, pause = time.monotonic() + self.patience, 0.1
+        until, pause, silent = time.monotonic() + self.patience, 0.1, True
         while True:
             problem: Exception
             try:
                 reply = self._http.request(method, path, json=body)
             except httpx.TransportError as error:
-                problem = Unreachable(f"{self.url}: {error or type(error).__name__}")
+                problem = Unreachable(f"{self.url}: {error or type(error).__name__}{self._name_way()}")
             else:
                 if reply.is_success:
                     answer: dict[str, Any] = reply.json()
@@ -50,8 +62,16 @@ class Asking:
             pause = min(LONGEST_PAUSE, pause) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause > until:
                 raise problem
+            if silent and isinstance(problem, Unreachable):
+                silent = False
+                _log.warning("%s; it is asked again for %g s", problem, self.patience)
             time.sleep(pause)
             pause *= 2
+
+    def _name_way(self) -> str:
+        proxy = name_proxy(self.url)
+        host = urlsplit(self.url).hostname
+        return f" (by the proxy of {proxy}; if that does not lead there, set NO_PROXY={host})" if proxy else ""
 
     def close(self) -> None:
         """Let connections go."""

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from ajet.gateway.exchange import LOST, WATCH, Leave
 from ajet.gateway.held_head import HeldHead
 from ajet.gateway.limits import PEER, Shared
+from ajet.gateway.plain_parser import PlainParser
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +46,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self, acceptor: Acceptor, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={PEER: self, WATCH: self.watch}, _loop=loop)
+        self.parser = PlainParser(self)
         self.acceptor, self.shared, self.address = acceptor, acceptor.shared, address
         self._limits = acceptor.shared.limits
         self._known = False

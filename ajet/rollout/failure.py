@@ -13,16 +13,23 @@ import traceback
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from ajet.client.proxies import explain_problem
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
 
+_SHARED = (
+    "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
+    "loop of its own: make it in each, or set rollout.isolation: loop"
+)
 _ADVICE = (
     ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
     ("'coroutine' object", "an `await` is missing where it was made"),
     ("coroutine was expected", "an `await` is missing, or one too many"),
     ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
+    *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
+    *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
     ("'Task' object has no attribute", "the columns of a row are in its `metadata`"),
     ("'WorkflowTask' object has no attribute", "a class gets the task as `workflow_task.task`"),
 )
@@ -74,6 +81,8 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
     message += next((f" ({advice})" for words, advice in _ADVICE if words in message), "") if stage == "execute" else ""
+    if explained := explain_problem(problem):
+        message = f"{explained} ({message})"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
     boundary: Boundary = "ajet" if stage == "open" else "agent"

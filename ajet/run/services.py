@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ajet.client.proxies import explain_problem
 from ajet.config.handed import known
 from ajet.config.references import load_code
 from ajet.config.services import Service
@@ -52,7 +53,8 @@ def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Servi
         try:
             answers[index] = service.ask(min(ASK_S, within))
         except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
-            answers[index] = f"it could not be asked: {type(problem).__name__}: {problem}"
+            why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
+            answers[index] = f"it could not be asked: {why}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)

@@ -5,7 +5,8 @@ address and key: then it holds the gateway's address and one key of the run. A r
 of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
 the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a
 key which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at
-a time, has the attempt's own address and key in its environment (`entering`).
+a time, has the attempt's own address and key in its environment (`entering`). Asynchronous clients that episodes share
+have connections in each of their event loops (`split_pools`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from loguru import logger
 
+from ajet.client.proxies import build_bypass
 from ajet.config.other_models import OUTSIDE
 from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
+from ajet.workflow.loop_pools import split_pools
 
 AGENT = "default"
 """The agent that such a client is."""
@@ -40,6 +43,8 @@ _untied: set[str] = set()
 """Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
 _given: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
 """Whose the keys are that tuners gave."""
+_split: WeakSet[Any] = WeakSet()
+"""Clients whose connections belong to the event loop that they send in."""
 _hosts: set[str] = set()
 _elsewhere: set[str] = set()
 
@@ -67,7 +72,9 @@ class Ambient:
         given = endpoint.environment
         taken = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
         names = [name for brand in taken for name in brand]
-        self._before = {name: os.environ.get(name) for name in names}
+        bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
+        self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
+        os.environ.update(bypass)
         _watch(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
@@ -93,6 +100,7 @@ def entering(endpoint: Endpoint) -> None:
     for name, value in endpoint.environment.items():
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
+    os.environ.update(build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or ""))
     _watch(endpoint)
 
 
@@ -124,6 +132,9 @@ def _plain(send: Any) -> Any:
 
 def _async(send: Any) -> Any:
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if _untied and self not in _split:
+            split_pools(self)
+            _split.add(self)
         tie(request)
         return await send(self, request, *args, **kwargs)
 

@@ -81,23 +81,6 @@ def test_one_client_serves_several_loops_and_threads_in_process_and_over_the_net
     assert answers == ["42"] * 8
 
 
-def test_clients_share_the_network_connections_of_a_loop_and_release_them():
-    from ajet.workflow.adapters import openai_sdk
-
-    async def talk(endpoint):
-        for _ in range(3):
-            await openai_sdk.client(endpoint).chat.completions.create(messages=MESSAGES)
-        (mine,) = openai_sdk._network()._transports[asyncio.get_running_loop()].values()  # one key's
-        connections = len(mine._pool.connections)
-        await openai_sdk.release()
-        return connections, len(mine._pool.connections)
-
-    with scene(*["42"] * 3) as episode:
-        inside = episode.tuner.as_oai_baseurl_apikey()
-        endpoint = Endpoint(inside.base_url, inside.api_key, inside.model)
-        assert asyncio.run(talk(endpoint)) == (1, 0)
-
-
 def test_streaming_and_options_of_the_sdk():
     async def talk(tuner):
         client = tuner.as_raw_openai_sdk_client().with_options(timeout=30)

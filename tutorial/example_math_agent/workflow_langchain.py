@@ -1,6 +1,5 @@
 """The same agent with LangChain's chat model: any LangChain agent takes `model` in the same way."""
 
-import httpx
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -21,20 +20,14 @@ class MathAgentWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         endpoint = tuner.as_oai_baseurl_apikey()
-        # LangChain shares one HTTP client between all its models, but each episode has an event loop of its own.
-        async with httpx.AsyncClient(timeout=None) as client:
-            model = ChatOpenAI(
-                base_url=endpoint.base_url,
-                api_key=endpoint.api_key,
-                model=endpoint.model,
-                max_retries=0,
-                http_async_client=client,
-            ).bind_tools([execute_python_code])
-            messages = [SystemMessage(SYSTEM_PROMPT), HumanMessage(workflow_task.task.main_query)]
-            for turn in range(MAX_ITERS + 1):
-                reply = await model.ainvoke(messages)
-                if not reply.tool_calls or turn == MAX_ITERS:
-                    break
-                messages.append(reply)
-                messages += [await execute_python_code.ainvoke(call) for call in reply.tool_calls]
+        model = ChatOpenAI(
+            base_url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model, max_retries=0, timeout=None
+        ).bind_tools([execute_python_code])
+        messages = [SystemMessage(SYSTEM_PROMPT), HumanMessage(workflow_task.task.main_query)]
+        for turn in range(MAX_ITERS + 1):
+            reply = await model.ainvoke(messages)
+            if not reply.tool_calls or turn == MAX_ITERS:
+                break
+            messages.append(reply)
+            messages += [await execute_python_code.ainvoke(call) for call in reply.tool_calls]
         return WorkflowOutput(metadata={"final_answer": reply.content})

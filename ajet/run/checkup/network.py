@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from ajet.client.proxies import explain_proxies
 from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
 
@@ -74,7 +75,10 @@ def _gateway() -> Finding:
 
 
 def _proxies() -> list[Finding]:
-    """A proxy in the environment that clients would use for the gateway's own address."""
+    """A proxy in the environment that no client can use, or that programs which ajet does not start would use for the
+    gateway's own address."""
+    if unusable := explain_proxies():
+        return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
         return []
     text = "A proxy is set for all hosts: clients outside this process would ask it for the gateway's loopback address."

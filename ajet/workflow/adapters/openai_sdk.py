@@ -9,17 +9,15 @@ says of the platform is found out once, not on a thread for each client.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import httpx
 
 from ajet.schema.endpoint import Endpoint
+from ajet.workflow.loop_pools import split_pools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -29,32 +27,18 @@ POOLS = 32
 """Of an event loop, at most."""
 
 
-class LoopTransport(httpx.AsyncBaseTransport):
-    """Transports for each event loop that sends through it; dropped with their loop. Closing a client does not close
-    them: other clients use them too."""
+class KeyedTransport(httpx.AsyncBaseTransport):
+    """Connection pools by key. Closing a client does not close them: other clients use them too."""
 
-    def __init__(self, factory: Factory) -> None:
-        self._factory = factory
-        self._transports: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, httpx.AsyncBaseTransport]]
-        self._transports = WeakKeyDictionary()
-        self._lock = threading.Lock()
+    def __init__(self, build: Factory) -> None:
+        self._transports = [build() for _ in range(POOLS)]
+        for transport in self._transports:
+            split_pools(transport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send by that of the running loop's transports which is the key's."""
-        loop, pool = asyncio.get_running_loop(), hash(request.headers.get("authorization")) % POOLS
-        with self._lock:
-            pools = self._transports.setdefault(loop, {})
-            transport = pools.get(pool)
-            if transport is None:
-                transport = pools[pool] = self._factory()
-        return await transport.handle_async_request(request)
-
-    async def release(self) -> None:
-        """Close the running loop's connections."""
-        with self._lock:
-            pools = self._transports.pop(asyncio.get_running_loop(), {})
-        for transport in pools.values():
-            await transport.aclose()
+        """Send by the pool of the request's key."""
+        pool = hash(request.headers.get("authorization")) % POOLS
+        return await self._transports[pool].handle_async_request(request)
 
 
 def client(endpoint: Endpoint) -> AsyncOpenAI:
@@ -72,11 +56,6 @@ def client(endpoint: Endpoint) -> AsyncOpenAI:
     return bound
 
 
-async def release() -> None:
-    """Close the network connections that clients opened in the running event loop. Call it where a loop ends."""
-    await _network().release()
-
-
 @cache
 def _platform() -> Any:
     from openai._base_client import get_platform
@@ -85,10 +64,10 @@ def _platform() -> Any:
 
 
 @cache
-def _network() -> LoopTransport:
+def _network() -> KeyedTransport:
     context = ssl.create_default_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return LoopTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
+    return KeyedTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
 
 
 def _as_objects(messages: Any) -> Any:

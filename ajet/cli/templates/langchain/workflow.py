@@ -1,6 +1,5 @@
 """A LangChain agent with a tool. Needs langchain and langchain-openai."""
 
-import httpx
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -22,8 +21,7 @@ class Adder(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         """Your agent as it is; only its model comes from the tuner."""
         at = tuner.as_oai_baseurl_apikey()
-        async with httpx.AsyncClient() as http:  # one an episode: LangChain would keep one for all event loops
-            model = ChatOpenAI(base_url=at.base_url, api_key=at.api_key, model=at.model, http_async_client=http)
-            agent = create_agent(model, [add], system_prompt=SYSTEM)
-            told = await agent.ainvoke({"messages": [("user", workflow_task.task.main_query)]}, {"recursion_limit": 8})
+        model = ChatOpenAI(base_url=at.base_url, api_key=at.api_key, model=at.model)
+        agent = create_agent(model, [add], system_prompt=SYSTEM)
+        told = await agent.ainvoke({"messages": [("user", workflow_task.task.main_query)]}, {"recursion_limit": 8})
         return WorkflowOutput(metadata={"final_answer": str(told["messages"][-1].content)})

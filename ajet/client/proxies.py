@@ -1,0 +1,57 @@
+"""Proxy variables of the environment: loopback is reached without them, and those that httpx cannot use are named.
+
+Invariant: only variables are named, never their values, which may hold a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SCHEMES = ("http", "https", "all")
+_SOCKS = ("socks5", "socks5h")
+
+
+def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """Return the variables by which clients reach loopback and `hosts` without a proxy; none where no proxy is set."""
+    set_here = {name.lower() for name, value in environment.items() if value}
+    if not set_here & {f"{scheme}_proxy" for scheme in _SCHEMES}:
+        return {}
+    listed = environment.get("no_proxy", environment.get("NO_PROXY", ""))
+    if listed.strip() == "*":  # Python's own clients know it alone only
+        return {}
+    known = [each.strip() for each in listed.split(",") if each.strip()]
+    value = ",".join(dict.fromkeys([*known, *LOOPBACK, *filter(None, hosts)]))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
+def name_proxy(url: str) -> str:
+    """Return the variable whose proxy a client would use for `url`; "" where it would use none."""
+    parts, proxies = urlsplit(url), getproxies_environment()
+    if parts.hostname in LOOPBACK or proxy_bypass(parts.netloc):
+        return ""
+    return next((f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if proxies.get(scheme)), "")
+
+
+def explain_proxies() -> str:
+    """Say which proxy variable httpx cannot use, and what to do; "" where there is none."""
+    for scheme, value in getproxies_environment().items():
+        kind, separator, _ = value.partition("://")
+        if scheme not in _SCHEMES or not separator or kind.lower() in ("http", "https"):
+            continue
+        name = f"{scheme.upper()}_PROXY"
+        if kind.lower() not in _SOCKS:
+            return f"{name} names a proxy of the kind {kind}://, which httpx does not know: write {_SOCKS[0]}://"
+        if find_spec("socksio") is None:
+            return f"{name} names a SOCKS proxy, for which httpx needs a package: pip install socksio, or unset {name}"
+    return ""
+
+
+def explain_problem(problem: BaseException) -> str:
+    """Say the same where an HTTP client raised `problem` at such a variable; "" for any other problem."""
+    words = str(problem)
+    is_proxy = isinstance(problem, (ImportError, ValueError)) and ("SOCKS proxy" in words or "for proxy URL" in words)
+    return explain_proxies() if is_proxy else ""
