@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ajet
+from ajet.config.record_file import has_record_file, open_record_file
 from ajet.record.chain import FILE, METRICS, digest_of, stray_lines
 from ajet.record.files import read_rows
 from ajet.record.process_identity import ProcessIdentity
@@ -93,13 +94,14 @@ def _rows_upto(folder: Path, step: int) -> int:
 @contextmanager
 def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
     """A function that says whether a digest stands in the chain."""
-    with (folder / FILE).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
     """The lines at the end of an episode file that no link has; None where there are none."""
-    data = path.read_bytes()
+    with open_record_file(path) as file:
+        data = file.read()
     end = at = data.rfind(b"\n") + 1
     while at > 0:
         begin = data.rfind(b"\n", 0, at - 1) + 1
@@ -115,9 +117,10 @@ def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
 
 
 def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str]:
-    if not path.exists():
+    if not has_record_file(path):
         return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    with open_record_file(path) as file:
+        lines = file.readlines()
     kept = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
     found: list[str] = []
     while kept and not known(digest := digest_of(kept.pop())):

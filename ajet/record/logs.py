@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import open_record_file
 from ajet.record.console import console, harmless
 from ajet.record.log_sinks import Sink
 from ajet.record.secrets import Redactor
@@ -44,7 +45,7 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._redact = redact
-        self._file = path.open("ab", buffering=0)
+        self._file = open_record_file(path, "ab")
         self._lost = 0
         self._sink: Sink | None = Sink(self._write, level="DEBUG", format=FORMAT)
 

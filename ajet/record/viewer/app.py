@@ -35,7 +35,7 @@ from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
 from ajet.record.viewer.reward_bins import reward_bins
 from ajet.record.viewer.settings import Settings, differing
-from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
+from ajet.record.viewer.table_filter import BadFilter, TableFilter, select, whole_number
 from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
 
@@ -242,9 +242,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
     def number(request: Request, name: str, default: int) -> int:
         given = request.query_params.get(name, "")
-        if given and not given.isdigit():
-            raise BadFilter(f"{name}: a whole number, not {given!r}")
-        return int(given) if given else default
+        return whole_number(name, given) if given else default
 
     def conditions(request: Request) -> dict[str, str]:
         return {name: value for name, value in request.query_params.items() if name != "token"}
