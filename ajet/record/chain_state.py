@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
+from ajet.config.record_file import (
+    RecordFileError,
+    has_record_file,
+    list_record_folder,
+    open_record_file,
+    read_record_part,
+)
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import (
     FILE,
@@ -227,6 +233,9 @@ def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
                 now = digest_of(file.read())
         except FileNotFoundError:
             yield Change(name, "it is missing")
+            continue
+        except RecordFileError as error:
+            yield Change(name, str(error.strerror))
             continue
         if now != digest:
             yield Change(name, "it was changed since the run began")

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -136,9 +136,10 @@ class Views:
         """Some tokens of an episode."""
         episode, _ = episode_page.read_episode(self._found(name, uuid)[1])
         try:
-            return episode_page.tokens(episode, line, start, stop, self._spell(name))
+            timeline = episode_page.token_lines(episode)[line]
         except IndexError as error:
             raise Missing(f"The episode has no line {line}.") from error
+        return episode_page.tokens(episode, timeline, start, stop, self._spell(name))
 
     def raw(self, name: str, uuid: str) -> bytes:
         """An episode's line as recorded."""
