@@ -128,11 +128,11 @@ def size_of_record_file(path: Path) -> int:
 
 
 def list_record_folder(path: Path) -> list[str]:
-    """Return the sorted names in a folder of a record; none where it is missing, a link or no folder."""
+    """Return the sorted names in a folder of a record; none where it is missing. Raises OSError for a link."""
     try:
         with _opened_parent(path / "_") as number:
             return sorted(os.listdir(number))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

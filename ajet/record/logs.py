@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ajet.config.record_file import open_record_file
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file
 from ajet.record.console import console, harmless
 from ajet.record.log_sinks import Sink
 from ajet.record.secrets import Redactor
@@ -29,9 +29,9 @@ def log_name(run: Path, role: str, rank: int | str = 0) -> str:
 
 def main_log(run: Path) -> Path:
     """The log of the process that leads the run; where there is none yet, what earlier versions called it."""
-    found = [path for role in LEADING for path in (run / "logs").glob(f"*_{role}_0.log")]
-    earlier = run / "logs" / EARLIER
-    return max([*found, *([earlier] if earlier.exists() else [])], key=_changed, default=earlier)
+    ends = (*(f"_{role}_0.log" for role in LEADING), EARLIER)
+    named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
+    return max(filter(has_record_file, named), key=_changed, default=run / "logs" / EARLIER)
 
 
 def _changed(path: Path) -> float:

@@ -8,6 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,6 +80,8 @@ def limited(seconds: float = LIMIT_S) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with checkpoints of a real model and a chain, as its writers write it."""
+    import transformers.models.auto.tokenization_auto  # noqa: F401 — takes seconds, which are no command's
+
     root = tmp_path_factory.mktemp("recorded")
     with RunDirectory.open(experiment(root), root=root) as run:
         for step in (1, 2):
@@ -274,8 +279,16 @@ def chain_many_calls(run: Path, home: Path) -> None:
     first = row["calls"][0]
     calls = [first | {"index": 0, "parent": None, "prefix": 0}]
     empty = {name: [0, 0] for name in ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")}
-    calls += [first | empty | {"index": at, "parent": at - 1, "prefix": 0, "fork": "x"} for at in range(1, 20_000)]
-    path.write_text(json.dumps(row | {"calls": calls, "timelines": []}) + "\n")
+    calls += [first | empty | {"index": at, "parent": at - 1, "prefix": at, "fork": None} for at in range(1, 20_000)]
+    for at, each in enumerate(calls):
+        each["suffix_ids"], each["response_ids"] = [at, at + 1], [0, 0]
+    raw = bytes(4 * len(calls))
+    packed = zlib.compress(raw)
+    path.with_suffix(".bin").write_bytes(packed)
+    row |= {"arrays": {"ints": len(calls), "floats": 0}, "outcome": None}
+    row |= {"blob": {"offset": 0, "length": len(packed), "crc32": zlib.crc32(packed)}}
+    lines = [{"leaf": at, "agent": "a", "target": "policy", "spans": []} for at in range(10_000, 12_000)]
+    path.write_text(json.dumps(row | {"calls": calls, "timelines": lines}) + "\n")
 
 
 def nest_deeply(run: Path, home: Path) -> None:
@@ -286,7 +299,7 @@ def nest_deeply(run: Path, home: Path) -> None:
 
 
 def write_many_values(run: Path, home: Path) -> None:
-    many = "{}," * 5_000_000
+    many = "{}," * 1_500_000
     for name in ("metrics.jsonl", "episodes/step-1.jsonl"):
         with (run / name).open("a") as file:
             file.write('{"step": 3, "tasks": [' + many + "{}]}\n")
@@ -326,3 +339,86 @@ def test_deploying_a_hostile_folder_reaches_nothing_outside(kind, run, home, mon
         pass
     assert listing(home) == before
     assert not (run / "model_card.md").is_symlink() or kind != "guess_temporary_names"
+
+
+class Swapper:
+    """A thread that makes a file of the run a link and a file again, as fast as it can."""
+
+    def __init__(self, place: Path, to: Path) -> None:
+        self._place, self._to, self._end = place, to, threading.Event()
+        self._thread = threading.Thread(target=self._swap)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _swap(self) -> None:
+        own, link = self._place.with_name(".own"), self._place.with_name(".link")
+        shutil.copy(self._place, own)
+        while not self._end.is_set():
+            link.symlink_to(self._to)
+            os.replace(link, self._place)
+            time.sleep(0.0005)
+            os.link(own, link)
+            os.replace(link, self._place)
+            time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes/step-1.jsonl", "command"])
+def test_a_file_swapped_for_a_link_is_never_shown(name, run, home):
+    before = listing(home)
+    with Swapper(run / name, home / ".bashrc"):
+        for command in ("view", "report", "episodes", "audit"):
+            assert SECRET not in ended(command, run), command
+        for _ in range(5):
+            assert SECRET not in asked(run)
+    assert listing(home) == before
+
+
+def test_a_card_holds_a_records_text_as_text(run, monkeypatch):
+    said = "$(touch PWNED)\n# Heading <img src=x> `code` [a](//evil.example/x) \x1b[31m"
+    settings = json.dumps({"ajet": {"backbone": "local", "model": {"path": said}}})
+    (run / "resolved.yaml").write_text(settings)
+    (run / "environment.json").write_text(json.dumps({"packages": ["ajet"], "gpus": 5, "python": "3\n# Heading"}))
+    ended("export", run)
+    card = (run / "exports" / "step-2" / "model_card.md").read_text()
+    headings = [line for line in card.splitlines() if line.startswith("#")]
+    assert not any("Heading" in line for line in headings)
+    assert "\n# Heading" not in card and "\x1b" not in card and "](//" not in card
+    assert "<img" not in card.replace("\\<img", "")
+
+
+@pytest.mark.parametrize("where", ["run", "record"])
+def test_a_run_is_reached_through_the_users_own_link(where, run, home, recorded):
+    disk = run.parents[1] / "disk"
+    moved = run if where == "run" else run.parent
+    shutil.move(moved, disk)
+    moved.symlink_to(disk)
+    for name in ("prove", "audit", "episodes", "view", "export"):
+        printed = ended(name, run)
+        assert "not opened" not in printed, name
+    assert (run / "proof.json").is_file() and (run / "exports" / "step-2" / "config.json").is_file()
+    with RunDirectory.open(experiment(run.parent), root=run.parent) as opened:
+        assert opened.resumed is not None and opened.resumed.step == 2
+
+
+def test_a_linked_folder_inside_is_refused_before_a_resume(run, home):
+    shutil.move(run / "episodes", home / "episodes")
+    (run / "episodes").symlink_to(home / "episodes")
+    before = listing(home)
+    with pytest.raises(UserError) as refused:
+        RunDirectory.open(experiment(run.parent), root=run.parent)
+    assert str(run / "episodes") in refused.value.where
+    assert listing(home) == before
+
+
+@pytest.mark.parametrize("given", ["9" * 5000, "²", "-1", "1e3", "９"])
+@pytest.mark.parametrize("place", ["metrics/demo?start=", "episodes/demo?offset=", "episodes/demo?limit="])
+def test_a_number_that_is_none_is_a_bad_request(place, given, run):
+    client = TestClient(build_app(Views(Library.of(run), spell_for), hosts=frozenset(), key=None))
+    name = place.rpartition("?")[2].rstrip("=")
+    answer = client.get(f"/api/{place}{given}")
+    assert answer.status_code == 400 and name in answer.json()["error"] and len(answer.json()["error"]) < 200

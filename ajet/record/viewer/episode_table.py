@@ -88,7 +88,10 @@ class EpisodeTable:
             return sum(file.damaged for file in self._files.values())
 
     def _read_all(self) -> None:
-        paths = {name: self.folder / name for name in list_record_folder(self.folder) if NAME.fullmatch(name)}
+        try:
+            paths = {name: self.folder / name for name in list_record_folder(self.folder) if NAME.fullmatch(name)}
+        except OSError:
+            paths = {}
         with self._lock:
             for gone in self._files.keys() - paths.keys():
                 del self._files[gone]

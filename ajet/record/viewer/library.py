@@ -114,7 +114,10 @@ class Library:
                 yield from (path for path in _listed(folder / kind) if self._inside(path) and _is_run(path))
 
     def _inside(self, folder: Path) -> bool:
-        return folder.resolve().is_relative_to(self.root)
+        base = (
+            self.root if self.only is None else (self.root / self.only).resolve()
+        )  # a run that was named may be a link
+        return folder.resolve().is_relative_to(base)
 
 
 def summary(root: Path, folder: Path) -> dict[str, Any]:
