@@ -152,10 +152,9 @@ def digests_begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) 
 def digest_of(path: Path) -> str:
     """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    window = memoryview(bytearray(1 << 20))
     with open_record_file(path) as file:
-        while count := file.readinto(window):
-            digest.update(window[:count])
+        while part := file.read(1 << 20):
+            digest.update(part)
     return digest.hexdigest()
 
 

@@ -6,11 +6,13 @@ disk that refuses one ends no run.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from ajet.config.record_file import has_record_file, list_record_folder, open_record_file
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_descriptor
 from ajet.record.console import console, harmless
 from ajet.record.log_sinks import Sink
 from ajet.record.secrets import Redactor
@@ -45,7 +47,7 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._redact = redact
-        self._file = open_record_file(path, "ab")
+        self._file = io.FileIO(open_record_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         self._lost = 0
         self._sink: Sink | None = Sink(self._write, level="DEBUG", format=FORMAT)
 
