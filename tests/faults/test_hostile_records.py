@@ -188,6 +188,16 @@ def link_checkpoint(run: Path, home: Path) -> None:
     replaced(run, "checkpoints/step-2").symlink_to(home / "step-2")
 
 
+def link_log_of_a_failed_run(run: Path, home: Path) -> None:
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"outcome": "failed"}))
+    replaced(run, "logs/demo_trainer_0.log").symlink_to(home / ".bashrc")
+
+
+def link_exports(run: Path, home: Path) -> None:
+    (run / "exports").symlink_to(home / "private")
+
+
 def guess_temporary_names(run: Path, home: Path) -> None:
     for name in ("proof.json", "model_card.md", "lock.json", "notes.json"):
         (run / f".{name}.{os.getpid()}.aside").symlink_to(home / ".bashrc")
@@ -286,6 +296,10 @@ def chain_many_calls(run: Path, home: Path) -> None:
     packed = zlib.compress(raw)
     path.with_suffix(".bin").write_bytes(packed)
     row |= {"arrays": {"ints": len(calls), "floats": 0}, "outcome": None}
+    del row["policy"]
+    for each in calls:
+        each["versions"] = []
+        each.pop("teacher", None)
     row |= {"blob": {"offset": 0, "length": len(packed), "crc32": zlib.crc32(packed)}}
     lines = [{"leaf": at, "agent": "a", "target": "policy", "spans": []} for at in range(10_000, 12_000)]
     path.write_text(json.dumps(row | {"calls": calls, "timelines": lines}) + "\n")
@@ -308,7 +322,8 @@ def write_many_values(run: Path, home: Path) -> None:
 HOSTILE: dict[str, Callable[[Path, Path], None]] = {
     each.__name__: each
     for each in (
-        *(link_files, link_some_files, link_folders, link_checkpoint, guess_temporary_names, make_pipes),
+        *(link_files, link_some_files, link_folders, link_log_of_a_failed_run, link_exports, link_checkpoint),
+        *(guess_temporary_names, make_pipes),
         *(make_some_pipes, make_sockets, link_to_endless_device, write_huge_sparse_files, write_sparse_end),
         *(claim_huge_lengths, claim_a_device, claim_files_outside, claim_odd_numbers, chain_many_calls),
         *(nest_deeply, write_many_values),
