@@ -287,8 +287,8 @@ def chain_many_calls(run: Path, home: Path) -> None:
     path = run / "episodes" / "step-1.jsonl"
     row = json.loads(path.read_text().splitlines()[0])
     first = row["calls"][0]
-    calls = [first | {"index": 0, "parent": None, "prefix": 0}]
     empty = {name: [0, 0] for name in ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")}
+    calls = [first | empty | {"index": 0, "parent": None, "prefix": 0}]
     calls += [first | empty | {"index": at, "parent": at - 1, "prefix": at, "fork": None} for at in range(1, 20_000)]
     for at, each in enumerate(calls):
         each["suffix_ids"], each["response_ids"] = [at, at + 1], [0, 0]
