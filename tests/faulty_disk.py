@@ -94,13 +94,24 @@ class File:
 def faulty(root: Path, faults: ServeFaults, clock: list[float]) -> Iterator[None]:
     """Within the block, writes below `root` and statements of SQLite are points, and all go by `clock`: of the wall,
     and the monotonic one."""
-    connect, opens = sqlite_store.connect, Path.open
+    connect, opens, wraps = sqlite_store.connect, Path.open, os.fdopen
 
     def opened(self: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
         if root not in self.parents or not set(mode) & set("wa+"):
             return opens(self, mode, *more, **named)
         faults.point(statement=True)
         return File(opens(self, mode, buffering=0), faults)
+
+    def wrapped(number: int, mode: str = "r", *more: Any, **named: Any) -> Any:
+        place = Path(os.readlink(f"/proc/self/fd/{number}"))
+        if root.resolve() not in place.parents or not set(mode) & set("wa+"):
+            return wraps(number, mode, *more, **named)
+        try:
+            faults.point(statement=True)
+        except BaseException:
+            os.close(number)
+            raise
+        return File(wraps(number, mode, buffering=0), faults)
 
     def pointed(does: Any) -> Any:
         def do(*given: Any, **named: Any) -> Any:
@@ -111,6 +122,7 @@ def faulty(root: Path, faults: ServeFaults, clock: list[float]) -> Iterator[None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", opened)
+        patch.setattr(os, "fdopen", wrapped)
         for name in ("touch", "unlink", "mkdir"):
             patch.setattr(Path, name, pointed(getattr(Path, name)))
         for name in ("truncate", "replace"):

@@ -87,5 +87,7 @@ def prove(
         typer.echo(spelled(report))
     else:
         show(report, console)
-    keep(report)
+    place = keep(report)
+    if not as_json:
+        console.print(f"Stored for the viewer in {place}.", markup=False, soft_wrap=True)
     return 0 if report.ok else 1

@@ -19,7 +19,7 @@ from ajet.config.backbones import Descriptor
 from ajet.config.compose import Layer, Layers, leaves
 from ajet.config.document import parse_document
 from ajet.config.experiment import Experiment
-from ajet.config.plain_file import read_plain_file
+from ajet.config.record_file import read_record_file
 from ajet.config.resolution import HIDDEN
 from ajet.config.shapes import roots_of, take_apart
 from ajet.config.validate import validated
@@ -82,7 +82,7 @@ def _roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _text(file: Path) -> str:
     try:
-        return read_plain_file(file, MOST_BYTES).decode("utf-8-sig")
+        return read_record_file(file, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file)) from error
     except UnicodeDecodeError as error:

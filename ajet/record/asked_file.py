@@ -49,6 +49,8 @@ def written(file: Path, option: str) -> Iterator[None]:
     """Within the block, what the system refuses becomes a UserError."""
     try:
         yield
+    except UserError:  # of what is written, and not of the place
+        raise
     except OSError as error:
         why = error.strerror or str(error)
         raise UserError(f"{file} cannot be written: {why}.", where=option, do="name another place") from error

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet.config.plain_file import read_plain_file
+from ajet.config.record_file import read_record_file
 
 LONGEST_LINE = 256 << 20
 """Bytes of one line of a record."""
@@ -43,7 +43,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """The object that a file holds. Raises OSError, ValueError."""
-    return parse_object(read_plain_file(path, most))
+    return parse_object(read_record_file(path, most))
 
 
 def next_line(stream: BinaryIO) -> bytes:

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from ajet.config.record_file import has_record_file, open_record_file, read_record_part
 from ajet.record import write_errors
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.files import append_lines, heal
@@ -32,6 +34,7 @@ KEY = "AJET_AUDIT_KEY"
 METRICS = "metrics.jsonl"
 GENESIS = "0" * 64
 """What the first link holds in place of an earlier one's digest."""
+_EPISODE_FILE = re.compile(r"episodes/step-\d+(?:\.\w+)?\.jsonl")
 _OWN = b', "digest": "'
 """Before the digest of a link, which is the last of its keys."""
 
@@ -67,7 +70,9 @@ class LinkedLines(NamedTuple):
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> LinkedLines:
-        """The lines out of a link. Raises KeyError, TypeError."""
+        """The lines out of a link. Raises KeyError, TypeError, ValueError."""
+        if _EPISODE_FILE.fullmatch(told["file"]) is None:
+            raise ValueError("it names a file that holds no episodes")
         lines = [LinkedLine(*line) for line in told["lines"]]
         return cls(told["file"], told["first"], told["at"], told["blob_at"], lines)
 
@@ -198,9 +203,11 @@ class Chain:
 def last_link(path: Path) -> Head:
     """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged
     last link."""
-    if not path.exists():
+    try:
+        opened = open_record_file(path)
+    except FileNotFoundError:
         return Head()
-    with path.open("rb") as file:
+    with opened as file:
         size = end = file.seek(0, os.SEEK_END)
         tail = b""
         while end > 0 and tail.count(b"\n") < 3:  # a last line may be unfinished: it was never there
@@ -227,17 +234,16 @@ def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> L
     there are none, or their arrays are gone."""
     path = folder / file
     lines: list[LinkedLine] = []
-    if not path.exists() or path.stat().st_size <= at or not path.with_suffix(".bin").exists():
+    if not has_record_file(path) or path.stat().st_size <= at or not has_record_file(path.with_suffix(".bin")):
         return None
-    with path.open("rb") as text, path.with_suffix(".bin").open("rb") as blobs:
+    with open_record_file(path) as text, open_record_file(path.with_suffix(".bin")) as blobs:
         text.seek(at)
         end = blob_at
         while (line := next_line(text)).endswith(b"\n"):
             try:
                 row = parse_object(line)
                 place, uuid, task = row["blob"], row["uuid"], row["task"]["task_id"]
-                blobs.seek(end)
-                packed = blobs.read(place["length"])
+                packed = read_record_part(blobs, end, place["length"])
                 if place["offset"] != end or zlib.crc32(packed) != place["crc32"]:
                     break
             except (ValueError, KeyError, TypeError):

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ajet.config.record_file import has_record_file, open_record_file
 from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, LinkedLine, LinkedLines
 from ajet.record.chain_state import step_of
+from ajet.schema.errors import UserError
 
 _HEAD = re.compile(rb'\{"link": (\d+), "kind": "(\w+)", "step": (-?\d+)')
 
@@ -55,8 +57,8 @@ class ChainIndex:
     """Finds episodes, tasks and steps in the chain of one run; a context manager. Without a chain nothing is found."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        self._file = path.open("rb") if path.exists() and path.stat().st_size else None
+        self._path = path = folder / FILE
+        self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
         self._whole = self._text.rfind(b"\n") + 1
         """Where an unfinished last link begins."""
@@ -124,11 +126,17 @@ class ChainIndex:
         begin, _ = self._line(at)
         number = self._heads[bisect_left(self._heads, begin, key=_place)].link
         start = max((link for link in self._starts if link <= number), default=0)
-        for told in self._link(at).get("episodes", ()):
-            lines = LinkedLines.of(told)
-            if not self._holds(at, step_of(lines.file)):
-                continue
-            for nth, (line, here, blob_at) in enumerate(lines.places(), lines.first):
+        try:
+            written = [LinkedLines.of(told) for told in self._link(at).get("episodes", ())]
+            places = [(lines, list(lines.places())) for lines in written if self._holds(at, step_of(lines.file))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"A link of the chain is damaged: {error}.",
+                where=f"{self._path}, link {number}",
+                do="restore the file from a copy",
+            ) from error
+        for lines, found in places:
+            for nth, (line, here, blob_at) in enumerate(found, lines.first):
                 yield Found(number, start, lines.file, nth, here, blob_at, line)
 
     def _step(self, step: int) -> _Head | None:

@@ -11,11 +11,13 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ajet
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file
 from ajet.record.chain import FILE, METRICS, digest_of, stray_lines
 from ajet.record.files import read_rows
 from ajet.record.process_identity import ProcessIdentity
@@ -50,7 +52,7 @@ def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
         "backbone": settings.backbone,
         "engine": settings.rollout.engine,
         "versions": {"ajet": ajet.__version__, **_versions()},
-        "files": {name: digest_of((run.path / name).read_bytes()) for name in SETTLED if (run.path / name).exists()},
+        "files": {name: digest_of(_content(run.path / name)) for name in SETTLED if has_record_file(run.path / name)},
     }
     if (base := run.resumed) is not None:
         facts["from"] = _base(base, own=base.path.parent.resolve() == run.checkpoints.folder.resolve())
@@ -63,7 +65,8 @@ def resume_facts(folder: Path, step: int) -> dict[str, Any]:
     """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
     facts: dict[str, Any] = {"rows_kept": _rows_upto(folder, step)}
     with _linked(folder) as known:
-        files = sorted((folder / "episodes").glob(f"step-{step}.*jsonl"))
+        names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
+        files = [folder / "episodes" / name for name in names]
         found = [stray for path in files if (stray := _stray_lines(folder, path, known)) is not None]
         if found:
             facts["episodes"] = [each.as_json() for each in found]
@@ -93,13 +96,13 @@ def _rows_upto(folder: Path, step: int) -> int:
 @contextmanager
 def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
     """A function that says whether a digest stands in the chain."""
-    with (folder / FILE).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
     """The lines at the end of an episode file that no link has; None where there are none."""
-    data = path.read_bytes()
+    data = _content(path)
     end = at = data.rfind(b"\n") + 1
     while at > 0:
         begin = data.rfind(b"\n", 0, at - 1) + 1
@@ -114,10 +117,16 @@ def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
     return stray_lines(folder, file, len(before) + 1, at, blob["offset"] + blob["length"])
 
 
+def _content(path: Path) -> bytes:
+    with open_record_file(path) as file:
+        return file.read()
+
+
 def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str]:
-    if not path.exists():
+    if not has_record_file(path):
         return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    with open_record_file(path) as file:
+        lines = file.readlines()
     kept = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
     found: list[str] = []
     while kept and not known(digest := digest_of(kept.pop())):

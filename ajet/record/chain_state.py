@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.record.bounded_json import parse_object
+from ajet.config.record_file import (
+    RecordFileError,
+    has_record_file,
+    list_record_folder,
+    open_record_file,
+    read_record_part,
+)
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import (
     FILE,
     GENESIS,
@@ -159,17 +166,19 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
     """What the chain of the run in `folder` says; None where there is none. Without the key that it was made with, its
     own digests are not held to it."""
     path = folder / FILE
-    if not path.exists():
+    try:
+        opened = open_record_file(path)
+    except FileNotFoundError:
         return None
     state, named = ChainState(), key_name(key) if key else ""
-    with path.open("rb") as file:
+    with opened as file:
         for number, line in enumerate(links_of(file), 1):
             try:
                 body, digest = split_link(line)
                 link = parse_object(body)
                 wrong = _wrong_link(state, link, body, digest, key, named)
                 state.take(link)
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
                 wrong = f"this link is damaged ({type(error).__name__})"
                 digest, link = "", {}
             if wrong:
@@ -206,9 +215,9 @@ def changes_of(folder: Path, checkpoints: Path, state: ChainState, *, weights: b
     last = max(state.steps, default=-1)
     for file in sorted(state.files, key=lambda name: (step_of(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
-        if file not in state.removed or (folder / file).exists():
+        if file not in state.removed or has_record_file(folder / file):
             yield from _lines(folder, file, list(state.lines(file)), open_end=step_of(file) >= last)
-        if arrays not in state.removed or (folder / arrays).exists():
+        if arrays not in state.removed or has_record_file(folder / arrays):
             yield from _blobs(folder, file, arrays, list(state.lines(file)))
     yield from _foreign(folder, state, last)
     yield from _rows(folder / METRICS, state)
@@ -220,9 +229,13 @@ def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
     told: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
     for name, digest in told.items():
         try:
-            now = digest_of((folder / name).read_bytes())
+            with open_record_file(folder / Path(name).name) as file:
+                now = digest_of(file.read())
         except FileNotFoundError:
             yield Change(name, "it is missing")
+            continue
+        except RecordFileError as error:
+            yield Change(name, str(error.strerror))
             continue
         if now != digest:
             yield Change(name, "it was changed since the run began")
@@ -233,7 +246,7 @@ def _lines(
 ) -> Iterator[Change]:
     """`open_end`: a write may be under way, or have been cut short, after the last line that is known."""
     path = folder / file
-    if not path.exists():
+    if not has_record_file(path):
         yield Change(file, f"it is missing, with {len(places)} episodes")
         return
     found = _found_lines(path)
@@ -243,8 +256,9 @@ def _lines(
 
 def _found_lines(path: Path) -> list[str]:
     """The digest of each whole line."""
-    with path.open("rb") as file:
-        return [digest_of(line) for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file)]
+    with open_record_file(path) as file:
+        lines = iter(lambda: next_line(file), b"")
+        return [digest_of(line) for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines)]
 
 
 def _compared(
@@ -275,28 +289,32 @@ def _compared(
 
 def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]) -> Iterator[Change]:
     path = folder / arrays
-    if not path.exists():
+    if not has_record_file(path):
         yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
         return
-    with path.open("rb") as blobs:
+    with open_record_file(path) as blobs:
+        end = 0  # lines that claim the same bytes again would have them read again and again
         for number, (line, _, at) in enumerate(places, 1):
-            blobs.seek(at)
-            if digest_of(blobs.read(line.blob_length)) != line.blob_digest:
+            found = read_record_part(blobs, at, line.blob_length) if at >= end else b""
+            end = at + len(found)
+            if digest_of(found) != line.blob_digest:
                 what = f"the arrays of episode {line.uuid} ({file}:{number}) were changed, at byte {at}"
                 yield Change(arrays, what)
 
 
 def _foreign(folder: Path, state: ChainState, last: int) -> Iterator[Change]:
     """Episode files that no link knows."""
-    for path in sorted((folder / "episodes").glob("step-*.jsonl")):
-        file = f"episodes/{path.name}"
+    for name in list_record_folder(folder / "episodes"):
+        if NAME.fullmatch(name) is None:
+            continue
+        file = f"episodes/{name}"
         covered = state.before is None or step_of(file) > state.before
         if file not in state.files and covered and 0 <= step_of(file) < last:
             yield Change(file, "it was never committed")
 
 
 def _rows(path: Path, state: ChainState) -> Iterator[Change]:
-    found = _found_lines(path)[state.rows_before :] if path.exists() else []
+    found = _found_lines(path)[state.rows_before :] if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
     for each in _compared(METRICS, [digest for _, digest in state.rows], found, names, open_end=True):
         yield Change(each.file, each.what, None if each.line is None else each.line + state.rows_before)

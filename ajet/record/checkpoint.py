@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import (
+    RecordFileError,
+    open_record_file,
+    refuse_special_files,
+    size_of_record_file,
+    split_record_path,
+)
 from ajet.record.bounded_json import LONGEST_LINE, read_json
 from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
@@ -104,6 +110,7 @@ def examined(path: Path, *, tensors: bool = True) -> Checkpoint | str:
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
     """Before anything is loaded from `folder`. Raises UserError where it is a checkpoint and not what was written; any
     other folder passes. `tensors`: whether weights will be loaded; without, they are not read here either."""
+    refuse_special_files(folder, links=len(split_record_path(folder)[1]) < 2)
     if not (folder / STATE).exists():
         return
     found = examined(folder, tensors=tensors)
@@ -145,15 +152,14 @@ def digests_begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) 
 def digest_of(path: Path) -> str:
     """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    window = memoryview(bytearray(1 << 20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(window):
-            digest.update(window[:count])
+    with open_record_file(path) as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
     return digest.hexdigest()
 
 
 def _digest_now(path: Path) -> str:
-    about = path.stat()
+    about = path.lstat()
     return _remembered(path, about.st_size, about.st_mtime_ns)
 
 
@@ -168,12 +174,12 @@ def _other_size(folder: Path, name: str, size: int) -> str:
     if place.is_absolute() or ".." in place.parts:
         return f"{STATE} names {name!r}, which is not in it"
     try:
-        about = (folder / place).stat()
+        found = size_of_record_file(folder / place)
+    except RecordFileError as error:
+        return f"{name}: {error.strerror}"
     except OSError:
         return f"{name} is missing"
-    if not stat.S_ISREG(about.st_mode):
-        return f"{name} is no file"
-    return "" if about.st_size == size else f"{name} has {about.st_size} bytes, not {size}"
+    return "" if found == size else f"{name} has {found} bytes, not {size}"
 
 
 def _is_ours(folder: Path) -> bool:

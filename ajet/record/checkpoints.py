@@ -14,9 +14,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import list_record_folder
 from ajet.record import write_errors
 from ajet.record.chain import Chain
 from ajet.record.checkpoint import (
@@ -183,17 +185,20 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Undo what an interrupted `save` left: a replaced checkpoint gets its name back, partial ones go."""
-        for path in self.folder.glob(".step-*.replaced"):
+        for path in self._matching(".step-*.replaced"):
             named = self.folder / path.name[1:].removesuffix(".replaced")
             if named.exists():
                 shutil.rmtree(path)
             else:
                 os.replace(path, named)
-        for path in [*self.folder.glob(".step-*.partial"), *self.folder.glob(".step-*.pruned")]:
+        for path in [*self._matching(".step-*.partial"), *self._matching(".step-*.pruned")]:
             shutil.rmtree(path)
 
     def _named(self) -> list[Path]:
-        return [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
+        return [path for path in self._matching("step-*") if NAME.fullmatch(path.name)]
+
+    def _matching(self, pattern: str) -> list[Path]:
+        return [self.folder / name for name in list_record_folder(self.folder) if fnmatch(name, pattern)]
 
     def _complete(self, aside: Path, content: dict[str, Any]) -> str:
         """Its digest. Those of its files are taken while the disk is waited for, of bytes that still lie in memory."""
@@ -243,7 +248,7 @@ def checkpoints_of(folder: Path) -> Checkpoints:
     from ajet.config import recorded_tree
 
     file = folder / "resolved.yaml"
-    told: Any = recorded_tree(file) if file.exists() else {}
+    told: Any = recorded_tree(file) if os.path.lexists(file) else {}
     for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
         told = told.get(name) if isinstance(told, dict) else None
     told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)

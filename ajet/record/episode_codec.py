@@ -28,6 +28,9 @@ from ajet.schema.tool_use import ToolUse
 
 MOST_NUMBERS = 1 << 26
 """Of an episode's arrays, and tokens of its timelines: 256 MiB each, some thousand times what a long episode has."""
+MOST_WALKED = 1 << 23
+"""Ancestors of an episode's calls and of its timelines' last calls in all: 4,000 calls that go on from each other. Each
+is a step of building prompts again, which takes about half a microsecond."""
 CALL_IDS = ("suffix_ids", "response_ids")
 CALL_FLOATS = ("logprobs", "logprobs_unit")
 CALL_PLAIN = (
@@ -196,11 +199,16 @@ def _check(row: dict[str, Any]) -> None:
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
     """Raises ValueError where a call shares more than its parent has, or a timeline more tokens than there are."""
     lengths: list[int] = []
+    depths: list[int] = []
     for at, call in enumerate(calls):
         shared = 0 if call.parent is None else lengths[call.parent]
         if not 0 <= call.prefix <= shared:
             raise ValueError(f"call {at} shares {call.prefix} tokens with a call that has {shared}")
         lengths.append(call.prefix + len(call.suffix_ids) + len(call.response_ids))
+        depths.append(1 + depths[call.parent] if call.parent is not None else 0)
+    walked = sum(depths)
+    if not timelines:
+        _check_total(walked, sum(lengths[at] for at in leaf_calls(calls)))
     total = 0
     for line in timelines:
         if not 0 <= line["leaf"] < len(calls):
@@ -212,8 +220,21 @@ def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> No
         ):
             raise ValueError("a timeline has spans that do not lie in it")
         total += length
-    if total > MOST_NUMBERS:
-        raise ValueError(f"its timelines have {total} tokens")
+        walked += depths[line["leaf"]]
+    _check_total(walked, total)
+
+
+def _check_total(walked: int, tokens: int) -> None:
+    if tokens > MOST_NUMBERS:
+        raise ValueError(f"its timelines have {tokens} tokens")
+    if walked > MOST_WALKED:
+        raise ValueError(f"its calls go on from each other {walked} times in all, and at most {MOST_WALKED} are read")
+
+
+def leaf_calls(calls: Sequence[Call]) -> list[int]:
+    """Return the last call of each branch that has tokens."""
+    inner = {call.parent for call in calls if call.parent is not None and call.fork is None}
+    return [at for at, call in enumerate(calls) if at not in inner and len(call.suffix_ids) + call.prefix]
 
 
 def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:

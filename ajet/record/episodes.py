@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
 from ajet.record import write_errors
 from ajet.record.chain import Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
@@ -102,7 +103,7 @@ class EpisodeFiles:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end. Where there is a chain, `linked` gets what it holds of them."""
         lines = []
-        with path.open("ab") as file:
+        with open_record_file(path, "ab") as file:
             file.truncate(end)
             for episode in episodes:
                 row, raw = encode(episode, outcomes.get(episode.uuid))
@@ -128,18 +129,19 @@ class EpisodeFiles:
 
     def steps(self, split: str = "train") -> list[int]:
         """The steps that have episodes, ascending."""
-        found = (NAME.fullmatch(path.name) for path in self.folder.glob("step-*.jsonl"))
+        found = (NAME.fullmatch(name) for name in list_record_folder(self.folder))
         return sorted(int(match[1]) for match in found if match and (match[2] or "train") == split)
 
     def whole_steps(self) -> list[int]:
         """The training steps whose episodes can be read: arrays may be let go before their lines."""
-        return [step for step in self.steps() if self.path(step).with_suffix(".bin").exists()]
+        return [step for step in self.steps() if has_record_file(self.path(step).with_suffix(".bin"))]
 
     def truncate(self, after_step: int) -> None:
         """Forget the episodes of later steps: a resumed run plays them again."""
-        for path in self.folder.glob("step-*.jsonl"):
-            match = NAME.fullmatch(path.name)
+        for name in list_record_folder(self.folder):
+            match = NAME.fullmatch(name)
             if match and int(match[1]) > after_step:
+                path = self.folder / name
                 path.unlink()
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
@@ -157,7 +159,7 @@ def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
 def arrays_of(path: Path) -> BinaryIO:
     """The file of the arrays of a line file, opened. Raises UserError where it is gone."""
     try:
-        return path.with_suffix(".bin").open("rb")
+        return open_record_file(path.with_suffix(".bin"))
     except FileNotFoundError as error:
         raise UserError(
             "The token arrays of these episodes are gone: removed by `ajet gc` or trainer_common.keep_arrays, or lost.",
@@ -181,10 +183,10 @@ def sealed_of(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> tuple[str
     if not found or rest != f'{row[SEAL]}"}}'.encode():
         raise ValueError("its seal is not the last that its line says")
     start, length = row["blob"]["offset"], row["blob"]["length"]
-    if not 0 <= start <= start + length <= blobs.seek(0, os.SEEK_END):
+    arrays = read_record_part(blobs, start, length)
+    if len(arrays) != length or start < 0:
         raise ValueError("its arrays are not where it says")
-    blobs.seek(start)
-    return row[SEAL], body + b"}", blobs.read(length)
+    return row[SEAL], body + b"}", arrays
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:

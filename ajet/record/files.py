@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import open_record_file, replace_record_file
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
@@ -20,20 +20,7 @@ from ajet.schema.errors import UserError
 
 def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
     """Replace `path` by `data` in one step. With `sync` the content is on the disk before it has the name."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    try:
-        with aside.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
-    if sync:
-        sync_folder(path.parent)
+    replace_record_file(path, data.encode() if isinstance(data, str) else data, sync=sync)
 
 
 def sync_folder(folder: Path) -> None:
@@ -60,7 +47,7 @@ def sync_tree(folder: Path) -> None:
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append whole lines and put them on the disk. A half-written last line is cut off first."""
     heal(path)
-    with path.open("ab") as file:
+    with open_record_file(path, "ab") as file:
         file.write("".join(f"{line}\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
@@ -68,9 +55,11 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 def heal(path: Path) -> int:
     """Cut off a last line that has no newline; answers how many bytes went."""
-    if not path.exists():
+    try:
+        opened = open_record_file(path, "rb+")
+    except FileNotFoundError:
         return 0
-    with path.open("rb+") as file:
+    with opened as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)
@@ -93,9 +82,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The rows of a file, each with its line."""
-    if not path.exists():
+    try:
+        opened = open_record_file(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
+    with opened as file:
         for number in itertools.count(1):
             try:
                 line = next_line(file)
@@ -118,6 +109,6 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     rows = list(read_rows(path))
     kept = [keep(row) for row in rows]
     if not all(kept):
-        with path.open("rb") as file:
+        with open_record_file(path) as file:
             write_atomically(path, b"".join(line for line, wanted in zip(file, kept, strict=True) if wanted), sync=True)
     return len(rows) - sum(kept)

@@ -11,6 +11,7 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
+from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import Screen
 from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
@@ -78,10 +79,10 @@ def _is_path(named: str) -> bool:
 
 
 def _listed(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    return [folder / name for name in list_record_folder(folder)]
 
 
 def _changed(folder: Path) -> float:
     """The time at which the run last said what it does."""
     status = folder / "status.json"
-    return (status if status.exists() else folder).stat().st_mtime
+    return (status if has_record_file(status) else folder).stat().st_mtime

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.record_file import list_record_folder
 from ajet.record.episodes import NAME, read_recorded
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, which_runs
@@ -71,8 +72,9 @@ class RecordedRun:
 
     def _files(self, split: str | None) -> list[Path]:
         """The line files, by step; training's before validation's."""
-        named = [(NAME.fullmatch(path.name), path) for path in (self.path / "episodes").glob("step-*.jsonl")]
-        kept = [(int(match[1]), match[2] or "train", path) for match, path in named if match]
+        folder = self.path / "episodes"
+        named = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
+        kept = [(int(match[1]), match[2] or "train", folder / match[0]) for match in named]
         return [path for _, of, path in sorted(kept) if split in (None, of)]
 
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.record.bounded_json import parse_object
+from ajet.config.record_file import list_record_folder, open_record_file
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
 from ajet.record.status import read_status
@@ -94,8 +95,8 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
         since = (_age(told.get("looked"), now) or 0.0) if found.state == "running" else 0.0
         found.oldest = {name: age + since for name, age in (told.get("oldest") or {}).items()}
         found.samplers = [{**each, "age": each["age"] + since} for each in told.get("samplers") or ()]
-    if (pending := folder / "pending").is_dir():
-        found.depths["pending"] = sum(path.suffix == ".jsonl" for path in pending.iterdir())
+    if (folder / "pending").is_dir():
+        found.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
     if rows:
         _rates(found, rows)
         found.waits = _waits(found, told.get("depths") or {})
@@ -166,9 +167,11 @@ def _label(text: str) -> str:
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of the last training steps."""
-    if not path.exists():
+    try:
+        opened = open_record_file(path)
+    except FileNotFoundError:
         return []
-    with path.open("rb") as file:
+    with opened as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL))
         lines = file.read().split(b"\n")
@@ -213,11 +216,15 @@ def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
 def _staleness(path: Path) -> dict[int, int]:
     """Sampled tokens by staleness, counted as `train/staleness` does: from the weights the step was trained from."""
     counts: Counter[int] = Counter()
-    if not path.exists() or NAME.fullmatch(path.name) is None:
+    if NAME.fullmatch(path.name) is None:
         return {}
-    with path.open("rb") as file:
-        for _, line in zip(range(EPISODES), file, strict=False):
-            if not line.endswith(b"\n"):
+    try:
+        opened = open_record_file(path)
+    except FileNotFoundError:
+        return {}
+    with opened as file:
+        for _ in range(EPISODES):
+            if not (line := next_line(file)).endswith(b"\n"):
                 break
             row = parse_object(line)
             trained, policy = (row.get("outcome") or {}).get("step"), row.get("policy")

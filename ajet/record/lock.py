@@ -15,6 +15,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.config.record_file import refuse_links
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.record.own_descriptor import UNSUPPORTED, OwnDescriptor, locked, unlocked
@@ -72,6 +73,7 @@ class RunLock:
         """Take the lock, or answer its live holder (in words, where nothing names it). The folder is made when it is
         missing. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(self.folder)
         guard = OwnDescriptor(self.folder / GUARD, os.O_RDWR | os.O_CREAT)
         try:
             kernel = _locked(guard, self.folder)

@@ -6,10 +6,13 @@ disk that refuses one ends no run.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_descriptor
 from ajet.record.console import console, harmless
 from ajet.record.log_sinks import Sink
 from ajet.record.secrets import Redactor
@@ -28,9 +31,9 @@ def log_name(run: Path, role: str, rank: int | str = 0) -> str:
 
 def main_log(run: Path) -> Path:
     """The log of the process that leads the run; where there is none yet, what earlier versions called it."""
-    found = [path for role in LEADING for path in (run / "logs").glob(f"*_{role}_0.log")]
-    earlier = run / "logs" / EARLIER
-    return max([*found, *([earlier] if earlier.exists() else [])], key=_changed, default=earlier)
+    ends = (*(f"_{role}_0.log" for role in LEADING), EARLIER)
+    named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
+    return max(filter(has_record_file, named), key=_changed, default=run / "logs" / EARLIER)
 
 
 def _changed(path: Path) -> float:
@@ -44,7 +47,7 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._redact = redact
-        self._file = path.open("ab", buffering=0)
+        self._file = io.FileIO(open_record_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         self._lost = 0
         self._sink: Sink | None = Sink(self._write, level="DEBUG", format=FORMAT)
 

@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from ajet.config.record_file import open_record_descriptor
+
 UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What `locked` meets on a file system that has no locks."""
 
@@ -20,7 +22,7 @@ class OwnDescriptor:
 
     def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:
         """Raises OSError."""
-        self._number: int | None = os.open(path, flags | os.O_CLOEXEC, mode)
+        self._number: int | None = open_record_descriptor(path, flags, mode)
         _open.add(self)
 
     @property

@@ -7,12 +7,14 @@ known as removed and its digests are kept. Rows of metrics stay.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.config.record_file import list_record_folder
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import NAME
 
@@ -68,7 +70,7 @@ def going(folder: Path, checkpoints: Checkpoints, bounds: Bounds, *, by_hand: bo
             for path in (path for at, path in files if at == step):
                 both = (path, path.with_suffix(".bin")) if kind == "episodes" else (path.with_suffix(".bin"),)
                 known = found.paths["episodes"]
-                found.paths[kind] += [each for each in both if each.exists() and each not in known]
+                found.paths[kind] += [each for each in both if os.path.lexists(each) and each not in known]
     return found
 
 
@@ -80,7 +82,7 @@ def remove(folder: Path, chain: Chain, found: Going, *, step: int, why: str) -> 
         for path in found.paths[kind]:
             if kind == "checkpoints":  # a folder of that name is complete
                 path = path.rename(path.with_name(f".{path.name}.pruned"))
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def _is_to_come_back(path: Path) -> bool:
@@ -91,12 +93,12 @@ def _is_to_come_back(path: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in folder.glob("step-*.jsonl"):
-        if match := NAME.fullmatch(path.name):
-            yield int(match[1]), path
+    for name in list_record_folder(folder):
+        if match := NAME.fullmatch(name):
+            yield int(match[1]), folder / name
 
 
 def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-    return path.stat().st_size
+    if path.is_dir() and not path.is_symlink():
+        return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
+    return path.lstat().st_size

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
+from ajet.config.record_file import open_record_file
 from ajet.config.resolution import HIDDEN, is_secret_name
 from ajet.config.why import origins
 from ajet.record import write_errors
@@ -239,8 +240,8 @@ class RunDirectory:
         write_atomically(self.path / "resolved.yaml", experiment.resolved_yaml(redact.interpolated))
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        with (self.path / "command").open("a") as file:
-            file.write(redact(f"# {started} in {os.getcwd()}\n{_typed(sys.argv)}\n"))
+        with open_record_file(self.path / "command", "ab") as file:
+            file.write(redact(f"# {started} in {os.getcwd()}\n{_typed(sys.argv)}\n").encode())
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
         text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
         write_atomically(self.path / "environment.json", text + "\n")

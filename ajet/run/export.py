@@ -5,10 +5,12 @@ Invariant: the run is only read; the folder appears whole or not at all, and non
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from ajet.config.backbone_names import owner_of
+from ajet.config.record_file import make_record_folder
 from ajet.record.asked_file import written
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
@@ -50,7 +52,9 @@ def export(
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     with written(target, "the merged checkpoint" if merging else "--out"):
-        aside.mkdir(parents=True)
+        if out is None:
+            make_record_folder(target.parent)
+        aside.mkdir(parents=out is not None)
     try:
         with explained(
             f"the model of step {checkpoint.step}",
@@ -85,7 +89,9 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     if owner_of(checkpoint.state) is None:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
-    return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step, merging=True)
+    if os.path.lexists(exported):
+        return exported
+    return export(str(folder), folder.parent, step=checkpoint.step, merging=True)
 
 
 def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
@@ -129,10 +135,7 @@ def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     for each in checkpoint.path.iterdir():
         if each.name in _NOT_THE_MODEL:
             continue
-        links = [path for path in (each, *each.rglob("*")) if path.is_symlink()]
-        if links:
-            raise UserError("A checkpoint that ajet wrote holds no links; this one is not copied.", where=str(links[0]))
         if each.is_dir():
-            shutil.copytree(each, target / each.name)
+            shutil.copytree(each, target / each.name, symlinks=True)
         else:
-            shutil.copy2(each, target / each.name)
+            shutil.copy2(each, target / each.name, follow_symlinks=False)

@@ -7,6 +7,7 @@ missing. Addresses and keys are in none of it.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config import recorded_experiment
+from ajet.config.record_file import list_record_folder
 from ajet.record.bounded_json import read_json
+from ajet.record.console import printable
 from ajet.record.curve import Course, held_out_course, training_course
 from ajet.record.files import read_rows, write_atomically
 from ajet.record.secrets import SHAPES_ONLY
@@ -42,18 +45,17 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
 
 def card(folder: Path, checkpoint: Checkpoint) -> str:
     """The model card, as Markdown. Raises UserError."""
-    if not (folder / "resolved.yaml").exists():
-        return (
-            f"# {folder.name}, step {checkpoint.step}\n\nThe record has no resolved.yaml: what made it is not known.\n"
-        )
+    if not os.path.lexists(folder / "resolved.yaml"):
+        title = f"# {_plain(folder.name)}, step {checkpoint.step}"
+        return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
     settings = recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
-    rows = [row for row in read_rows(metrics)] if metrics.exists() else []
+    rows = list(read_rows(metrics))
     rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
     base = _plain(settings.model.path)
     parts = [
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
-        f"# {folder.name}, step {checkpoint.step}",
+        f"# {_plain(folder.name)}, step {checkpoint.step}",
         f"{base}, tuned by ajet: {_how(settings)}. Written {time.strftime('%Y-%m-%d')} from the record of the run; "
         "every number is of that record.",
         "## Data\n\n" + _data(settings, rows),
@@ -70,7 +72,7 @@ def _how(settings: AjetConfig) -> str:
     what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
-    if several := [f"{name} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
+    if several := [f"{_plain(name)} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
         adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
@@ -83,7 +85,7 @@ def _data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
     reader = settings.task_reader
     section = getattr(reader, str(reader.type), None)
     told = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
-    lines = [f"- {name}: {_plain(value)}" for name, value in _leaves(told)]
+    lines = [f"- {_plain(name)}: {_plain(value)}" for name, value in _leaves(told)]
     count = sum(len(row["tasks"]) for row in rows if isinstance(row.get("tasks"), list))
     return "\n".join(
         [f"Task reader `{_plain(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
@@ -93,7 +95,7 @@ def _data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
 def _rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
         return "None: replies were given."
-    named = [f"- {path[-1]}: `{_plain(value)}`" for path, value in settings.task_judge.named()]
+    named = [f"- {_plain(path[-1])}: `{_plain(value)}`" for path, value in settings.task_judge.named()]
     return "\n".join(named) or "The workflow's own, or the task reader's judge."
 
 
@@ -113,7 +115,7 @@ def _table(course: Course) -> str:
 
 
 def _evaluation(folder: Path) -> str:
-    lines = [line for each in sorted((folder / "eval").glob("*")) for line in _evaluated(each)]
+    lines = [line for name in list_record_folder(folder / "eval") for line in _evaluated(folder / "eval" / name)]
     return "\n".join(lines) or "None by `ajet eval`."
 
 
@@ -122,12 +124,12 @@ def _evaluated(folder: Path) -> Iterator[str]:
         about = read_json(folder / "evaluation.json") or {}
         rows = list(read_rows(folder / "metrics.jsonl"))
     except (OSError, ValueError, UserError) as problem:
-        yield f"- {folder.name}: its record cannot be read ({type(problem).__name__})"
+        yield f"- {_plain(folder.name)}: its record cannot be read ({type(problem).__name__})"
         return
     for row in rows:
         numbers = {name.removeprefix("validation/"): value for name, value in row.items() if name in _EVALUATED}
         told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, (int, float)))
-        yield f"- {folder.name}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
+        yield f"- {_plain(folder.name)}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
 
 
 _EVALUATED = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
@@ -138,10 +140,11 @@ def _versions(folder: Path) -> str:
         found = read_json(folder / "environment.json") or {}
     except (OSError, ValueError) as problem:
         return f"Not recorded ({type(problem).__name__})."
-    packages = found.get("packages") or {}
-    lines = [f"- {name} {packages[name]}" for name in PACKAGES if name in packages]
-    lines.append(f"- Python {str(found.get('python', '')).split(' ')[0]}")
-    lines += [f"- {each}" for each in found.get("gpus") or ()]
+    packages, gpus = found.get("packages"), found.get("gpus")
+    known = packages if isinstance(packages, dict) else {}
+    lines = [f"- {name} {_plain(known[name])}" for name in PACKAGES if name in known]
+    lines.append(f"- Python {_plain(found.get('python', '')).split(' ')[0]}")
+    lines += [f"- {_plain(each)}" for each in (gpus if isinstance(gpus, list) else ())]
     return "\n".join(lines)
 
 
@@ -154,9 +157,7 @@ def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _plain(value: Any) -> str:
-    """One line, as it may stand in Markdown, without addresses and the folders of this machine."""
-    return (
-        _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(str(value).split())))
-        .replace("|", "\\|")
-        .replace("`", "'")[:300]
-    )
+    """One line that is plain text in Markdown, without addresses and the folders of this machine."""
+    line = _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(printable(str(value)).split())))[:300]
+    # No table, code, HTML, image or link of the record's own.
+    return line.replace("`", "'").replace("|", "\\|").replace("<", "\\<").replace("](", "] (")

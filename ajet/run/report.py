@@ -11,11 +11,14 @@ import json
 import platform
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_file
 from ajet.record.asked_file import require_place
+from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
 from ajet.record.find_run import known_run, newest_run
@@ -54,8 +57,8 @@ def _parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     """The names in the bundle, and what gives each its text."""
     yield "versions.json", _versions
     for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
-        if (folder / name).exists():
-            yield name, (folder / name).read_text
+        if has_record_file(folder / name):
+            yield name, partial(_text, folder / name)
     yield "origins.txt", lambda: _origins(folder)
     yield "log.txt", lambda: _end(main_log(folder))
     yield "metrics.jsonl", lambda: _lines(list(read_rows(folder / "metrics.jsonl"))[-ROWS:])
@@ -111,8 +114,12 @@ def _origins(folder: Path) -> str:
     return "".join(f"{row['key']}: {json.dumps(row['value'], ensure_ascii=False)}  ({row['origin']})\n" for row in keys)
 
 
+def _text(file: Path) -> str:
+    return read_record_file(file, MOST_BYTES).decode()
+
+
 def _end(log: Path) -> str:
-    with log.open("rb") as file:
+    with open_record_file(log) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - LOG_BYTES))
         return file.read().decode(errors="replace")
@@ -124,8 +131,8 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 def _episodes(folder: Path) -> list[dict[str, Any]]:
     """Episodes of the newest file: one that failed or else the worst, and the best; without their arrays."""
-    found = [path for path in folder.glob("step-*.jsonl") if NAME.fullmatch(path.name)]
-    files = sorted(found, key=lambda path: path.stat().st_mtime)
+    found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
+    files = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not files:
         return []
 

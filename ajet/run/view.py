@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ajet.config.programs import program
+from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, which_runs
 from ajet.run.browser import OpenedPage, opened_page
@@ -211,8 +212,9 @@ def spell_for(folder: Path) -> Spell | None:
     from ajet.engine.models import load_tokenizer
     from ajet.tokens.token_text import spell
 
-    saved = sorted((folder / "checkpoints").glob("step-*/tokenizer.json"))
-    places = [saved[-1].parent] if saved else []
+    steps = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
+    saved = [step for step in steps if has_record_file(step / "tokenizer.json")]
+    places = saved[-1:]
     try:
         told = recorded_tree(folder / "resolved.yaml").get("ajet")
         path = (told.get("model") or {}).get("path") if isinstance(told, dict) else None

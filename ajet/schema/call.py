@@ -152,9 +152,8 @@ def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
     while need > 0:
         assert call.parent is not None, f"call {call.index} shares {need} tokens with nobody"
         call = calls[call.parent]
-        own = np.concatenate([call.suffix_ids, call.response_ids])
-        if need > call.prefix:
-            parts.append(own[: need - call.prefix])
+        if (shared := need - call.prefix) > 0:
+            parts += [call.response_ids[: max(0, shared - len(call.suffix_ids))], call.suffix_ids[:shared]]
             need = call.prefix
     return np.concatenate(parts[::-1]).astype(np.int32, copy=False)
 

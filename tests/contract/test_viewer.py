@@ -330,7 +330,7 @@ def test_content_as_text(content, text):
 def test_pieces_of_tokens_make_up_the_line(start, length):
     episode = long_episode(9000)
     whole = token_lines(episode)[0].ids.tolist()
-    part = tokens(episode, 0, start * 300, start * 300 + length, None)
+    part = tokens(episode, token_lines(episode)[0], start * 300, start * 300 + length, None)
     assert part["ids"] == whole[start * 300 : start * 300 + min(length, 4096)]
 
 

@@ -303,10 +303,10 @@ def test_the_checkpoints_of_a_run_that_is_put_back_come_before_it(tmp_path: Path
     run = RunDirectory.open(experiment(tmp_path / "runs", **more), root=tmp_path / "runs", fresh=True)
     renamed, rename = [], os.replace
 
-    def noted(old, new) -> None:  # type: ignore[no-untyped-def]
+    def noted(old, new, **folders) -> None:  # type: ignore[no-untyped-def]
         if Path(old).name == "demo.old-1":
             renamed.append(Path(old).parent.name)
-        rename(old, new)
+        rename(old, new, **folders)
 
     monkeypatch.setattr("ajet.record.aside.os.replace", noted)
     run.discard()
@@ -322,12 +322,12 @@ def killed_at(rename: int) -> Iterator[None]:
     """The process ends before this rename of a run's folder or of its checkpoints, counted from 0."""
     replace, left = os.replace, [rename]
 
-    def counted(old: Any, new: Any) -> None:
+    def counted(old: Any, new: Any, **folders: int) -> None:
         if str(Path(old).name).startswith("demo"):
             if not left[0]:
                 raise Killed
             left[0] -= 1
-        replace(old, new)
+        replace(old, new, **folders)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(os, "replace", counted)
@@ -356,10 +356,10 @@ def test_checkpoints_that_cannot_be_set_aside_leave_the_run_where_it_was(tmp_pat
     more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
     first, rename, root = trained(tmp_path / "runs", 1, **more), os.replace, tmp_path / "runs"
 
-    def busy(old: Any, new: Any) -> None:
+    def busy(old: Any, new: Any, **folders: int) -> None:
         if Path(old) == tmp_path / "disk" / "demo":
             raise OSError(16, "Device or resource busy")
-        rename(old, new)
+        rename(old, new, **folders)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", busy)

@@ -14,13 +14,16 @@ whole.
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ajet.backbone.local.lora import base_state, merged_state, save_adapters
+from ajet.config.record_file import open_record_descriptor
 from ajet.engine.adapters import FOLDER
 from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import require_sound
@@ -152,9 +155,9 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     ever counts as memory."""
     buffer = bytearray(BUFFER_BYTES)
     window = memoryview(buffer)
-    with file.open("rb") as handle:
+    with io.FileIO(open_record_descriptor(file, os.O_RDONLY)) as handle:
         length = int.from_bytes(handle.read(8), "little")
-        if length > file.stat().st_size:
+        if length > os.fstat(handle.fileno()).st_size:
             raise UserError(f"{file} is no safetensors file.", where=str(file))
         header = json.loads(handle.read(length))
         for name, tensor in tensors.items():

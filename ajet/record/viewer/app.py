@@ -35,7 +35,7 @@ from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
 from ajet.record.viewer.reward_bins import reward_bins
 from ajet.record.viewer.settings import Settings, differing
-from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
+from ajet.record.viewer.table_filter import BadFilter, TableFilter, select, whole_number
 from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
 
@@ -136,9 +136,10 @@ class Views:
         """Some tokens of an episode."""
         episode, _ = episode_page.read_episode(self._found(name, uuid)[1])
         try:
-            return episode_page.tokens(episode, line, start, stop, self._spell(name))
+            timeline = episode_page.token_lines(episode)[line]
         except IndexError as error:
             raise Missing(f"The episode has no line {line}.") from error
+        return episode_page.tokens(episode, timeline, start, stop, self._spell(name))
 
     def raw(self, name: str, uuid: str) -> bytes:
         """An episode's line as recorded."""
@@ -242,9 +243,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
     def number(request: Request, name: str, default: int) -> int:
         given = request.query_params.get(name, "")
-        if given and not given.isdigit():
-            raise BadFilter(f"{name}: a whole number, not {given!r}")
-        return int(given) if given else default
+        return whole_number(name, given) if given else default
 
     def conditions(request: Request) -> dict[str, str]:
         return {name: value for name, value in request.query_params.items() if name != "token"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import recorded_tree
-from ajet.config.plain_file import read_plain_file
+from ajet.config.record_file import read_record_file
 from ajet.config.recorded import MOST_BYTES
 from ajet.record.bounded_json import read_json
 from ajet.record.plain_json import plain
@@ -67,6 +67,6 @@ def _tree(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return read_plain_file(path, MOST_BYTES).decode(errors="replace")
+        return read_record_file(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
+from ajet.record.episode_codec import leaf_calls
 from ajet.record.episodes import arrays_of, recorded_of
 from ajet.record.plain_json import plain
 from ajet.record.verdicts import encode_verdict
@@ -106,11 +107,8 @@ def token_lines(episode: Episode) -> list[Timeline]:
     """The timelines; without any, the last calls of the branches as unmasked lines."""
     if episode.timelines:
         return episode.timelines
-    inner = {call.parent for call in episode.calls if call.parent is not None and call.fork is None}
     lines = []
-    for call in episode.calls:
-        if call.index in inner or not len(call.suffix_ids) + call.prefix:
-            continue
+    for call in (episode.calls[at] for at in leaf_calls(episode.calls)):
         ids = full_ids(episode.calls, call.index)
         none, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
         lines.append(
@@ -120,14 +118,13 @@ def token_lines(episode: Episode) -> list[Timeline]:
 
 
 def tokens(
-    episode: Episode, line: int, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
+    episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
 ) -> dict[str, Any]:
     """Tokens [start, stop) of a line, but at most `most`, column by column; `borders` are where calls begin and
     replies end.
 
-    `text` is None where nobody can spell them. Raises IndexError for a line that is not there.
+    `text` is None where nobody can spell them.
     """
-    timeline = token_lines(episode)[line]
     part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
     ids = timeline.ids[part].tolist()
     return {
@@ -138,20 +135,20 @@ def tokens(
         "logprobs": [round(float(value), 5) for value in timeline.logprobs[part]],
         "unit": [round(float(value), 5) for value in timeline.logprobs_unit[part]],
         "versions": timeline.versions[part].tolist(),
-        "borders": [border for border in borders(episode, timeline) if part.start <= border["at"] < part.stop],
+        "borders": borders(episode, timeline, part.start, part.stop),
     }
 
 
-def borders(episode: Episode, timeline: Timeline) -> list[dict[str, Any]]:
-    """The places where each call along the line's branch begins its own prompt, and its reply."""
+def borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
+    """The places in [start, stop) where each call along the line's branch begins its own prompt, and its reply."""
     found: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
     until = len(timeline.ids)
-    while index is not None:
+    while index is not None and start < stop and until > start:
         call = episode.calls[index]
         reply = call.prefix + len(call.suffix_ids)
         for at, what in ((reply, "reply"), (call.prefix, "prompt")):
-            if at < until:
+            if at < until and start <= at < stop:
                 found.append({"at": at, "call": index, "what": what})
         until, index = call.prefix, call.parent
     return found[::-1]

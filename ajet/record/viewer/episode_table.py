@@ -7,12 +7,14 @@ from its start.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import RecordFileError, list_record_folder, open_record_file, read_record_part
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.earlier_schemas import todays
 from ajet.record.episodes import NAME
@@ -87,7 +89,7 @@ class EpisodeTable:
 
     def _read_all(self) -> None:
         try:
-            paths = {path.name: path for path in self.folder.iterdir() if NAME.fullmatch(path.name)}
+            paths = {name: self.folder / name for name in list_record_folder(self.folder) if NAME.fullmatch(name)}
         except OSError:
             paths = {}
         with self._lock:
@@ -95,7 +97,7 @@ class EpisodeTable:
                 del self._files[gone]
             for name, path in paths.items():
                 match = NAME.fullmatch(name)
-                if name not in self._files and match and not path.is_symlink():
+                if name not in self._files and match:
                     self._files[name] = _File(path, int(match[1]), match[2] or "train")
             todo = sorted(self._files.values(), key=lambda file: file.step, reverse=True)
         stale = [file for file in todo if _changed(file)]
@@ -107,7 +109,7 @@ class EpisodeTable:
 
 def _changed(file: _File) -> bool:
     try:
-        found = file.path.stat()
+        found = file.path.lstat()
     except OSError:
         return False
     return found.st_ino != file.inode or found.st_size != file.end
@@ -115,8 +117,8 @@ def _changed(file: _File) -> bool:
 
 def _read_on(file: _File) -> None:
     try:
-        with file.path.open("rb") as stream:
-            found = file.path.stat()
+        with open_record_file(file.path) as stream:
+            found = os.fstat(stream.fileno())
             if found.st_ino != file.inode or found.st_size < file.end:
                 file.inode, file.end, file.rows, file.damaged = found.st_ino, 0, [], 0
             stream.seek(file.end)
@@ -134,6 +136,9 @@ def _read_on(file: _File) -> None:
                     file.rows.append((table_row(parse_object(line), file.step), place))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
+    except RecordFileError:
+        about = file.path.lstat()  # as it is now: looked at again when it is another
+        file.inode, file.end, file.rows, file.damaged = about.st_ino, about.st_size, [], 1
     except OSError:
         return
 
@@ -186,6 +191,5 @@ _KINDS: dict[str, Any] = {
 
 def read_line(place: Place) -> bytes:
     """The line itself. Raises OSError when it is gone."""
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        return file.read(place.length)
+    with open_record_file(place.path) as file:
+        return read_record_part(file, place.offset, place.length)

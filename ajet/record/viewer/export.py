@@ -41,16 +41,19 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         except (UserError, OSError, ValueError):
             damaged += 1
             continue
-        lengths = [len(line.ids) for line in episode_page.token_lines(episode)]
+        lines = episode_page.token_lines(episode)
         page = episode_page.episode_page(episode, outcome, step=row["step"])
-        room -= sum(lengths) + image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
+        images = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
+        before, room = room, room - sum(len(line.ids) for line in lines) - images
         if room < 0 and rows:
             break
         rows.append(row)
         pages[row["uuid"]] = page
-        tokens[row["uuid"]] = [
-            episode_page.tokens(episode, line, 0, length, spell, most=length) for line, length in enumerate(lengths)
-        ]
+        tokens[row["uuid"]] = []
+        for line in lines:  # of the first episode as many as there is room for: it is in the file in any case
+            shown = min(len(line.ids), max(0, before))
+            before -= shown
+            tokens[row["uuid"]].append(episode_page.tokens(episode, line, 0, shown, spell, most=shown))
     left_out = len(everything) - len(rows) - damaged
     notes = ["a copy"]
     notes += [f"{left_out} older episodes are not in it"] if left_out else []

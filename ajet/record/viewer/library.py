@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ajet.config.record_file import open_record_file
 from ajet.record.bounded_json import parse_object
 from ajet.record.denominators import numbers_of, over
 from ajet.record.gamed import GAMED
@@ -113,7 +114,10 @@ class Library:
                 yield from (path for path in _listed(folder / kind) if self._inside(path) and _is_run(path))
 
     def _inside(self, folder: Path) -> bool:
-        return folder.resolve().is_relative_to(self.root)
+        base = (
+            self.root if self.only is None else (self.root / self.only).resolve()
+        )  # a run that was named may be a link
+        return folder.resolve().is_relative_to(base)
 
 
 def summary(root: Path, folder: Path) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def _short(counts: Mapping[str, float | None], prefix: str) -> str | None:
 def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     """The last lines of a run's log; "" without one."""
     try:
-        with main_log(folder).open("rb") as file:
+        with open_record_file(main_log(folder)) as file:
             file.seek(max(0, file.seek(0, 2) - window))
             text = file.read().decode(errors="replace")
     except OSError:
@@ -193,7 +197,7 @@ def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 
     first of them as a number."""
     found: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
-        with metrics.open("rb") as file:
+        with open_record_file(metrics) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - window))
             lines = file.read().split(b"\n")
@@ -218,7 +222,7 @@ def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        found = path.lstat()
     except (OSError, ValueError):
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import open_record_file
 from ajet.record.bounded_json import parse_object
 
 MOST_BYTES = 64 << 20
@@ -21,7 +22,7 @@ def metrics_after(folder: Path, start: int) -> dict[str, Any]:
     """{rows, next, reset}: the rows from byte `start` on. Damaged lines are counted in `damaged`."""
     path = folder / "metrics.jsonl"
     try:
-        with path.open("rb") as file:
+        with open_record_file(path) as file:
             size = file.seek(0, 2)
             reset = start > size
             file.seek(0 if reset else start)

@@ -18,6 +18,8 @@ from ajet.schema.errors import AjetError
 
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
+MOST_DIGITS = 18
+"""Of a whole number in a request: a place in a file or among tokens."""
 
 
 class BadFilter(AjetError, ValueError):
@@ -131,6 +133,11 @@ def _count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     given = query.get(name, "")
     if not given:
         return default
-    if not given.isdigit():
-        raise BadFilter(f"{name}: a whole number, not {given!r}")
-    return min(int(given), most)
+    return min(whole_number(name, given), most)
+
+
+def whole_number(name: str, given: str) -> int:
+    """Read a number of a request. Raises BadFilter."""
+    if not (given.isdecimal() and given.isascii() and len(given) <= MOST_DIGITS):
+        raise BadFilter(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
+    return int(given)

@@ -6,15 +6,17 @@ Invariant: it only reads, and locks no run. Of what was recorded without a chain
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ajet.config.dotenv import load_project_dotenv
-from ajet.record.bounded_json import parse_object
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
 from ajet.record.chain_index import ChainIndex, Found
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain, step_of
@@ -88,7 +90,7 @@ def audit_whole(folder: Path, *, weights: bool = True, head: str = "") -> Whole:
 
 def _chain_size(folder: Path) -> int:
     path = folder / FILE
-    return path.stat().st_size if path.exists() else 0
+    return path.stat().st_size if has_record_file(path) else 0
 
 
 def _looked(folder: Path, weights: bool, head: str) -> Whole:
@@ -177,26 +179,36 @@ def _bytes_of(folder: Path, found: Found) -> tuple[bytes | None, bytes | None]:
         (path, found.at, found.line.length),
         (path.with_suffix(".bin"), found.blob_at, found.line.blob_length),
     ):
-        if not file.exists():
+        if not has_record_file(file):
             parts.append(None)
             continue
-        with file.open("rb") as stream:
-            stream.seek(at)
-            parts.append(stream.read(length))
+        with open_record_file(file) as stream:
+            parts.append(read_record_part(stream, at, length))
     return parts[0], parts[1]
 
 
 def _scanned(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
     """The episodes of all lines that hold `mark`, or of a step's file, as they are there."""
-    paths = [path for path in (folder / "episodes").glob("step-*.jsonl") if NAME.fullmatch(path.name)]
+    names = list_record_folder(folder / "episodes")
+    paths = [folder / "episodes" / name for name in names if NAME.fullmatch(name)]
     if only is not None:
         paths = [path for path in paths if path.name == f"step-{only}.jsonl"]
     for path in sorted(paths, key=lambda path: (step_of(path.name), path.name)):
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith(b"\n") and mark.encode() in line:
+        with open_record_file(path) as lines:
+            for number in itertools.count(1):
+                line = _next_line(lines, f"{path}:{number}")
+                if not line.endswith(b"\n"):
+                    break
+                if mark.encode() in line:
                     about = {"file": f"episodes/{path.name}", "line": number, "link": None, "played_by": None}
                     yield {**_facts(line, f"{path}:{number}"), **about, "as_committed": None, "gone": False}
+
+
+def _next_line(stream: BinaryIO, where: str) -> bytes:
+    try:
+        return next_line(stream)
+    except ValueError as error:
+        raise UserError(f"A line of the record is damaged: {error}.", where=where) from error
 
 
 def _facts(line: bytes, where: str) -> dict[str, Any]:
@@ -235,11 +247,14 @@ def _trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[
 def _metric_rows(path: Path, steps: set[int]) -> dict[int, dict[str, Any]]:
     """The row of each training step."""
     found: dict[int, dict[str, Any]] = {}
-    if not path.exists():
+    if not has_record_file(path):
         return found
-    with path.open("rb") as lines:
-        for line in lines:
+    with open_record_file(path) as lines:
+        for number in itertools.count(1):
+            line = _next_line(lines, f"{path}:{number}")
+            if not line.endswith(b"\n"):
+                break
             head = _STEP.match(line)
-            if head is not None and int(head[1]) in steps and line.endswith(b"\n") and b'"tasks": ' in line:
+            if head is not None and int(head[1]) in steps and b'"tasks": ' in line:
                 found[int(head[1])] = parse_object(line)
     return found

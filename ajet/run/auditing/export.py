@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from ajet.config.record_file import replacing_record_file
 from ajet.record.asked_file import require_place, written
 from ajet.record.plain_json import dumps
 from ajet.run.auditing.audit import episode_rows
@@ -38,16 +37,8 @@ def export(folder: Path, target: Path) -> int:
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
     require_place(target, "--export")
-    aside = target.with_name(f".{target.name}.partial")
-    try:
-        with written(target, "--export"):
-            count = kinds[target.suffix](aside, _rows(folder))
-            os.replace(aside, target)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink()
-        raise
-    return count
+    with written(target, "--export"), replacing_record_file(target) as stream:
+        return kinds[target.suffix](stream, _rows(folder))
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -55,16 +46,15 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         yield {name: row.get(name) for name in COLUMNS}
 
 
-def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+def _write_lines(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
     count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(f"{dumps(row)}\n")
-            count += 1
+    for row in rows:
+        stream.write(f"{dumps(row)}\n".encode())
+        count += 1
     return count
 
 
-def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -72,7 +62,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
         raise MissingExtra("pyarrow", "local", needed_for="A Parquet file") from error
     types = {name: arrow.string() if kind == "json" else getattr(arrow, kind)() for name, kind in COLUMNS.items()}
     schema, count = arrow.schema(list(types.items())), 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet.ParquetWriter(stream, schema) as writer:
         while block := list(itertools.islice(rows, ROWS_AT_ONCE)):
             flat = [{name: _cell(name, value) for name, value in row.items()} for row in block]
             writer.write_table(arrow.Table.from_pylist(flat, schema=schema))

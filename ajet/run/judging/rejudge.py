@@ -19,8 +19,9 @@ from uuid import uuid4
 
 from ajet.config import Experiment, load_experiment, recorded_experiment
 from ajet.config.dotenv import load_project_dotenv
+from ajet.config.record_file import list_record_folder
 from ajet.record.attempts import Attempt, attempt_of
-from ajet.record.episodes import NAME, recorded_of
+from ajet.record.episodes import NAME, arrays_of, recorded_of
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
@@ -138,8 +139,8 @@ def recorded_run(named: str, root: Path) -> Path:
 
 def episode_files(folder: Path) -> list[tuple[int, str, Path]]:
     """(step, split, file) of a run, by step."""
-    matches = [(match, path) for path in (folder / "episodes").iterdir() if (match := NAME.fullmatch(path.name))]
-    return sorted((int(match[1]), match[2] or "train", path) for match, path in matches)
+    matches = [match for name in list_record_folder(folder / "episodes") if (match := NAME.fullmatch(name))]
+    return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
 
 
 async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
@@ -199,10 +200,7 @@ async def _again(
 def _read(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[Attempt, Task]]]:
     """The episodes of a file, whole and as a judge is told of them. Raises UserError for damage."""
     recorded, attempts = [], []
-    arrays = path.with_suffix(".bin")
-    if not arrays.exists():
-        raise UserError("The arrays of recorded episodes are missing.", where=str(arrays), do="copy the run as a whole")
-    with arrays.open("rb") as blobs:
+    with arrays_of(path) as blobs:
         for number, row in enumerate(read_rows(path), 1):
             attempts.append(_attempt(row, f"{path}:{number}"))
             recorded.append(recorded_of(row, blobs, f"{path}:{number}"))

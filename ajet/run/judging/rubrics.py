@@ -12,6 +12,8 @@ from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
+from ajet.config.record_file import read_record_file
+from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.console import printable
 from ajet.record.files import write_atomically
 from ajet.schema.commands import ANEW
@@ -36,7 +38,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     judge = RubricsJudge(experiment)
     own = read(run.path / NAME) if run is not None and run.goes_on else None
     if judge.rubrics is None and own is not None and own.version == judge.version:
-        judge.keep((run.path / NAME).read_text(encoding="utf-8") if run is not None else "")
+        judge.keep(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
     if judge.rubrics is None:
         logger.info("{}", judge.said)
     rubrics = judge.made()

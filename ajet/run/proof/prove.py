@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
+from ajet.config.record_file import open_record_file
 from ajet.context_tracker.proof import Proof, WrongToken, prove
 from ajet.context_tracker.proof_gaps import Spread
 from ajet.record import Checkpoints
@@ -332,8 +333,10 @@ def _holds_losses(report: Report, experiment: Experiment, held: HeldSteps) -> Ca
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
     """The episodes of a file that are meant, with their outcomes. One whose record lacks a call cannot be read: it goes
     into `wrong`."""
-    arrays = file.with_suffix(".bin")
-    opened: BinaryIO = arrays.open("rb") if arrays.exists() else BytesIO()
+    try:
+        opened = open_record_file(file.with_suffix(".bin"))
+    except FileNotFoundError:
+        opened = BytesIO()
     with opened as blobs:
         for number, row in enumerate(read_rows(file), 1):
             try:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -74,8 +75,12 @@ def as_json(report: Report) -> str:
     return json.dumps(content, indent=1)
 
 
-def keep(report: Report) -> None:
-    """Leave it in the run's folder, as proof.json, for the viewer. Raises UserError where that cannot be written."""
+def keep(report: Report) -> Path:
+    """Write proof.json into the run's folder, for the viewer, and return its place.
+
+    Raises:
+        UserError: It cannot be written.
+    """
     content = {"time": time.time(), "episode": report.target.episode, **json.loads(as_json(report))}
     path = report.target.run / "proof.json"
     try:
@@ -84,6 +89,7 @@ def keep(report: Report) -> None:
         raise UserError(
             f"The proof cannot be kept: {error.strerror}.", where=str(path), do="copy the run to a folder of your own"
         ) from error
+    return path
 
 
 def show(report: Report, console: Console) -> None:

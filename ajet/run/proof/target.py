@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.record.bounded_json import parse_object
+from ajet.config.record_file import list_record_folder, open_record_file
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.schema.errors import UserError
@@ -37,7 +38,8 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
         return _kept(Target(_run_of(path.absolute()), (path.absolute(),)), steps)
     folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding=CONFIG)
     if (folder / CONFIG).exists():
-        files = tuple(sorted((folder / "episodes").glob("step-*.jsonl"), key=_order))
+        names = [name for name in list_record_folder(folder / "episodes") if NAME.fullmatch(name)]
+        files = tuple(sorted((folder / "episodes" / name for name in names), key=_order))
         return _kept(Target(folder.absolute(), files, whole=not steps), steps)
     found = list(_with_episode(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
     if len({uuid for uuid, _ in found}) > 1:
@@ -91,14 +93,12 @@ def _run_of(file: Path) -> Path:
 
 
 def _with_episode(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
-    mark = f'"{beginning}'
+    mark = f'"{beginning}'.encode()
     for file in sorted(root.rglob("episodes/step-*.jsonl")):
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if mark in line and line.endswith("\n"):
-                    try:
-                        uuid = str(parse_object(line)["uuid"])
-                    except (ValueError, KeyError):
-                        continue
-                    if uuid.startswith(beginning):
+        try:
+            with open_record_file(file) as lines:
+                while (line := next_line(lines)).endswith(b"\n"):
+                    if mark in line and (uuid := str(parse_object(line)["uuid"])).startswith(beginning):
                         yield uuid, file
+        except (OSError, ValueError, KeyError):
+            continue  # the rest of a damaged file, which may be another run's

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ajet.config.record_file import has_record_file
 from ajet.record.episodes import NAME, read_recorded
 from ajet.schema.episode import Episode
 from ajet.schema.errors import TaskError, UserError
@@ -89,7 +90,9 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
                 expected="a file of JSON lines; what observed runs hold is read with them",
             )
         words.read(file, found.bad)
-    for file in (file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if file.is_file()):
+    for file in (
+        file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if has_record_file(file)
+    ):
         words.read(file, found.bad, ends=True)
     for path in paths:
         with being_read(path):

@@ -1,0 +1,260 @@
+"""The one place that opens files of a record, which somebody else may have written.
+
+Invariant: the folder of a run may be reached through links, as the user names it. Below it no component is followed if
+it is a link, and only regular files of a believable size are opened. So a record neither reads or replaces a file
+outside of its folder nor makes its reader wait. All opens are relative to descriptors: swapping a file for a link
+while a command reads changes nothing of this.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from ajet.schema.errors import UserError
+
+INNER_FOLDERS = frozenset(
+    {"episodes", "logs", "checkpoints", "exports", "pending", "open", "services", "adapter", "adapters", "trainer"}
+)
+"""Names of folders inside a run's folder, besides those of checkpoints."""
+RUN_KINDS = frozenset({"debug", "eval"})
+"""Folders inside a run's folder whose folders are runs."""
+_CHECKPOINT = re.compile(r"\.?step-\d+(\..+)?")
+_FLAGS = {"rb": os.O_RDONLY, "rb+": os.O_RDWR, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND}
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SPARSE_FROM = 1 << 30
+_LARGEST_HOLE_SHARE = 1000
+"""A file from _SPARSE_FROM bytes on must hold data for this fraction of its length."""
+_MOST_EXTENTS = 1024
+
+
+class RecordFileError(UserError, OSError):
+    """A file or folder of a record that is not opened: a link, no regular file, or too large."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path.name} is not opened: it {problem}.",
+            where=str(path),
+            expected="regular files and folders, as ajet writes them; only the run's folder itself may be a link",
+            do="remove it, or get the run from whoever made it",
+        )
+        self.errno, self.strerror, self.filename = errno.EINVAL, f"it {problem}", str(path)
+
+
+def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> BinaryIO:
+    """Open a regular file of a record.
+
+    Raises:
+        RecordFileError: `path` is no regular file, or a link leads to it.
+        OSError: It is missing, or not permitted.
+    """
+    return os.fdopen(open_record_descriptor(path, _FLAGS[mode]), mode)
+
+
+def open_record_descriptor(path: Path, flags: int, permissions: int = 0o666) -> int:
+    """Open a regular file of a record and return its descriptor, which no program inherits. Raises OSError."""
+    with _opened_parent(path) as parent:
+        number = _open_entry(path, flags | _SAFE, parent, permissions)
+    try:
+        _check_regular(path, number)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def read_record_file(path: Path, most: int) -> bytes:
+    """Read a whole file of a record of at most `most` bytes. Raises OSError."""
+    with open_record_file(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise RecordFileError(path, f"has {size:,} bytes, and at most {most:,} are read")
+        return stream.read(most)
+
+
+def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
+    """Read `length` bytes from byte `at` on, or nothing where the file is shorter than that."""
+    if at < 0 or length < 0 or at + length > os.fstat(stream.fileno()).st_size:
+        return b""
+    stream.seek(at)
+    return stream.read(length)
+
+
+def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Replace a file in one step. With `sync` the content is on the disk before it has the name. Raises OSError."""
+    with replacing_record_file(path, sync=sync) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def replacing_record_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """Yield a new file that takes the place of `path` when the block ends without an error."""
+    with _opened_parent(path) as parent:
+        # A name that nobody can guess, created exclusively: a link that waits there is not written through.
+        temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
+        try:
+            with os.fdopen(number, "wb") as stream:
+                yield stream
+                if sync:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+        if sync:
+            os.fsync(parent)
+
+
+def has_record_file(path: Path) -> bool:
+    """Return whether a regular file is there that `open_record_file` would open."""
+    about = _stat_entry(path)
+    return about is not None and stat.S_ISREG(about.st_mode)
+
+
+def size_of_record_file(path: Path) -> int:
+    """Return the bytes of a regular file of a record. Raises OSError as `open_record_file` does."""
+    with open_record_file(path) as stream:
+        return os.fstat(stream.fileno()).st_size
+
+
+def list_record_folder(path: Path) -> list[str]:
+    """Return the sorted names in a folder of a record; none where it is missing. Raises OSError for a link."""
+    try:
+        with _opened_parent(path / "_") as number:
+            return sorted(os.listdir(number))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def make_record_folder(path: Path) -> None:
+    """Make a folder of a record, and those above it within the run. Raises OSError where a link is in the way."""
+    outer, inner = split_record_path(path / "_")
+    outer.mkdir(parents=True, exist_ok=True)
+    for count in range(1, len(inner)):
+        folder = outer.joinpath(*inner[:count])
+        with suppress(FileExistsError):
+            folder.mkdir()
+    with _opened_parent(path / "_"):
+        pass
+
+
+def refuse_links(run: Path) -> None:
+    """Before a command writes into a run's folder: raise RecordFileError where a folder in it is a link."""
+    for name in sorted(INNER_FOLDERS | RUN_KINDS):
+        if (run / name).is_symlink():
+            raise RecordFileError(run / name, "is a link")
+
+
+def refuse_special_files(folder: Path, *, links: bool) -> None:
+    """Before a library loads a model from `folder`: raise RecordFileError for a pipe, socket or device in it.
+
+    Args:
+        folder: A model's folder; a file or a missing folder passes.
+        links: Whether links are allowed, as in the cache of a hub. A checkpoint has none.
+    """
+    if not folder.is_dir():
+        return
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if not links and path.is_symlink():
+                raise RecordFileError(path, "is a link")
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise RecordFileError(path, "is no regular file")
+        if links:  # a library reads the files of such a folder itself, and what is below may be all of a disk
+            return
+
+
+def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """Split a path into the folder that the user named and the components inside the run, the file's name last.
+
+    The layout of a run decides, and not what lies on the disk: `RUN/episodes/step-1.jsonl` is RUN and two components.
+    """
+    parts = path.parts
+    at = len(parts) - 1
+    while at > 1 and _is_inner(parts, at - 1):
+        at -= 1
+    return Path(*parts[:at]), parts[at:]
+
+
+def _is_inner(parts: tuple[str, ...], at: int) -> bool:
+    """Return whether component `at` is a folder inside a run's folder."""
+    name, above = parts[at], parts[max(0, at - 2) : at]
+    return (
+        name in INNER_FOLDERS | RUN_KINDS
+        or _CHECKPOINT.fullmatch(name) is not None
+        or (bool(above) and above[-1] in RUN_KINDS | {"adapters"})
+        or any(_CHECKPOINT.fullmatch(each) for each in above)
+    )
+
+
+@contextmanager
+def _opened_parent(path: Path) -> Iterator[int]:
+    """Yield a descriptor of the folder that holds `path`. No link is followed below the folder that the user named."""
+    outer, inner = split_record_path(path)
+    number = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for count, name in enumerate(inner[:-1], 1):
+            place = outer.joinpath(*inner[:count])
+            below = _open_entry(place, os.O_RDONLY | os.O_DIRECTORY | _SAFE, number, name=name)
+            os.close(number)
+            number = below
+        yield number
+    finally:
+        os.close(number)
+
+
+def _open_entry(path: Path, flags: int, parent: int, permissions: int = 0o666, *, name: str | None = None) -> int:
+    name = path.name if name is None else name
+    if name in ("..", ".", ""):
+        raise RecordFileError(path, "is named by a step upwards")
+    try:
+        return os.open(name, flags, permissions, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.ENXIO):
+            about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISLNK(about.st_mode):
+                raise RecordFileError(path, "is a link") from None
+            if error.errno == errno.ENXIO:
+                raise RecordFileError(path, "is no regular file") from None
+        error.filename = str(path)
+        raise
+
+
+def _check_regular(path: Path, number: int) -> None:
+    about = os.fstat(number)
+    if not stat.S_ISREG(about.st_mode):
+        raise RecordFileError(path, "is no regular file")
+    if about.st_size >= _SPARSE_FROM and about.st_size > _LARGEST_HOLE_SHARE * _count_data(number):
+        raise RecordFileError(path, f"says that it has {about.st_size:,} bytes, and holds next to none")
+
+
+def _count_data(number: int) -> int:
+    """Return the bytes of a file that are no holes, from its first extents."""
+    found = at = 0
+    for _ in range(_MOST_EXTENTS):
+        try:
+            start = os.lseek(number, at, os.SEEK_DATA)
+            at = os.lseek(number, start, os.SEEK_HOLE)
+        except OSError:  # ENXIO: nothing but a hole is left
+            break
+        found += at - start
+    os.lseek(number, 0, os.SEEK_SET)
+    return found
+
+
+def _stat_entry(path: Path) -> os.stat_result | None:
+    try:
+        with _opened_parent(path) as parent:
+            return os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+    except (OSError, ValueError):
+        return None
