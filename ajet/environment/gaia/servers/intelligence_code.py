@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+
+from ajet.schema.fenced import read_program
 
 from .folder import Folder
 from .intelligence import asked
@@ -34,8 +35,7 @@ class CodeWriter:
         role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
         parts = {"Task": task_description, "Requirements": requirements, "Context": context}
         said = asked("CODE", self.settings, role, parts, temperature)
-        block = re.search(r"```(?:python)?\n(.*?)```", said, re.S)
-        code = block[1] if block else said
+        code = read_program(said)
         if save_to_file_path:
             Folder(self.settings).write(save_to_file_path, code.encode())
         return code
