@@ -12,8 +12,9 @@ SCHEMA = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 @pytest.mark.parametrize(
     "said",
     [
-        '```json\n{"a": 1}\n```', '~~~json\r\n{"a": 1}\r\n~~~', '```bash\nls\n```\nso\n```json title="x"\n{"a": 1}\n```',
-        '1. act\n   ```json\n   {"a": 1}\n   ```', '```json\n{"a": 1}', '```json {"a": 1}```', '<action>{"a": 1}</action>',
+        '```json\n{"a": 1}\n```', '~~~json\r\n{"a": 1}\r\n~~~', '```bash\nls\n```\n```json title="x"\n{"a": 1}\n```',
+        '1. act\n   ```json\n   {"a": 1}\n   ```', '```json\n{"a": 1}', '```json {"a": 1}```',
+        '<action>{"a": 1}</action>',
         '```json\n{"a": 2}\n```\n<action> {"a": 1} </action>', '{"a": 2} then {"a": 1}',
     ],
 )  # fmt: skip
