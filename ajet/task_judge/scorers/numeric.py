@@ -47,7 +47,7 @@ _BOUND = re.compile(
     r"höchstens|über|unter|mehr als|weniger als|al menos|como m[aá]ximo|m[aá]s de|menos de|au moins|au plus|plus de|"
     r"moins de|almeno|не менее|не более|больше|меньше)\s+[$€£]?\s?[+-]?\d"
     r"|(?:至少|最多|超过|超過|不到|大于|大於|小于|小於|多于|少于)\s*\d"
-    r"|\d[\d,.]*\s*\w{0,12}\s*(?:\bor (?:more|less|fewer|above|below|greater|higher)\b"
+    r"|(?<![\d,.])\d[\d,.]*\s?[^\W\d]{0,12}\s?(?:\bor (?:more|less|fewer|above|below|greater|higher)\b"
     r"|\band (?:above|up|below)\b|以上|以下)",
     re.IGNORECASE,
 )
@@ -56,7 +56,7 @@ _MONTH = (
     r"oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
 )
 _DATE = re.compile(
-    rf"\b{_MONTH}\.?\s+\d{{1,4}}\b|\d(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}\b|\d+[-/.]\d+[-/.]\d+|\d+:\d\d|\d\s*[年月日号]"
+    rf"\b{_MONTH}\.?\s+\d{{1,4}}\b|\d(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}\b|(?<!\d)\d+[-/.]\d+[-/.]\d+|\d+:\d\d|\d\s*[年月日号]"
     r"|\d\s*(?:[ap]\.?m\b|o['’]?clock)|\d(?:st|nd|rd|th)\b|第\s*\d",
     re.IGNORECASE,
 )
