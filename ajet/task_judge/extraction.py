@@ -16,7 +16,11 @@ _BOX = re.compile(r"(?:\\boxed|\\fbox|\x08oxed|\x0cbox)\s*\{")
 r"""A box's opening. "\b" and "\f" are escapes in JSON and Python, so a box that a model wrote into a tool call's
 arguments arrives as a control character and the rest."""
 _ANSWER = re.compile(r"<(/?)answer>", re.IGNORECASE)
-_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
+_THINK = re.compile(
+    r"<(/?)(?:think|thinking|thought|thoughts|seed:think)>|\[(/?)THINK\]|◁(/?)think▷|<\|(?:START|(END))_THINKING\|>",
+    re.IGNORECASE,
+)
+"""The marks of thoughts: DeepSeek and Qwen; Seed; Magistral; Kimi; Command A."""
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
 
@@ -36,12 +40,12 @@ def text_of(answer: Any) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without its <think> parts: an unclosed one reaches to the end; one that is only closed began before
-    the text (templates that open it in the prompt)."""
+    """The text without its thoughts, by the marks of each family (<think>, [THINK], …): an unclosed one reaches to the
+    end; one that is only closed began before the text (templates that open it in the prompt)."""
     kept: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
-        if tag.group(1):
+        if any(tag.groups()):
             if not thinking:
                 kept.clear()
             start, thinking = tag.end(), False

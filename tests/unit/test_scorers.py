@@ -18,7 +18,6 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, SandboxFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, MCPScorerFactory, open_judge, scorer
-from ajet.task_judge.scorers import code
 from ajet.task_judge.scorers.call import ARGUMENTS
 from ajet.task_judge.scorers.gaia import gaia_reward_func, question_scorer
 from ajet.task_reader import open_reader
@@ -117,6 +116,10 @@ TABLE: list[tuple[str, dict[str, Any], str, dict[str, Any], float | None]] = [
     ("gaia", {}, "$1,234.50", {"answer": "1234.5"}, 1),
     ("json_schema", {"schema": SCHEMA}, '{"n": 1}', {}, 1),
     ("json_schema", {"schema": SCHEMA}, '```json\n{"n": 1}\n```', {}, 1),
+    ("json_schema", {"schema": SCHEMA}, 'Here: ```json\r\n{"n": 1}```', {}, 1),
+    ("json_schema", {"schema": SCHEMA}, '<answer>\n~~~ json title="a"\n{"n": 1}\n~~~\n</answer>', {}, 1),
+    ("json_schema", {"schema": SCHEMA}, '- it is\n\n  ```json\n  {"n": 1}\n', {}, 1),
+    ("json_schema", {"schema": SCHEMA}, '```json\n{"n": 1}\n```\n```json\n{"n": 2}\n```', {}, 0),
     ("json_schema", {"schema": SCHEMA}, '{"n": "1"}', {}, 0),
     ("json_schema", {"schema": SCHEMA}, "n is 1", {}, 0),
     ("json_schema", {}, '{"n": 1}', {"json_schema": json.dumps(SCHEMA)}, 1),
@@ -182,19 +185,6 @@ def test_code_runs_in_a_sandbox_and_ending_it_passes_nothing():
     adds = WorkflowOutput(metadata={"final_answer": "print(sum(map(int, input().split())))"})
     assert asyncio.run(asked.verdict(reads, adds)).reward == 1.0
     assert asyncio.run(asked.verdict(task_of(), adds)).reward is None
-
-
-def test_tests_of_rows_as_data_sets_have_them():
-    def count(**row: Any) -> int:
-        return len(code.tests_of(row))
-
-    assert (count(test_list=["assert f()", "assert g()"]), count(tests="assert f()"), count()) == (2, 1, 0)
-    (checked,) = code.tests_of({"test": "def check(candidate):\n    assert candidate(1)", "entry_point": "f"})
-    assert checked.code.endswith("check(f)")
-    for bad in ({"tests": [1]}, {"tests": "{no"}, {"input_output": {"inputs": ["1"], "outputs": []}}):
-        with pytest.raises(JudgeFailure):
-            code.tests_of(bad)
-    assert code.program_of("text\n```py\na\n```\n```\nb\n```") == "b\n"
 
 
 @pytest.mark.parametrize(

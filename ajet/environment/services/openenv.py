@@ -19,6 +19,7 @@ from jsonschema.exceptions import SchemaError
 
 from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
 from ajet.schema.errors import AjetError
+from ajet.schema.fenced import read_fenced_blocks
 
 ANSWER_S = 100.0
 """Seconds that an answer may take: fewer than who asked for it waits."""
@@ -26,7 +27,7 @@ LONGEST = 16 << 20
 """Bytes of an answer."""
 TOOL = "act"
 """The name of the tool that an action is, for agents that are given tools."""
-_FENCED = re.compile(r"```(?:json)?\s*(.*?)```|<action>\s*(.*?)\s*</action>", re.S)
+_TAGGED = re.compile(r"<action>(.*?)</action>", re.S)
 
 
 class Broken(AjetError):
@@ -169,8 +170,8 @@ def action_of(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | No
         arguments = (calls[0].get("function") or {}).get("arguments")
         return _object(arguments) if isinstance(arguments, str) else arguments if isinstance(arguments, dict) else None
     said = text_of(action).strip()
-    fenced = [first or second for first, second in _FENCED.findall(said)]
-    for text in (*reversed(fenced), said):
+    fenced = [block.content for block in read_fenced_blocks(said)]
+    for text in (*reversed(_TAGGED.findall(said)), *reversed(fenced), said):
         if (found := _object(text)) is not None:
             return found
     wanted = _shown(schema).get("properties") or {}

@@ -2,7 +2,7 @@
 
 Invariant: a reply is a verdict as a whole or it is none: one JSON object of the form that was asked for, with each key
 once, and nothing around it but its thoughts and a fence (or, for templates that ask for it, one word alone). Nothing is
-searched for in it.
+searched for in it. Line breaks in its texts, and the backslashes of unescaped LaTeX, are read as they are meant.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ajet.schema.errors import AjetError
+from ajet.schema.fenced import unfence
 from ajet.schema.json_schema import problem_of_reply
 from ajet.schema.settled import with_whole_letters
 from ajet.task_judge.extraction import visible
@@ -27,7 +28,9 @@ VERDICT: dict[str, Any] = {
     "additionalProperties": False,
 }
 LONGEST = 100_000
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n```", re.DOTALL)
+_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/]|[nrt](?![a-z]{2}))|\\')
+"""A backslash with what it escapes, or alone. In a text whose backslashes are LaTeX's, "\\neq" is no line break."""
+_EMPHASIS = " \t\r\n*_`\"'.!"
 
 
 class Unreadable(AjetError):
@@ -44,8 +47,9 @@ class Vote:
 
 def vote_of(text: str) -> Vote:
     """The verdict of a reply. Raises Unreadable."""
+    alone = visible(text[: LONGEST + 1]).strip(_EMPHASIS).lower()
     for word in WORDS:
-        if text.strip().rstrip(".").lower() == word:
+        if alone == word:
             return Vote(word, "")
     told = object_of(text, VERDICT)
     return Vote(told["verdict"], told["reason"])
@@ -84,15 +88,35 @@ def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
         raise Unreadable("it is empty")
     if len(whole) > LONGEST:
         raise Unreadable("it is too long")
-    fenced = _FENCE.fullmatch(whole)
-    whole = fenced[1] if fenced else whole
-    if (problem := problem_of_reply(whole, schema)) is not None:
-        raise Unreadable(problem)
     try:
-        told = with_whole_letters(json.loads(whole, object_pairs_hook=_once))
+        told = _load_object(unfence(whole, _is_object))
+        problem = problem_of_reply(json.dumps(told), schema)
     except ValueError as error:
-        raise Unreadable(str(error)) from None
-    return dict(told)
+        raise Unreadable(f"it is not JSON: {error}") from None
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+    if problem is not None:
+        raise Unreadable(problem)
+    return dict(with_whole_letters(told))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        _load_object(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _load_object(text: str) -> Any:
+    """Return JSON as models write it: with raw line breaks in its texts, and backslashes that begin no escape."""
+    try:
+        return json.loads(text, object_pairs_hook=_once, strict=False)
+    except json.JSONDecodeError as error:
+        if not error.msg.startswith("Invalid \\"):
+            raise
+    doubled = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
+    return json.loads(doubled, object_pairs_hook=_once, strict=False)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,29 +1,73 @@
 """The scorer `multiple_choice`: which of the offered choices an answer names.
 
-Invariant: an answer that names none, or several, is wrong; a choice is named by its letter or by its text.
+Invariant: an answer that names none, or several, is wrong; a choice is named by its letter or by its text. All letters
+are treated alike, also A and I, which are words: a capital letter in running text names a choice only where the words
+around it say so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.scorers.text import plain
+from ajet.task_judge.scorers.text import contains, plain
 
 LETTERS = "ABCDEFGHIJ"
-_MARKS = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}|[*_`$]")
-_ALONE = re.compile(r"\(?([A-Ja-j])\)?\s*[.:)]?")
-_FIRST = re.compile(r"(?:\(([A-J])\)|([A-J])[.:)])\s*(.*)", re.DOTALL)
-_ANNOUNCED = re.compile(
-    r"\b(?:answer|choice|option)\b\s*(?:is|:|=)?\s*:?\s*(?:option|choice)?\s*(?:\(([A-J])\)|([A-J])(?![A-Za-z'’]))",
-    re.IGNORECASE,
+"""Labels of rows that do not list their choices."""
+LONGEST = 20_000
+"""Characters at the end of an answer that are read."""
+_MARKS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}|\*\*|[*`$\"“”«»「」『』]|</?[a-z]+>")
+_WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3002: ".", 0x3001: ",", 0xFF61: "."}
+_I = re.IGNORECASE
+_CORRECTION = re.compile(
+    r"\b(?:no|wait|actually|correction|sorry|rather|instead|scratch that|on second thought|i mean|nein|non|perd[oó]n)\b"
+    r"|不对|不對|更正|等等|不，",
+    _I,
 )
-_ANOTHER = re.compile(r"\s*(?:or|and|,|/|&)\s*\(?[A-J]\)?(?![A-Za-z])")
-_PROSE = re.compile(r"\s+[a-z]")
+_NEGATION = (
+    r"(?:\b(?:not|never|cannot|neither|nor|(?:is|are|was|ca|wo|do|would)n['’]?t|nicht|keine?|pas|não|nao|no(?!\s*[,.:;!])|nunca|rather"
+    r" than|instead of|unlike|nie|не)\b|不是|并非|並非|不能|不选|不選)"
+)
+_FILLER = (
+    r"(?:[\s:,(\[{'’—–-]|\b(?:option|choice|answer|letter|number|clearly|definitely|probably|likely|most|certainly|"
+    r"simply|therefore|thus|then|so|either|both|maybe|perhaps|opci[oó]n|opção|antwort|buchstabe|la|el|le|die|der|the|"
+    r"los?|i think|i believe|i guess|i would say|i['’]d say|it is|it['’]s|in my opinion|indeed)\b|选项|選項|是)*"
+)
+_ANNOUNCED = re.compile(
+    r"(?:(?:\b(?:answers?|respuesta|r[ée]ponse|antwort|lösung|risposta|resposta|odpowied[źz]|cevap|jawaban(?:nya)?|svar|"
+    r"vastaus|antwoord|ответ|відповідь|"
+    r"(?:correct|right|best|final|my) (?:choice|option|solution|one))\b|答案|选项|選項|"
+    r"正解|答え|答|정답|답|الإجابة|الجواب|उत्तर|คำตอบ)(?:(?P<gap>[^\n.?!;]{0,80}?)(?:\b(?:is|are|was|be|es|est|ist|è|é|jest|"
+    r"adalah|är|on|это)\b|['’]s\b|[:=→⇒–—-]|->|是|为|為|选|選|は|은|는|هي|هو|है|คือ)|(?=\s*[(\[]|\s+[A-Z0-9]\b))"
+    r"|\b(?:choose|chose|choosing|pick|picked|select|selected|go(?:ing)? with|opt for|vote for|settle on|guess|elijo|"
+    rf"escolho|choisis|wähle|nehme|scelgo|выбираю)\b|选择|選擇|应选|故选|选|選){_FILLER}",
+    _I,
+)
+_NEGATED_GAP = re.compile(rf"{_NEGATION}|[不非]$", _I)
+_NOT = re.compile(_NEGATION + _FILLER, _I)
+_BUT = re.compile(rf"\W*(?:\b(?:but|sondern|sino|mais|rather)\b|而是|,)+{_FILLER}", _I)
+_DENIED = re.compile(rf"{_NEGATION}(?:\s+(?:choose|pick|select|say|be|es|est|ist|[èé]))?{_FILLER}\W?$", _I)
+_BE = r"[)\].:]*\s*(?:\b(?:is|are|was|must be|has to be|should be|would be|seems|looks)\b|['’]s\b)\s*"
+_RIGHT = rf"{_BE}(?:clearly |definitely |the |probably |my )*(?:correct|right|answer|best|true|one|choice|solution)\b"
+_WRONG = re.compile(
+    rf"{_BE}(?:clearly |definitely |also |probably )*(?:not\b|wrong|incorrect|false)"
+    r"|[)\].:]*\s*isn['’]?t|\s*(?:是?错|是?錯|不对|不對)",
+    _I,
+)
+_BETWEEN = re.compile(
+    r"[)\].:!]*\s*(?:(?:[,;/&+|、和或与與及跟•>-]|\b(?:[Oo]r|[Aa]nd|[Mm]aybe|[Pp]erhaps|possibly|also|even|[Oo]ption|[Cc]hoice|"
+    r"[Aa]nswer|und|oder|y|o|u|et|ou|e|и|или|as well as)\b)\s*)*"
+)
+"""In small letters, since E, O, U and Y may be labels."""
+_ASKED = re.compile(r"[)\].]?\s*\?")
+_REASON = re.compile(r"\s+(?:because|since|as|for|due|weil|porque|parce|car|denn)\b", _I)
 
 
 def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, Any]) -> Verdict:
@@ -39,42 +83,163 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
 
 
 def named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
-    """The label that an answer names; None for none or several."""
-    text = _MARKS.sub(lambda found: found[1] or "", answer).strip()
-    alone = _ALONE.fullmatch(text)
-    if alone:
-        return alone[1].upper()
+    """Return the label that an answer names, or None for none or several."""
+    text = _MARKS.sub(lambda found: found[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
+    labels = tuple(choices) or tuple(LETTERS)
+    read = _make_reader(labels)
+    if (alone := read.alone.fullmatch(text)) is not None:
+        return read.label(alone[1])
     if (label := _by_text(text, choices)) is not None:
         return label
-    begins = _FIRST.match(text)
-    if begins:
-        letter, rest = begins[1] or begins[2], begins[3]
-        other = _by_text(rest, choices)
-        return None if _ANOTHER.match(rest) or (other is not None and other != letter) else letter
-    found = None
-    for each in _ANNOUNCED.finditer(text):
-        letter, rest = (each[1] or each[2]).upper(), text[each.end() : each.end() + 20]
-        if not each[1] and (not each[2].isupper() or (letter in "AI" and _PROSE.match(rest))):
-            continue  # the article, or the pronoun
-        found = None if _ANOTHER.match(rest) else letter
-    return found
+    for found in (read.find_announced(text), read.find_mentioned(text)):
+        named = {each.label if _agrees(each, text, choices) else None for each in found}
+        if named:
+            return next(iter(named)) if len(named) == 1 else None
+    return _mentioned_text(text, choices)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLabel:
+    """A place of a text that names a label. `label`: None if it names several there."""
+
+    label: str | None
+    start: int
+    stop: int
+
+
+class LabelReader:
+    """Finds where a text names the labels of choices."""
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self._labels = {label.upper(): label for label in labels}
+        capital = "|".join(map(re.escape, self._labels))
+        either = "|".join(map(re.escape, [*self._labels, *(label.lower() for label in self._labels)]))
+        start = r"(?<![A-Za-z0-9_À-ɏ'’\\.])"
+        stop = r"(?![A-Za-z0-9_À-ɏ]|['’][A-Za-z])"
+        bare = rf"{start}({capital}){stop}"
+        marked = rf"(?<![A-Za-z0-9])[(\[{{]\s*({either})\s*[)\]}}]|{start}({either})\s?\)"
+        self.alone = re.compile(rf"[\s(\[{{'’<_]*({either})[\s)\]}}>'’.:,;!_]*")
+        self._label = re.compile(rf"{marked}|{bare}")
+        self._final = re.compile(rf"{marked}|{bare}|{start}({either})(?=\s*[.,;:!)\n]|\s*$)(?!\.\w)")
+        self._marked = re.compile(rf"{marked}|{start}({capital})(?=[.:](?:\s|$)|\s+[-–—]\s)")
+        self._further = re.compile(rf"\s+(?!(?:{capital}){stop})[^\W\d_]|\s+(?:{capital}){stop}\s+[a-z]")
+        self._right = re.compile(rf"{bare}\)?(?={_RIGHT})", re.ASCII)
+
+    def find_announced(self, text: str) -> list[NamedLabel]:
+        """Return the labels of "the answer is …", "I choose …", "… is correct"; after a correction the later ones."""
+        found = [named for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
+                 if not _denied_before(text, each.start()) for named in self._read_at(text, each.end())]  # fmt: skip
+        found += [NamedLabel(self._name(each), each.start(), each.end()) for each in self._right.finditer(text)
+                  if not _denied_before(text, each.start())]  # fmt: skip
+        found.sort(key=lambda each: each.start)
+        kept: list[NamedLabel] = []
+        for each in found:
+            if kept and _CORRECTION.search(text[kept[-1].stop : each.start]):
+                kept.clear()
+            kept.append(each)
+        return kept
+
+    def find_mentioned(self, text: str) -> list[NamedLabel]:
+        """Return all labels that cannot be a word of the sentence, and are not denied."""
+        return [
+            NamedLabel(self._name(each), each.start(), each.end())
+            for each in self._label.finditer(text)
+            if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
+            and not _ASKED.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
+        ]  # fmt: skip
+
+    def _read_at(self, text: str, place: int) -> list[NamedLabel]:
+        """Return the label at a place, if there is one and it is not denied."""
+        if (denied := _NOT.match(text, place)) is not None:
+            other = self._final.match(text, denied.end())
+            but = _BUT.match(text, other.end()) if other else None
+            if but is None:
+                return []
+            place = but.end()
+        found = self._final.match(text, place)
+        if found is None or _ASKED.match(text, found.end()) or _WRONG.match(text, found.end()):
+            return []
+        label: str | None = self._name(found)
+        begins = not text[: found.start()].rpartition("\n")[2].strip(" (")
+        line = text[found.end() :].split("\n\n" if begins else "\n", 1)[0]  # a list below "Answer:"
+        marked = [each for each in self._marked.finditer(line) if not _denied_before(line, each.start())]
+        if self._is_listed(text, found.end(), label) or any(
+            self._name(each) != label and not _WRONG.match(line, each.end()) for each in marked
+        ):
+            label = None
+        return [NamedLabel(label, found.start(), found.end())]
+
+    def _is_listed(self, text: str, place: int, label: str | None = None) -> bool:
+        """True if another label is named directly behind one."""
+        between = _BETWEEN.match(text, place)
+        other = self._label.match(text, between.end() if between else place)
+        if between is None or other is None or self._name(other) == label:
+            return False
+        return re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None or not (
+            self._further.match(text, other.end()) or _WRONG.match(text, other.end())
+        )
+
+    def _is_word(self, text: str, place: int) -> bool:
+        """True if a word follows a capital letter, which may then be the article or the pronoun."""
+        follows = self._further.match(text, place) is not None and not _REASON.match(text, place)
+        return follows and not self._is_listed(text, place)
+
+    def _name(self, found: re.Match[str]) -> str:
+        return self.label(next(text for text in found.groups() if text))
+
+    def label(self, text: str) -> str:
+        """Return the label as the row has it."""
+        return self._labels[text.upper()]
+
+
+@lru_cache(maxsize=64)
+def _make_reader(labels: tuple[str, ...]) -> LabelReader:
+    return LabelReader(labels)
+
+
+def _denied_before(text: str, place: int) -> bool:
+    return _DENIED.search(text, max(0, place - 40), place) is not None
+
+
+def _agrees(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
+    """False if the text of another choice follows a label."""
+    if named.label is None:
+        return False
+    said = plain(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
+    texts = {label: plain(choice).rstrip(".") for label, choice in choices.items()}
+    following = [(len(choice), label) for label, choice in texts.items() if choice and _begins(said, choice)]
+    return not following or texts[named.label] == texts[max(following)[1]]
+
+
+def _begins(said: str, text: str) -> bool:
+    return said.startswith(text) and not said[len(text) : len(text) + 1].isalnum()
+
+
+def _mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
+    """The only choice whose text stands in the answer, and is not denied there."""
+    said = plain(re.sub(rf"{_NEGATION}\s+[^,.;\n]*", " ", text, flags=_I))
+    found = {label: plain(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
+    found = {label: choice for label, choice in found.items() if choice and contains(said, choice)[1]}
+    longest = [label for label, choice in found.items()
+               if not any(choice != other and contains(other, choice)[1] for other in found.values())]  # fmt: skip
+    return longest[0] if len(longest) == 1 else None
 
 
 def _by_text(text: str, choices: Mapping[str, str]) -> str | None:
-    said = plain(text).rstrip(".")
-    labels = [label for label, choice in choices.items() if said and plain(choice).rstrip(".") == said]
+    said = plain(text).rstrip(".!")
+    labels = [label for label, choice in choices.items() if said and plain(choice).rstrip(".!") == said]
     return labels[0] if len(labels) == 1 else None
 
 
 def _choices(metadata: Mapping[str, Any]) -> dict[str, str]:
     found = metadata.get("choices", metadata.get("options"))
     if isinstance(found, Mapping) and isinstance(found.get("text"), list):
-        labels = found.get("label") or LETTERS
+        labels = found.get("label") or string.ascii_uppercase
         return {str(label).upper(): text_of(text) for label, text in zip(labels, found["text"], strict=False)}
     if isinstance(found, Mapping):
         return {str(label).upper(): text_of(text) for label, text in found.items()}
     if isinstance(found, (list, tuple)):
-        return {letter: text_of(text) for letter, text in zip(LETTERS, found, strict=False)}
+        return {letter: text_of(text) for letter, text in zip(string.ascii_uppercase, found, strict=False)}
     return {}
 
 

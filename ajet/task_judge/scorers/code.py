@@ -10,32 +10,82 @@ outputs are compared outside of it.
 from __future__ import annotations
 
 import json
-import re
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
-from ajet.schema.errors import JudgeFailure, SandboxFailure
-from ajet.task_judge.extraction import text_of
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.fenced import read_program
+from ajet.task_judge.scorers.code_tests import (
+    CallTest,
+    CodeTest,
+    InputOutputTest,
+    StatementTest,
+    load_json,
+    read_tests,
+)
 
 if TYPE_CHECKING:
-    from ajet.environment.sandbox.contract import Limits, Sandbox
+    from ajet.environment.sandbox.contract import Limits, Result, Sandbox
 
-_FENCED = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_DRIVER = """\
+_ANY_LENGTH = """\
 import sys
-_space = {"__name__": "answer"}
+getattr(sys, "set_int_max_str_digits", lambda digits: None)(0)
+"""
+_RUN_PROGRAM = (
+    _ANY_LENGTH
+    + """\
+_answer = type(sys)("answer")
+_space = _answer.__dict__
+sys.modules["answer"] = sys.modules["solution"] = _answer
 _take = sys.stdin.readline
-_say, _read = sys.stdout.write, __import__("json").loads
-exec(compile(_read(_take()), "answer.py", "exec"), _space)
+_say, _json = sys.stdout.write, __import__("json")
+_read, _write = _json.loads, _json.dumps
+_before, _program = _read(_take())
+exec(_before, _space)
+_given = dict(_space)
+exec(compile(_program, "answer.py", "exec"), _space)
+"""
+)
+_STATEMENTS = (
+    _RUN_PROGRAM
+    + """\
 _test, _word = _read(_take())
 exec(compile(_test, "test.py", "exec"), _space)
 _say("\\n" + _word + "\\n")
 sys.stdout.flush()
 """
+)
+_CALL = (
+    _RUN_PROGRAM
+    + """\
+_name, _arguments, _word = _read(_take(), object_hook=lambda each: int(each["\\0int"]) if "\\0int" in each else each)
+_solution = _space.get("Solution")
+_function = getattr(_solution(), _name) if hasattr(_solution, _name) else _space.get(_name)
+if _function is None or _function is _given.get(_name):
+    raise NameError("the program defines no " + _name)
+_result = _function(*_arguments)
+_plain = lambda value: value.item() if hasattr(value, "item") else list(value)
+_say("\\n" + _word + _write(_result, default=_plain) + "\\n")
+sys.stdout.flush()
+"""
+)
+_LEETCODE_MODULES = [
+    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
+    "sys", "typing",
+]  # fmt: skip
+_LEETCODE_IMPORTS = "".join(
+    [f"from {module} import *\n" for module in _LEETCODE_MODULES if module not in ("random", "sys")]
+    + [f"import {module}\n" for module in _LEETCODE_MODULES]
+)
+"""What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
+program_of = read_program
+"""The name under which scripts import it from here."""
 SECONDS = 10.0
 """For a test, by the clock, unless told otherwise."""
 
@@ -50,11 +100,11 @@ class CodeScorer:
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """No score for a row without tests. Raises JudgeFailure for tests in no known form, SandboxFailure."""
-        tests = tests_of(metadata)
+        """No score for a row without tests. Raises JudgeFailure for tests in no known shape, SandboxFailure."""
+        tests = read_tests(metadata)
         if not tests:
             return Verdict(None, None, "no score: the row has no tests")
-        program = program_of(reply)
+        program = read_program(reply)
         limits = replace(self._maker.limits, wall=self._timeout)
         sandbox = self._maker.open()
         try:
@@ -68,91 +118,87 @@ class CodeScorer:
             said += " (run without a sandbox)"
         return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, said)
 
-    def _failed(self, sandbox: Sandbox, tests: Sequence[Statements | InOut], program: str, limits: Limits) -> list[str]:
+    def _failed(self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits) -> list[str]:
         """Why each of those that failed did; without partial credit of the first alone."""
         failed: list[str] = []
         for each in tests:
-            if why := each.problem(sandbox, program, limits):
+            if why := run_test(each, sandbox, program, limits):
                 failed.append(why)
                 if not self._partial:
                     break
         return failed
 
 
-class Statements:
-    """Statements that raise where the program is wrong, run after it in the same interpreter."""
+def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
+    """Return why a program does not pass a test; "" if it does.
 
-    def __init__(self, code: str) -> None:
-        self.code = code
-
-    def problem(self, sandbox: Sandbox, program: str, limits: Limits) -> str:
-        """Why it did not pass; "" where it did. Raises SandboxFailure."""
-        word = secrets.token_hex(16)
-        told = f"{json.dumps(program)}\n{json.dumps([self.code, word])}\n"
-        done = sandbox.python(_DRIVER, stdin=told.encode(), limits=limits)
-        _require_kept(sandbox, done.ended)
-        if done.good and word.encode() in done.stdout.splitlines():
-            return ""
-        return _why(done.ended, done.stderr) or "the program ended before its test did"
-
-
-class InOut:
-    """A whole program that reads its input and prints."""
-
-    def __init__(self, given: str, wanted: str) -> None:
-        self.given, self.wanted = given, wanted
-
-    def problem(self, sandbox: Sandbox, program: str, limits: Limits) -> str:
-        """See `Statements.problem`. White space at the ends of lines does not count."""
-        done = sandbox.python(program, stdin=self.given.encode(), limits=limits)
-        _require_kept(sandbox, done.ended)
-        if not done.good:
-            return _why(done.ended, done.stderr) or "it failed"
-        right = _lines(done.stdout.decode(errors="replace")) == _lines(self.wanted)
-        return "" if right else "it prints something else"
+    Raises:
+        SandboxFailure: The sandbox was lost.
+    """
+    if isinstance(test, InputOutputTest):
+        return _run_program(test, sandbox, program, limits)
+    word = secrets.token_hex(16)
+    before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
+    told: list[Any] = [test.code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
+    given = f"{json.dumps([before, program])}\n{json.dumps(told, default=_write_integer)}\n"
+    driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
+    done = _run(sandbox, driver, given, limits)
+    said = [line for line in done.stdout.splitlines() if line.startswith(word.encode())] if done.good else []
+    if not said:
+        return _why(done) or "the program ended before its test did"
+    if isinstance(test, StatementTest):
+        return ""
+    try:
+        result = load_json(said[-1][len(word) :].decode())
+    except ValueError:
+        return "it returns something that is no JSON"
+    wanted = [test.wanted]
+    if test.is_wrapped and isinstance(test.wanted, (list, tuple)) and len(test.wanted) == 1:
+        wanted.append(test.wanted[0])
+    return "" if any(is_same_value(result, each) for each in wanted) else "it returns something else"
 
 
-def program_of(reply: str) -> str:
-    """The program in a reply: its last fenced block, else all of it."""
-    fenced = _FENCED.findall(reply)
-    return str(fenced[-1]) if fenced else reply
+def is_same_value(given: Any, wanted: Any) -> bool:
+    """Return True if two JSON values are equal; decimal fractions may differ by a millionth of their size."""
+    if isinstance(given, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        return len(given) == len(wanted) and all(map(is_same_value, given, wanted))
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping):
+        keys = {str(key): value for key, value in wanted.items()}
+        return given.keys() == keys.keys() and all(is_same_value(given[key], keys[key]) for key in keys)
+    if isinstance(given, float) or isinstance(wanted, float):
+        numbers = isinstance(given, (int, float)) and isinstance(wanted, (int, float))
+        return numbers and math.isclose(given, wanted, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(given == wanted)
 
 
-def tests_of(metadata: Mapping[str, Any]) -> list[Statements | InOut]:
-    """The tests of a row, as data sets have them: `tests` or `test_list` (a list of statements, each a test, or one
-    text; `test_setup_code` before each, as in MBPP), `test` with `entry_point` (HumanEval), `input_output` with
-    `inputs` and `outputs` (APPS), which `tests` may be, too. Raises JudgeFailure for another form."""
-    setup = "\n".join([*map(text_of, metadata.get("test_imports") or ()), text_of(metadata.get("test_setup_code"))])
-    told = next((metadata[name] for name in ("tests", "test_list", "input_output", "test") if metadata.get(name)), None)
-    if isinstance(told, str) and told.lstrip().startswith("{"):
-        try:
-            told = json.loads(told)
-        except (ValueError, RecursionError):
-            raise JudgeFailure("the row's tests begin as JSON and are none") from None
-    if told is None:
-        return []
-    if isinstance(told, Mapping) and isinstance(told.get("inputs"), list) and isinstance(told.get("outputs"), list):
-        if len(told["inputs"]) != len(told["outputs"]) or told.get("fn_name"):
-            raise JudgeFailure("the row's tests: as many inputs as outputs are needed, and no fn_name")
-        return [InOut(text_of(one), text_of(other)) for one, other in zip(told["inputs"], told["outputs"], strict=True)]
-    if isinstance(told, str):
-        told = [told]
-    if not isinstance(told, (list, tuple)) or not all(isinstance(each, str) for each in told):
-        raise JudgeFailure("the row's tests are neither texts nor {inputs, outputs}")
-    entry = metadata.get("entry_point")
-    after = f"\ncheck({entry})" if isinstance(entry, str) and entry.isidentifier() else ""
-    return [Statements(f"{setup}\n{each}{after if 'def check(' in each else ''}") for each in told]
+def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
+    """Run a whole program. White space at the ends of lines does not count."""
+    code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
+    done = _run(sandbox, code, test.given, limits)
+    if not done.good:
+        return _why(done) or "it failed"
+    right = _lines(done.stdout.decode(errors="replace")) == _lines(test.wanted)
+    return "" if right else "it prints something else"
 
 
-def _require_kept(sandbox: Sandbox, ended: str) -> None:
-    if ended == "killed" or sandbox.lost:
-        raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or ended}")
+def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
+    done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
+    if done.ended == "killed" or sandbox.lost:
+        raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or done.ended}")
+    return done
 
 
-def _why(ended: str, stderr: bytes) -> str:
-    if ended not in ("exit", "signal"):
-        return f"a test used up its {ended}"
-    lines = stderr.decode(errors="replace").strip().splitlines()
+def _write_integer(value: Any) -> dict[str, str]:
+    """An integer that JSON's writer refuses for its length."""
+    if isinstance(value, Decimal):
+        return {"\0int": str(value)}
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _why(done: Result) -> str:
+    if done.ended not in ("exit", "signal"):
+        return f"a test used up its {done.ended}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 

@@ -6,15 +6,14 @@ Invariant: nothing is fetched, and neither schema nor reply can hold the reader 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
+from ajet.schema.fenced import read_fenced_blocks
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
 
-_FENCED = re.compile(r"```[A-Za-z]*[ \t]*\n(.*?)\n?```", re.DOTALL)
 IN_ROW = ("json_schema", "schema")
 """Fields of a row that may hold one."""
 
@@ -40,8 +39,8 @@ class JsonSchemaScorer:
             problem = "it is no mapping" if schema is None else problem_of_schema(schema)
             if schema is None or problem is not None:
                 raise JudgeFailure(f"the row's schema is none: {problem}")
-        fenced = _FENCED.findall(reply)
-        why = problem_of_reply(fenced[0] if len(fenced) == 1 else reply.strip(), schema)
+        fenced = read_fenced_blocks(reply, lambda text: problem_of_reply(text, {}) is None)
+        why = problem_of_reply(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
         return Verdict(float(why is None), why is None, why or "as the schema says")
 
 

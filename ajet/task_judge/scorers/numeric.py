@@ -1,11 +1,13 @@
 """The scorer `numeric`: is the number right, within a tolerance, in its unit?
 
-Invariant: an answer states one number; what has yet to be computed, and several different ones, are none.
+Invariant: an answer states one number. What has yet to be computed, several different ones, a bound, a range, a date, a
+time, a place in an order and what is denied are none.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -17,10 +19,59 @@ from ajet.task_judge.math_text import plain
 
 LONGEST = 10_000
 """Characters of an answer that are read."""
-_IN_TEXT = re.compile(
-    r"(?<![\w.,/^])[$€£¥₹]?\s?[+-]?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?:\s?(?:%|[A-Za-z°µΩ]+))?(?![\d^/]|[.,]\d)"
+_WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x2212: "-", 0x3002: ".", 0x3001: ","}
+_TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>|\*\*|[`\"“”«»]|\\\(|\\\)|\\\[|\\\]")
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
+_POWER = r"(?:[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|[×*·x])\s?10\s?(?:\^\s?\{?[+-]?\d{1,3}\}?|[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}))"
+_AFTER_DIGIT_POWER = re.compile(rf"(?<=\d){_POWER}", re.IGNORECASE)
+_VALUE = re.compile(
+    r"(?P<sign>(?<![\w)\]}.])(?:[+-]\s?)|\b(?:minus|negative)\s+)?(?P<money>[$€£¥₹]\s?)?"
+    rf"(?P<number>\\[dt]?frac\s?\{{\d+\}}\{{\d+\}}|(?:{_DIGITS})(?:{_POWER}|\s?/\s?\d+)?)"
+    r"(?P<unit>\s?(?:\\?%|\^\\circ\s?[CF]?|°\s?[CF]?|[A-Za-zµΩ]+\b(?:/[A-Za-z]+)?))?",
+    re.IGNORECASE,
 )
-_DENIED = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
+_COMPUTED = re.compile(
+    r"[\d)}]\s*(?:[-+*×·÷^!]|\\times|\\cdot|\\div|\\pm|±|\*\*|[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾])\s*[\d({\\$]|\d\s*[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾^]|^\W*\d+!\s*$"
+    r"|(?:√|\\sqrt|\b(?:sqrt|log|ln|sin|cos|tan|exp|abs|gcd|lcm|max|min))\s*[({]?\s*\d|[A-Za-z]\(\s*-?\d|\|\s*-?\d",
+    re.IGNORECASE,
+)
+_COMPUTED_IN_WORDS = re.compile(
+    r"\b(?:twice|double|triple|half(?: of)?|square root of|cube root of)\s+\d"
+    r"|\d\s*(?:squared|cubed|factorial|choose\s+\d|(?:halves|thirds|quarters|fourths|fifths|tenths)\b)",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(
+    r"\d\s*[<>≤≥≲≳]|(?<![-=])[<>≤≥≲≳]=?\s*[$€£]?[+-]?\d|\\(?:leq?|geq?|lt|gt)(?![A-Za-z])|\d\s*\+(?=\s*(?:$|[^\s\d(]|[A-Za-z]))"
+    r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|"
+    r"below|up to|beyond|exceed(?:s|ing)?|minimum(?: of)?|maximum(?: of)?|no (?:more|less|fewer) than|mindestens|"
+    r"höchstens|über|unter|mehr als|weniger als|al menos|como m[aá]ximo|m[aá]s de|menos de|au moins|au plus|plus de|"
+    r"moins de|almeno|не менее|не более|больше|меньше)\s+[$€£]?\s?[+-]?\d"
+    r"|(?:至少|最多|超过|超過|不到|大于|大於|小于|小於|多于|少于)\s*\d"
+    r"|(?<![\d,.])\d[\d,.]*\s?[^\W\d]{0,12}\s?(?:\bor (?:more|less|fewer|above|below|greater|higher)\b"
+    r"|\band (?:above|up|below)\b|以上|以下)",
+    re.IGNORECASE,
+)
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|"
+    r"oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
+)
+_DATE = re.compile(
+    rf"\b{_MONTH}\.?\s+\d{{1,4}}\b|\d(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}\b|(?<!\d)\d+[-/.]\d+[-/.]\d+|\d+:\d\d|\d\s*[年月日号]"
+    r"|\d\s*(?:[ap]\.?m\b|o['’]?clock)|\d(?:st|nd|rd|th)\b|第\s*\d",
+    re.IGNORECASE,
+)
+_RANGE = re.compile(r"\d\s*(?:[-–—~～至到]|\.\.+)\s*\d")
+_DENIED = re.compile(
+    r"\b(?:not|never|wrong|incorrect|false|nicht|kein|keine|pas|não|nunca|не)\b|n['’]t\b|\bno (?:es|son)\b"
+    r"|不是|并非|並非|不等于|错|錯",
+    re.IGNORECASE,
+)
+_FACTOR = re.compile(
+    r"\s?-?(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|score|gross|mil|millones|millionen|milliarden|lakh|"
+    r"crore|k|m|b|bn|mn|tn)s?\b|\s?[十百千万萬亿億兆]",
+    re.IGNORECASE,
+)
+"""Words that multiply a number. One that `number` does not read makes the answer unreadable."""
 
 
 def numeric(
@@ -49,21 +100,55 @@ def numeric(
         return Verdict(0.0, False, f"units that do not agree: {units_of}")
     apart = abs(value - wanted.value)
     right = apart <= max(Fraction(tolerance), Fraction(relative) * abs(wanted.value))
-    return Verdict(float(right), right, f"{float(value):g}, and {float(wanted.value):g} is right")
+    return Verdict(float(right), right, f"{_show(value)}, and {_show(wanted.value)} is right")
+
+
+def _show(value: Fraction) -> str:
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):.6g}"
 
 
 def stated_number(answer: str) -> Number | None:
     """The number that an answer is, or the only one that stands in it."""
-    if len(answer) > LONGEST:
+    text = _TAG.sub("", answer.translate(_WIDE)).strip()
+    if len(text) > LONGEST or any(each.search(text) for each in (_DENIED, _BOUND, _DATE, _RANGE, _COMPUTED_IN_WORDS)):
         return None
-    whole = number(plain(answer))
+    whole = number(plain(text))
     if whole is not None:
-        return whole
-    if _DENIED.search(answer):
+        return None if _is_factor_unread(whole, text) else whole
+    if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
-    found = {}
-    for each in _IN_TEXT.findall(answer):
-        read = number(plain(each)) or number(plain(re.sub(r"\s?[A-Za-z]+$", "", each)))
-        if read is not None:
-            found[read.value, read.unit] = read
-    return next(iter(found.values())) if len(found) == 1 else None
+    found: dict[tuple[Fraction, tuple[str, ...]], Number] = {}
+    place = 0
+    while (each := _VALUE.search(text, place)) is not None:
+        place = each.end("number")
+        if not each["money"] and re.search(r"[A-Za-z_]$", text[: each.start()]):
+            continue  # of a name: x1
+        read = _read_value(text, each)
+        if read is None:
+            return None
+        found[read.value, read.unit] = read
+    return next(iter(found.values())) if len({value for value, _ in found}) == 1 else None
+
+
+def _read_value(text: str, found: re.Match[str]) -> Number | None:
+    """Return a number of a sentence, with its unit if it has one; None if it cannot be told what it is."""
+    start, stop = found.start(), found.end("number")
+    if re.search(r"[\\^.,/#]$", text[:start]) or re.match(r"[.,]\d|[_^/]|\{", text[stop:]):
+        return None
+    sign = "-" if (found["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
+    value = number(plain(f"{sign}{found['number']}"))
+    unit = found["unit"] or ""
+    full = number(plain(f"{sign}{found['money'] or ''}{found['number']}{unit}")) if unit or found["money"] else value
+    if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full, unit):
+        return None
+    if full is None and unit and not unit[0].isspace():
+        return None  # letters that are no unit: 5x
+    if _FACTOR.match(text, stop) and (full is None or value is None or full.value == value.value and not full.unit):
+        return None
+    return full or value
+
+
+def _is_factor_unread(read: Number, text: str) -> bool:
+    """True if a word such as "million" was taken for a unit."""
+    words = {word for word in read.unit if len(word) > 1}
+    return bool(words) and any(_FACTOR.fullmatch(f" {word}") for word in words)

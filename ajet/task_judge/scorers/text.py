@@ -17,19 +17,34 @@ from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.task_judge.extraction import text_of
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+"""Letters of scripts that put no space between words, or join particles to them: Thai, Lao, Burmese, Khmer, Japanese,
+Chinese, Korean."""
+_IN_NUMBER = re.compile(r"[.,/:^'’]")
+_PUNCTUATION = frozenset(string.punctuation)
 PATTERN_SECONDS = 1.0
 """For a pattern; what takes longer does not match."""
 
 
 def plain(text: str) -> str:
-    """White space as single spaces, letters in one case; otherwise as it stands."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    """White space as single spaces, letters in one case; otherwise as it stands: a ligature is no two letters."""
+    folded = "".join(
+        each if len(each := letter.casefold()) == 1 else letter.lower() for letter in unicodedata.normalize("NFC", text)
+    )
+    return " ".join(folded.split())
 
 
 def squad(text: str) -> str:
-    """Text as SQuAD and HotpotQA have it: lower case, without ASCII punctuation, articles and further white space."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Text as SQuAD and HotpotQA have it: lower case, without punctuation, articles and further white space. A text of
+    nothing else stays, so that "a" is not "the"."""
+    kept = "".join(
+        letter
+        for letter in text.lower()
+        if letter not in _PUNCTUATION and not unicodedata.category(letter).startswith("P")
+    )
+    return " ".join(_ARTICLES.sub(" ", kept).split()) or plain(text)
 
 
 def _as_written(text: str) -> str:
@@ -57,14 +72,16 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
 
 def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
     """Harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best of several
-    truths; a success where they are equal."""
-    best = max(_f1(squad(model_answer).split(), squad(each).split()) for each in truths(ground_truth))
+    truths; a success where they are equal. Each letter of a script without spaces is a word (CMRC 2018)."""
+    best = max(_f1(_words(model_answer), _words(each)) for each in truths(ground_truth))
     return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
 
 
+def _words(text: str) -> list[str]:
+    return _UNSPACED.sub(r" \g<0> ", squad(text)).split()
+
+
 def _f1(given: list[str], wanted: list[str]) -> float:
-    if not given or not wanted:
-        return float(given == wanted)
     common = sum((Counter(given) & Counter(wanted)).values())
     return 2 * common / (len(given) + len(wanted)) if common else 0.0
 
@@ -73,7 +90,7 @@ def contains(
     reply: str, ground_truth: Any, all: bool = False, ignore_case: bool = True, whole_words: bool = True
 ) -> tuple[float, bool]:
     """1 where the reply contains the truth, as whole words unless told otherwise: "incorrect" does not contain
-    "correct". all: of several truths each, else any one."""
+    "correct", and "3.14" not "3". all: of several truths each, else any one."""
     text = plain(reply) if ignore_case else " ".join(reply.split())
     wanted = [plain(each) if ignore_case else " ".join(each.split()) for each in truths(ground_truth)]
     found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
@@ -91,12 +108,20 @@ def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
     place = text.find(wanted)
     while place >= 0:
         end = place + len(wanted)
-        before = place > 0 and text[place - 1].isalnum() and wanted[0].isalnum()
-        after = end < len(text) and text[end].isalnum() and wanted[-1].isalnum()
-        if not before and not after:
+        if not _continues(text[:place][::-1], wanted[0]) and not _continues(text[end:], wanted[-1]):
             return True
         place = text.find(wanted, place + 1)
     return False
+
+
+def _continues(rest: str, edge: str) -> bool:
+    """True if the word or number that ends with `edge` goes on in `rest`, which is read away from it."""
+    if not rest:
+        return False
+    if edge.isdigit() and _IN_NUMBER.match(rest) and rest[1:2].isdigit():
+        return True
+    joins = rest[0].isalnum() or unicodedata.category(rest[0]).startswith("M")
+    return joins and edge.isalnum() and not _UNSPACED.match(rest[0]) and not _UNSPACED.match(edge)
 
 
 class RegexScorer:

@@ -12,6 +12,8 @@ from .intelligence import asked
 from .settings import Settings
 from .tool import Function
 
+_BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+"""A fenced block. The server runs in an environment without ajet, so it cannot use `ajet.schema.fenced`."""
 Style = Literal["minimal", "documented", "verbose"]
 
 
@@ -34,8 +36,8 @@ class CodeWriter:
         role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
         parts = {"Task": task_description, "Requirements": requirements, "Context": context}
         said = asked("CODE", self.settings, role, parts, temperature)
-        block = re.search(r"```(?:python)?\n(.*?)```", said, re.S)
-        code = block[1] if block else said
+        blocks = _BLOCK.findall(said.replace("\r\n", "\n"))
+        code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), said)
         if save_to_file_path:
             Folder(self.settings).write(save_to_file_path, code.encode())
         return code

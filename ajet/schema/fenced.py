@@ -1,0 +1,248 @@
+"""Fenced code blocks in a model's reply, found by CommonMark's rules.
+
+Invariant: every reader of fenced replies uses this module, so that languages, attributes, CRLF, `~~~`, list items and
+longer fences mean the same everywhere. Two departures from CommonMark: a line with HTML does not hide a block below it
+(`<answer>` is such a line), and a block that is not complete may be repaired, because models forget to close them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import textwrap
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+MOST_REPAIRS = 8
+"""Blocks of one reply that are repaired. Each repair may read the rest of the reply again."""
+MOST_ENDS = 16
+"""Places at which an incomplete block may end instead."""
+_PYTHON = re.compile(r"(?:i|c)?python[\d.]*|py[23]?|pypy3?", re.IGNORECASE)
+_GLUED_OPENING = re.compile(r"(?<![`~])(?:(?:`{3,}|~{3,})[A-Za-z][\w+.#-]*|(?<=>)`{3,})[ \t]*$")
+"""A fence that opens at the end of a line of text, or after a tag. Models write so; CommonMark has no block there."""
+_GLUED_CLOSING = re.compile(r"[ \t]*(?:`{3,}|~{3,})[ \t]*(?=</\w+>)")
+_DEEP_FENCE = re.compile(r"^([ \t]{4,}|[ \t]*\t)(?:`{3,}|~{3,})", re.MULTILINE)
+_LIST_MARKS = " \t>*+-.)0123456789"
+_HUGE_NUMBER = re.compile(r"\d{4301,}")
+_NAMES = frozenset(dir(builtins))
+
+
+@dataclass(frozen=True, slots=True)
+class FencedBlock:
+    """One fenced block."""
+
+    language: str
+    """First word of its info string, in lower case and without braces; "" if it has none."""
+    content: str
+    start: int
+    """Line of the opening fence, from 0."""
+    stop: int
+    """Line after the closing fence."""
+
+    @property
+    def is_python(self) -> bool:
+        """True if it is labelled as Python."""
+        return _PYTHON.fullmatch(self.language) is not None
+
+
+def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = None) -> list[FencedBlock]:
+    """Return the fenced blocks of a reply in their order.
+
+    Args:
+        text: The reply.
+        is_complete: If a block's content fails this, the block ends at the first later fence at which it passes. A
+            block that never passes ends before the next opening fence inside of it.
+    """
+    lines = _split_lines(text)
+    blocks: list[FencedBlock] = []
+    repairs = 0
+    fences = _parse_fences(lines, 0)
+    while fences:
+        token, offset = fences.pop(0)
+        block = _build_block(token, offset)
+        if is_complete is not None and repairs < MOST_REPAIRS and not is_complete(block.content):
+            repaired = _repair_block(block, token.markup, lines, is_complete)
+            if repaired is not None:
+                repairs += 1
+                fences = _parse_fences(lines, repaired.stop)
+                block = repaired
+        blocks.append(block)
+    return blocks
+
+
+def unfence(text: str, is_complete: Callable[[str], bool] | None = None) -> str:
+    """Return the content of the one fenced block that a text is, or the text itself."""
+    text = text.strip()
+    blocks = read_fenced_blocks(text, is_complete)
+    return blocks[0].content.strip() if len(blocks) == 1 and _is_around(blocks[0], text) else text
+
+
+def read_program(reply: str) -> str:
+    """Return the Python program in a reply; the whole reply if it has no fenced block.
+
+    It is the last block labelled as Python, else the last without a label, else the last. Blocks that only state a
+    value, such as sample output, count if there is nothing else. Earlier Python blocks whose definitions it uses
+    without defining them stand before it: models split programs and show how to call them.
+    """
+    blocks = [block for block in read_fenced_blocks(reply, is_python_source) if block.content.strip()]
+    if not blocks:
+        return reply
+    acting = [block for block in blocks if _acts(block)]
+    labelled = [block.content for block in acting if block.is_python]
+    if labelled:
+        return _join_parts(labelled)
+    bare = [block.content for block in acting if not block.language]
+    if bare:
+        return _join_parts(bare)
+    content = next((block.content for block in reversed(blocks) if block.is_python or not block.language), None)
+    content = blocks[-1].content if content is None else content
+    return read_program(content) if read_fenced_blocks(content) else content  # a block of Markdown
+
+
+def is_python_source(text: str) -> bool:
+    """Return True if a text compiles as Python."""
+    return parse_python(text) is not None
+
+
+@lru_cache(maxsize=64)
+def parse_python(text: str) -> ast.Module | None:
+    """Return the syntax tree of a text, or None if it is no Python. Numbers of over 4,300 digits are read as 0."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a program's own invalid escapes
+            return ast.parse(_HUGE_NUMBER.sub("0", text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@lru_cache(maxsize=1)
+def _make_parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    # Inline text is of no interest, and HTML blocks would hide a fence below a line such as <answer>.
+    return MarkdownIt("commonmark").disable(["html_block", "inline"])
+
+
+def _split_lines(text: str) -> list[str]:
+    lines: list[str] = []
+    for line in re.sub(r"\r\n?", "\n", text).split("\n"):
+        opening = _GLUED_OPENING.search(line)
+        closing = _GLUED_CLOSING.match(line)
+        if opening and line[: opening.start()].strip(_LIST_MARKS):
+            lines += [line[: opening.start()], line[opening.start() :]]
+        elif closing:
+            lines += [line[: closing.end()], line[closing.end() :]]
+        else:
+            lines.append(line)
+    return lines
+
+
+def _parse_fences(lines: list[str], start: int) -> list[tuple[Token, int]]:
+    text = "\n".join(lines[start:])
+    found = [token for token in _make_parser().parse(text) if token.type == "fence"]
+    if not found and (deep := _DEEP_FENCE.search(text)):  # CommonMark has no fence at four columns
+        text = re.sub(rf"^{deep[1]}", "", text, flags=re.MULTILINE)
+        found = [token for token in _make_parser().parse(text) if token.type == "fence"]
+    return [(token, start) for token in found]
+
+
+def _build_block(token: Token, offset: int) -> FencedBlock:
+    start, stop = token.map or [0, 0]
+    return FencedBlock(_read_language(token.info), token.content, start + offset, stop + offset)
+
+
+def _read_language(info: str) -> str:
+    words = re.split(r"[\s,:{}()\[\]]+", info.strip(" {}").lstrip("."))
+    return words[0].lower()
+
+
+def _is_around(block: FencedBlock, text: str) -> bool:
+    return block.start == 0 and block.stop >= len(_split_lines(text))
+
+
+def _repair_block(
+    block: FencedBlock, markup: str, lines: list[str], is_complete: Callable[[str], bool]
+) -> FencedBlock | None:
+    """Return the block with another end, or None if no end makes it better."""
+    ends = 0
+    cut: FencedBlock | None = None
+    for number in range(block.start + 1, len(lines)):
+        place = lines[number].find(markup)
+        if place < 0:
+            continue
+        ends += 1
+        if ends > MOST_ENDS:
+            break
+        before, after = lines[number][:place], lines[number][place:].strip(markup[0] + " \t")
+        opens = not before.strip(" \t>") and bool(after) and "`" not in after
+        content = textwrap.dedent("\n".join([*lines[block.start + 1 : number], *([] if opens else [before])]))
+        found = FencedBlock(block.language, content, block.start, number if opens else number + 1)
+        if is_complete(content):
+            return found
+        if opens and cut is None and number < block.stop:
+            cut = found
+    return cut
+
+
+def _acts(block: FencedBlock) -> bool:
+    """Return True if it is a program, not just a value, a comment or something else."""
+    tree = parse_python(block.content)
+    if tree is None:
+        return block.is_python
+    return any(
+        not isinstance(node, ast.Expr) or any(isinstance(each, ast.Call) for each in ast.walk(node))
+        for node in tree.body
+    )
+
+
+def _join_parts(parts: list[str]) -> str:
+    program = parts[-1]
+    for earlier in reversed(parts[:-1]):
+        if _free_names(program) & _defined_names(earlier):
+            program = f"{earlier.rstrip()}\n{program}"
+    return program
+
+
+def _free_names(text: str) -> set[str]:
+    """Names that a program reads and does not bind anywhere."""
+    tree = parse_python(text)
+    if tree is None:
+        return set()
+    read: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(each.asname or each.name).split(".")[0] for each in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return read - bound - _NAMES
+
+
+def _defined_names(text: str) -> set[str]:
+    """Names that a program binds at its top level."""
+    tree = parse_python(text)
+    found: set[str] = set()
+    for node in tree.body if tree is not None else []:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(each.asname or each.name).split(".")[0] for each in node.names}
+        else:
+            found |= {
+                each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+    return found

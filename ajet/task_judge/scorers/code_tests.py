@@ -1,0 +1,348 @@
+"""Tests of programs, as published data sets have them.
+
+Invariant: what has no known shape is refused, with its field, and is never run: an expression such as a list of texts
+would pass for every program. The same holds for statements that cannot fail, or that nothing calls.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from ajet.schema.errors import JudgeFailure
+from ajet.schema.fenced import parse_python
+
+SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("tests",), "lists of statements or cases; DeepCoder, TACO-verified"),
+    (("test_list",), "MBPP, MBPP+, with test_imports and test_setup_code"),
+    (("test_cases",), "AceCode, DeepMind and Codeforces derivatives"),
+    (("input_output",), "APPS, TACO"),
+    (("public_test_cases", "private_test_cases"), "LiveCodeBench; private ones may be compressed"),
+    (("public_tests", "private_tests", "generated_tests"), "CodeContests"),
+    (("verification_info",), "SYNTHETIC-1 and PrimeIntellect's verifiable-coding-problems"),
+    (("test",), "HumanEval, LeetCodeDataset (entry_point), KodCode (pytest), BigCodeBench (unittest)"),
+)
+"""Fields of a row that hold tests, and who publishes them so. The first that is not empty counts."""
+LARGEST = 1 << 29
+"""Characters of a row's tests when they are decompressed."""
+_ENTRY = re.compile(r"[A-Za-z_]\w*(?:\(\))?(?:\.[A-Za-z_]\w*)*")
+_CHECK_NAME = re.compile("assert|check|test|expect", re.IGNORECASE)
+_CATCH_ALL = ("AssertionError", "Exception", "BaseException")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True, slots=True)
+class StatementTest:
+    """Statements that raise if the program is wrong, run after it in the same interpreter."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutputTest:
+    """A program's standard input, and what it must print."""
+
+    given: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """A call of a function, or of a method of the class Solution, and what it must return."""
+
+    function: str
+    arguments: list[Any]
+    wanted: Any
+    is_wrapped: bool
+    """True if `wanted` may be a list of the one result (APPS)."""
+
+
+CodeTest = StatementTest | InputOutputTest | CallTest
+
+
+def read_tests(row: Mapping[str, Any]) -> list[CodeTest]:
+    """Return the tests of a row, or none if no known field holds any.
+
+    Raises:
+        JudgeFailure: The tests have no known shape, or cannot fail.
+    """
+    for fields, _ in SHAPES:
+        found = [test for field in fields for test in _read_field(row, field, row.get(field))]
+        if found:
+            return found
+    nested = row.get("reward_model")  # verl's rows
+    truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    return list(_read_field(row, "reward_model.ground_truth", truth))
+
+
+def load_json(text: str) -> Any:
+    """Return JSON text as a value. Integers of any length are read; those over 4,300 digits as Decimal.
+
+    Raises:
+        ValueError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 4300 else Decimal(digits))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _read_field(row: Mapping[str, Any], field: str, value: Any) -> Iterator[CodeTest]:
+    reader = _FieldReader(row, field)
+    yield from reader.read(value)
+
+
+class _FieldReader:
+    """Reads one field of a row."""
+
+    def __init__(self, row: Mapping[str, Any], field: str) -> None:
+        self._row, self._field = row, field
+        setup = [*self._texts("test_imports"), *self._texts("test_setup_code")]
+        self._setup = "".join(f"{each}\n" for each in setup)
+
+    def read(self, value: Any) -> Iterator[CodeTest]:
+        if isinstance(value, str):
+            if (decoded := self._decode(value)) is not None:
+                yield from self.read(decoded)
+            elif value.strip() not in ("", "null", "None"):
+                yield StatementTest(self._setup + self._checked(value))
+        elif isinstance(value, Mapping):
+            yield from self._read_mapping(value)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                if not isinstance(each, (str, Mapping)) or not each:
+                    self._refuse(f"one of them is {each!r:.80}")
+                yield from self.read(each)
+        elif value is not None:
+            self._refuse(f"they are {value!r:.80}")
+
+    def _decode(self, text: str) -> Any:
+        """JSON text, Python text of a list, or LiveCodeBench's compressed form; None for statements."""
+        start = text.lstrip()[:1]
+        if start in "[{" and start:
+            try:
+                return load_json(text)
+            except ValueError:
+                pass
+            try:
+                return ast.literal_eval(text.strip())
+            except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+                self._refuse("they begin as JSON or a Python list and are neither")
+        if start == '"':
+            try:
+                return load_json(text)
+            except ValueError:
+                return None
+        return self._decompress(text) if re.fullmatch(r"\s*eJ[A-Za-z0-9+/\s]{16,}=*\s*", text) else None
+
+    def _decompress(self, text: str) -> Any:
+        """base64 of zlib of a pickled JSON text. Nothing but a text is unpickled."""
+        try:
+            opened = zlib.decompressobj()
+            packed = opened.decompress(base64.b64decode(text), LARGEST)
+            found = _TextUnpickler(io.BytesIO(packed)).load()
+            return load_json(found if isinstance(found, str) else "")
+        except (
+            ValueError,
+            binascii.Error,
+            zlib.error,
+            pickle.UnpicklingError,
+            EOFError,
+            IndexError,
+            KeyError,
+        ) as error:
+            self._refuse(f"they are compressed, and cannot be read: {error}")
+
+    def _read_mapping(self, value: Mapping[str, Any]) -> Iterator[CodeTest]:
+        if not value:
+            return
+        language = str(value.get("language") or "python").lower()
+        if not language.startswith(("python", "py")):
+            self._refuse(f"they are in {language}")
+        if "assert_case" in value:
+            yield from self.read(value["assert_case"])
+            return
+        for nested in ("test_cases", "tests"):
+            if nested in value:
+                yield from self.read(value[nested])
+                return
+        for one, other in (("inputs", "outputs"), ("input", "output"), ("input", "expected_output")):
+            if one in value and other in value:
+                given, wanted = value[one], value[other]
+                break
+        else:
+            self._refuse(f"a case has {', '.join(map(str, value))}")
+        function = self._function_of(value)
+        several = one == "inputs" or (not function and isinstance(given, (list, tuple)) and len(value) == 2)
+        if not several:
+            yield self._case(given, wanted, function)
+            return
+        if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(given) != len(wanted):
+            self._refuse("they need as many outputs as inputs")
+        for pair in zip(given, wanted, strict=True):
+            yield self._case(*pair, function)
+
+    def _case(self, given: Any, wanted: Any, function: str) -> CodeTest:
+        if not function:
+            return InputOutputTest(self._lines(given), self._lines(wanted))
+        if isinstance(given, (list, tuple)):
+            return CallTest(function, list(given), wanted, is_wrapped=True)
+        if not isinstance(given, str) or not isinstance(wanted, str):
+            self._refuse(f"the arguments of {function} are {given!r:.80}")
+        try:
+            arguments = [load_json(line) for line in given.split("\n") if line.strip()]
+            return CallTest(function, arguments, load_json(wanted), is_wrapped=False)
+        except ValueError as error:
+            self._refuse(f"arguments or result of {function} are not JSON: {error}")
+
+    def _function_of(self, value: Mapping[str, Any]) -> str:
+        """Name of the function that cases call; "" for standard input."""
+        kind = str(value.get("testtype") or value.get("type") or "").lower()
+        name = value.get("fn_name") or value.get("func_name") or ""
+        if kind in ("stdin", "stdin_stdout") or not (name or kind in ("functional", "function_call")):
+            return ""
+        for about in (value.get("metadata"), self._row.get("metadata")):
+            if isinstance(about, str) and about.lstrip().startswith("{"):
+                try:
+                    about = load_json(about)
+                except ValueError:
+                    continue
+            if isinstance(about, Mapping):
+                name = name or about.get("func_name") or ""
+        name = str(name or self._row.get("fn_name") or "")
+        if not name.isidentifier():
+            self._refuse(f"they call a function whose name is {name!r:.80}")
+        return name
+
+    def _lines(self, value: Any) -> str:
+        """Standard input or output; a list is its lines."""
+        if isinstance(value, (list, tuple)):
+            return "\n".join(self._lines(each) for each in value)
+        if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
+            return str(value)
+        self._refuse(f"an input or output is {value!r:.80}")
+
+    def _texts(self, field: str) -> Sequence[str]:
+        value = self._row.get(field)
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            value = self._decode(value)
+        found = [value] if isinstance(value, str) else list(value or ())
+        if not all(isinstance(each, str) for each in found):
+            self._refuse(f"{field} is {value!r:.80}")
+        return found
+
+    def _checked(self, code: str) -> str:
+        """The statements, with the calls that run their checks. Refuses those that cannot fail."""
+        tree = parse_python(code)
+        if tree is None:
+            self._refuse(f"they are no Python: {code.strip()[:80]!r}")
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        run = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_main_guard(node)]
+        called = {each.func.id for node in run for each in ast.walk(node)
+                  if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)}  # fmt: skip
+        calls: list[str] = []
+        entry = self._row.get("entry_point")
+        if "check" in functions and "check" not in called and isinstance(entry, str) and _ENTRY.fullmatch(entry):
+            calls.append(f"check({entry})")
+            called.add("check")
+        for node in tree.body:
+            calls += self._calls_of(node, called)
+        can_fail = [name in called and _has_check(function) for name, function in functions.items()]
+        if not (any(map(_has_check, run)) or any(can_fail) or any(not each.startswith("check(") for each in calls)):
+            self._refuse(f"they check nothing that runs: {code.strip()[:80]!r}")
+        return "\n".join([code, *calls])
+
+    def _calls_of(self, node: ast.stmt, called: set[str]) -> list[str]:
+        """Calls of what pytest or unittest would collect."""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test"):
+            if node.name in called:
+                return []
+            self._require_plain(node, 0)
+            return [f"{node.name}()"]
+        if not isinstance(node, ast.ClassDef) or not node.name.lower().startswith("test"):
+            return []
+        methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        tests = [each for each in methods if each.name.startswith("test")]
+        if any("TestCase" in ast.unparse(base) for base in node.bases):
+            for method in tests:
+                self._require_plain(method, 1)
+            if not tests:
+                return []
+            return [_RUN_UNITTEST.format(name=node.name)]
+        if any(each.name.startswith(("setup", "teardown")) for each in methods):
+            self._refuse(f"{node.name} needs pytest's setup")
+        for method in tests:
+            self._require_plain(method, 1)
+        return [f"{node.name}().{method.name}()" for method in tests]
+
+    def _require_plain(self, node: ast.FunctionDef | ast.AsyncFunctionDef, own: int) -> None:
+        wanted = node.args.posonlyargs + node.args.args
+        if len(wanted) - len(node.args.defaults) > own or isinstance(node, ast.AsyncFunctionDef):
+            self._refuse(f"{node.name} needs pytest (fixtures, parameters or async)")
+        if not _has_check(node):
+            self._refuse(f"{node.name} checks nothing")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise JudgeFailure(
+            f"the row's {self._field}: {why}. Expected statements that raise, cases with input and output, or "
+            "inputs and outputs (docs/scorers.md lists the data sets)"
+        )
+
+
+_RUN_UNITTEST = """\
+import unittest
+_result = unittest.TestResult()
+unittest.defaultTestLoader.loadTestsFromTestCase({name}).run(_result)
+if not _result.wasSuccessful() or len(_result.skipped) >= _result.testsRun:
+    raise AssertionError([text for _, text in _result.failures + _result.errors][:1])"""
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Unpickles texts and numbers; a pickle that names a class is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    """True for `if __name__ == …`, which does not run: tests are no program."""
+    return isinstance(node, ast.If) and any(
+        isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
+    )
+
+
+def _has_check(node: ast.AST) -> bool:
+    """True if it can raise because of what the program does."""
+    if isinstance(node, ast.Assert):
+        always = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        return not always and not (isinstance(node.test, ast.Tuple) and node.test.elts)
+    if isinstance(node, ast.Raise):
+        return True
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if _CHECK_NAME.search(name):
+            return True
+    if isinstance(node, ast.Try) and _swallows(node):
+        return any(map(_has_check, [*node.orelse, *node.finalbody]))
+    return any(map(_has_check, ast.iter_child_nodes(node)))
+
+
+def _swallows(node: ast.Try) -> bool:
+    """True if a failed assertion in its body is caught and not raised again."""
+    for handler in node.handlers:
+        caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"
+        if any(name in re.findall(r"\w+", caught) for name in _CATCH_ALL):
+            return not any(
+                isinstance(each, (ast.Raise, ast.Assert)) for part in handler.body for each in ast.walk(part)
+            )
+    return False

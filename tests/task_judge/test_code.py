@@ -1,0 +1,234 @@
+"""The scorer `code`: which program a reply holds, and tests in the shapes of published data sets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import textwrap
+import time
+import zlib
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure
+from ajet.task_judge import Judge
+from tests.scorer_calls import ask_scorer, open_scorer
+
+FENCE = "```"
+GOOD = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return 'certainly wrong'\n"
+READS, READS_WRONG = "print(sum(map(int, input().split())))", "print(0)"
+METHOD = "class Solution:\n    def add(self, a: List[int], b: int) -> int:\n        return sum(a) + b\n"
+METHOD_WRONG = METHOD.replace("sum(a) + b", "-1")
+PAST_LIMIT = "1" + "0" * 5000
+"""An integer beyond the 4,300 digits that Python reads by default."""
+
+
+@lru_cache(maxsize=1)
+def code_judge() -> Judge:
+    return open_scorer("code", timeout=30)
+
+
+def score(reply: str, **row: Any) -> Verdict:
+    return ask_scorer(code_judge(), reply, row)
+
+
+def block(program: str = GOOD, language: str = "python") -> str:
+    return f"{FENCE}{language}\n{program}{FENCE}\n"
+
+
+REPLIES = {
+    "bash before": f"Install it:\n{block('pip install numpy', 'bash')}\nThen:\n{block()}".replace(
+        "numpy```", "numpy\n```"
+    ),
+    "json before": f"{block('{}' + chr(10), 'json')}So:\n{block()}",
+    "text before": f"Sample:\n{block('1 2' + chr(10), 'text')}My solution:\n{block()}",
+    "C++ before": f"{block('int x;' + chr(10), 'c++')}In Python:\n{block()}",
+    "java before": f"{block('class A {}' + chr(10), 'java')}{block()}",
+    "console after": f"{block()}{block('$ python a.py' + chr(10), 'console')}",
+    "attributes": block(language='python title="a.py"'),
+    "braces": block(language="{.python .numberLines}"),
+    "R markdown": block(language="{python}"),
+    "file name": block(language="python:add.py"),
+    "version": block(language="Python3.11"),
+    "py": block(language="py"),
+    "blank before language": block(language=" python"),
+    "no language": block(language=""),
+    "unknown language": block(language="solution"),
+    "CRLF": block().replace("\n", "\r\n"),
+    "CR": block().replace("\n", "\r"),
+    "tildes": f"~~~python\n{GOOD}~~~\n",
+    "long tildes": f"~~~~ python\n{GOOD}~~~~\n",
+    "in a list": "1. Code:\n" + textwrap.indent(block(), "   "),
+    "four columns": "Do:\n" + textwrap.indent(block(), "    "),
+    "tab": textwrap.indent(block(), "\t"),
+    "quoted": textwrap.indent(block(), "> "),
+    "fence in docstring": block(f'doc = """\n{FENCE}\nx\n{FENCE}\n"""\n{GOOD}'),
+    "language in docstring": block(f'doc = """\n{FENCE}python\nx\n{FENCE}\n"""\n{GOOD}') + "Done.\n",
+    "unclosed": f"{FENCE}python\n{GOOD}",
+    "closed after code": f"{FENCE}python\n{GOOD.rstrip()}{FENCE}\nThis adds.",
+    "unclosed bare before": f"{FENCE}\nsome text here\n\n{block()}ok",
+    "unclosed bash before": f"{FENCE}bash\npip install x\n\nThen\n{block()}ok",
+    "unclosed json before": f"{FENCE}json\n{{}}\n\nThen\n{block()}ok",
+    "in tags": f"<answer>\n{block()}</answer>",
+    "glued to tags": f"<solution>{block().rstrip()}</solution>",
+    "after a colon": f"Here: {block()}",
+    "in a Markdown block": f"````markdown\n# x\n{block()}````\n",
+    "bare output after": f"{block()}Output:\n{block('3' + chr(10), '')}",
+    "example of use after": f"{block()}Example:\n{block('print(add(1, 2))' + chr(10))}",
+    "comment after": f"{block()}{block('# add(1, 2) is 3' + chr(10))}",
+    "empty block after": f"{block()}{block('')}",
+    "correction": f"{block(WRONG)}No:\n{block()}",
+    "in two parts": block("def plus(a, b):\n    return a + b\n") + block("def add(a, b):\n    return plus(a, b)\n"),
+    "no fence": GOOD,
+    "thoughts": f"<think>{block(WRONG)}</think>{block()}",
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_program_is_found_in_reply(name):
+    found = score(REPLIES[name], tests=["assert add(1, 2) == 3"])
+    assert found.reward == 1.0, found.reason
+
+
+def test_wrong_program_scores_zero_in_each_reply():
+    """With the sum replaced, no way of finding a program passes."""
+    for name in ("bash before", "unclosed bare before", "fence in docstring", "example of use after", "quoted"):
+        reply = REPLIES[name].replace("return a + b", "return 7")
+        assert score(reply, tests=["assert add(1, 2) == 3"]).reward == 0.0, name
+
+
+def test_hostile_fences_are_read_in_time():
+    hostile = ["`" * 100_000, "```a" * 30_000, "```python\n" + "a ```\n" * 30_000, "```python\n" + "(" * 50_000]
+    began = time.process_time()
+    for reply in hostile:
+        assert score(reply, tests=["assert add(1, 2) == 3"]).reward == 0.0
+    assert time.process_time() - began < 20
+
+
+def compress(value: Any) -> str:
+    """LiveCodeBench's form of private tests."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(value)))).decode()
+
+
+ASSERTS = ["assert add(1, 2) == 3"]
+STDIN = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
+FUNCTIONAL = [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]
+CHECK = "def check(candidate):\n    assert candidate(%s) == %d\n"
+UNITTEST = """\
+import unittest
+class TestCases(unittest.TestCase):
+    def setUp(self):
+        self.one = 1
+    def test_one(self):
+        self.assertEqual(add(self.one, 2), 3)
+"""
+FUNCTION, PROGRAM, SOLUTION = (GOOD, WRONG), (READS, READS_WRONG), (METHOD, METHOD_WRONG)
+SHAPES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
+    "list": (FUNCTION, {"tests": ASSERTS}),
+    "text": (FUNCTION, {"tests": ASSERTS[0]}),
+    "JSON text of a list": (FUNCTION, {"tests": json.dumps(ASSERTS)}),
+    "Python text of a list": (FUNCTION, {"tests": str(ASSERTS)}),
+    "JSON text twice": (FUNCTION, {"tests": json.dumps(json.dumps(ASSERTS))}),
+    "JSON text of cases": (PROGRAM, {"tests": json.dumps(STDIN)}),
+    "list of JSON texts": (PROGRAM, {"tests": [json.dumps(STDIN[0])]}),
+    "MBPP": (FUNCTION, {"test_list": ["assert math.floor(add(1, 2)) == 3"], "test_setup_code": "import math"}),
+    "MBPP+": (FUNCTION, {"test_list": str(ASSERTS), "test_imports": str(["import math"]), "test": "x"}),
+    "AceCode": (FUNCTION, {"test_cases": ASSERTS}),
+    "APPS": (PROGRAM, {"input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})}),
+    "APPS by lines": (PROGRAM, {"input_output": {"inputs": [["1 2"]], "outputs": [["3"]]}}),
+    "APPS method": (SOLUTION, {"input_output": json.dumps(
+        {"fn_name": "add", "inputs": [[[1, 2], 3]], "outputs": [[6]]})}),
+    "TACO function": (FUNCTION, {"input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]})}),
+    "LiveCodeBench": (PROGRAM, {"public_test_cases": json.dumps(STDIN), "private_test_cases": compress(STDIN)}),
+    "LiveCodeBench private": (PROGRAM, {"public_test_cases": "[]", "private_test_cases": compress(STDIN)}),
+    "LiveCodeBench method": (SOLUTION, {"public_test_cases": json.dumps(FUNCTIONAL),
+                                        "metadata": '{"func_name": "add"}'}),
+    "CodeContests": (PROGRAM, {"public_tests": {"input": ["1 2"], "output": ["3"]},
+                               "private_tests": {"input": [], "output": []}}),
+    "SYNTHETIC-1": (PROGRAM, {"verification_info": json.dumps({"language": "python", "test_cases": [
+        {"type": "stdin_stdout", "input": "1 2", "output": "3", "fn_name": None}]})}),
+    "SYNTHETIC-1 in Python": (PROGRAM, {"verification_info": str({"test_cases": [
+        {"type": "stdin_stdout", "input": "1 2", "output": "3", "fn_name": None}]})}),
+    "PrimeIntellect call": (FUNCTION, {"tests": json.dumps([
+        {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}])}),
+    "DeepCoder": (SOLUTION, {"tests": json.dumps([{**FUNCTIONAL[0], "metadata": {"func_name": "add"}}])}),
+    "verl": (PROGRAM, {"reward_model": {"ground_truth": json.dumps({"inputs": ["1 2"], "outputs": ["3"]})}}),
+    "verl asserts": (FUNCTION, {"reward_model": {"ground_truth": json.dumps({"assert_case": ASSERTS})}}),
+    "HumanEval": (FUNCTION, {"test": CHECK % ("1, 2", 3), "entry_point": "add"}),
+    "LeetCodeDataset": (SOLUTION, {"test": CHECK % ("a=[1, 2], b=3", 6), "entry_point": "Solution().add"}),
+    "KodCode": (FUNCTION, {"test": "from solution import add\n\ndef test_one():\n    assert add(1, 2) == 3\n"}),
+    "BigCodeBench": (FUNCTION, {"test": UNITTEST, "entry_point": "add"}),
+    "pytest class": (FUNCTION, {"test": "class TestAdd:\n    def test_one(self):\n        assert add(1, 2) == 3\n"}),
+    "long integer returned": (("def add(a, b):\n    return 10 ** 5000", WRONG),
+                              {"tests": f"assert add(1, 2) == {PAST_LIMIT}"}),
+    "long integer printed": (("print(10 ** 5000)", READS_WRONG), {"tests": [{"input": "", "output": PAST_LIMIT}]}),
+    "long integer given": (FUNCTION, {"input_output":
+        f'{{"fn_name": "add", "inputs": [[{PAST_LIMIT}, 1]], "outputs": [{PAST_LIMIT[:-1]}1]}}'}),
+    "long integer as input": (PROGRAM, {"input_output": f'{{"inputs": [{PAST_LIMIT}], "outputs": [{PAST_LIMIT}]}}'}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_published_shape_tells_right_from_wrong(name):
+    (good, wrong), row = SHAPES[name]
+    passed, failed = score(good, **row), score(wrong, **row)
+    assert (passed.reward, failed.reward) == (1.0, 0.0), (passed.reason, failed.reason)
+
+
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "an expression": {"tests": ["add(1, 2) == 3"]},
+    "a printed comparison": {"tests": "print(add(1, 2) == 3)"},
+    "prose": {"tests": "add must add"},
+    "numbers": {"tests": [1]},
+    "a number as text": {"tests": "5"},
+    "true": {"tests": True},
+    "pairs": {"tests": [["1 2", "3"]]},
+    "broken JSON": {"tests": "{no"},
+    "broken list": {"tests": "[assert add(1, 2) == 3]"},
+    "JSON text of prose": {"tests": json.dumps("1 2")},
+    "other keys": {"tests": {"a": ASSERTS[0]}},
+    "nothing in it": {"tests": [None]},
+    "an empty test": {"tests": [""]},
+    "a comment": {"tests": "# nothing"},
+    "a docstring": {"tests": '"""assert"""'},
+    "a constant": {"tests": ["assert True"]},
+    "a pair that is always true": {"tests": ["assert (add(1, 2) == 3, 'sum')"]},
+    "a function that nothing calls": {"tests": "def verify():\n    assert add(1, 2) == 3"},
+    "under a main guard": {"tests": "if __name__ == '__main__':\n    assert add(1, 2) == 3"},
+    "a caught assertion": {"tests": "try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    print('no')"},
+    "a fixture": {"test": "def test_one(tmp_path):\n    assert add(1, 2) == 3"},
+    "a coroutine": {"test": "async def test_one():\n    assert add(1, 2) == 3"},
+    "more inputs than outputs": {"input_output": {"inputs": ["1"], "outputs": []}},
+    "check without entry point": {"test": CHECK % ("1, 2", 3)},
+    "a pickled function": {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(time.sleep))).decode()},
+    "calls without a name": {"public_test_cases": json.dumps(FUNCTIONAL)},
+    "another language": {"verification_info": {"language": "java", "test_cases": []}},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_shape_is_refused_and_pays_nobody(name):
+    with pytest.raises(JudgeFailure, match=next(iter(UNKNOWN[name]))):
+        score(GOOD, **UNKNOWN[name])
+
+
+@pytest.mark.parametrize("row", [{}, {"tests": ""}, {"tests": "[]"}, {"tests": "null"}, {"input_output": ""},
+                                 {"input_output": '{"inputs": [], "outputs": []}'}])  # fmt: skip
+def test_row_without_tests_has_no_score(row):
+    assert score(GOOD, **row).reward is None
+
+
+def test_results_are_compared_outside_the_program():
+    """An object that equals everything is no right answer, nor is a function that only the runner imports."""
+    row = {"input_output": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}}
+    equal = "class Equal(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Equal(9)"
+    for program in (equal, "print(3)", "import os\nprint(3)\nos._exit(0)", "def add(a, b):\n    return {3}.__class__"):
+        assert score(program, **row).reward == 0.0, program
+    close = {"input_output": {"fn_name": "add", "inputs": [[0.1, 0.2]], "outputs": [0.3]}}
+    assert score(GOOD, **close).reward == 1.0
+    assert score("def add(a, b):\n    return 0.31", **close).reward == 0.0
