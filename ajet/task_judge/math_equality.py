@@ -1,9 +1,9 @@
 """Whether two mathematical answers are equal, by value and not by spelling.
 
-Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. Numbers, units,
-words, lists and dates are compared by rules of ours (`math_rules`), exactly. Everything else goes to math-verify in a
-worker process that is killed when it does not answer, because nothing else stops a computation like 9**9**9
-(math-verify's own limit is a signal, which works in the main thread only and not inside one long operation).
+Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. `math_rules`
+decides, and takes numbers, units, words, lists and dates itself. Single expressions go to math-verify in a worker
+process that is killed when it does not answer, because nothing else stops a computation like 9**9**9 (math-verify's own
+limit is a signal, which works in the main thread only and not inside one long operation).
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO
 
 from ajet.config.programs import program
 from ajet.schema.errors import JudgeFailure, MissingExtra
-from ajet.task_judge.math_rules import verdict
+from ajet.task_judge.math_rules import AnswerComparer
 from ajet.task_judge.math_text import plain
 
 WORKERS = 2
@@ -46,13 +48,25 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     if max(len(candidate), len(reference)) > LONGEST:
         return False
     left, right = plain(candidate), plain(reference)
-    if not left or not right:
-        return False
-    decided = verdict(left, right)
-    if decided is not None:
-        return decided
-    require()
-    return _pool().ask(left, right, timeout)
+    deadline = time.monotonic() + timeout
+
+    def ask(one: str, other: str) -> bool:
+        require()
+        rest = deadline - time.monotonic()
+        return rest > 0 and _pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
+
+    return bool(left and right) and AnswerComparer(ask).decide(left, right)
+
+
+def _spell_exactly(text: str) -> str:
+    """Return an expression with fractions for decimals, which math-verify rounds, and `x_1` for `x1`."""
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))|(?<=\d) (?=[A-Za-z])", "", text)
+    text = re.sub(r"(?<![\d.])(\d{0,50})\.(\d{1,50})(?![\d.]|\\overline)", _spell_fraction, text)
+    return re.sub(r"(?<![A-Za-z\\{}\d_])([A-Za-z])(\d+)", r"\1_{\2}", text)
+
+
+def _spell_fraction(decimal: re.Match[str]) -> str:
+    return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
 
 
 class _Worker:

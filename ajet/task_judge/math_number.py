@@ -1,7 +1,8 @@
 r"""A number and its unit, out of text in the one spelling (`math_text.plain`).
 
 Invariant: only what states a value is read: digits, a fraction, a mixed number, powers of ten as scientists write them,
-repeating decimals. What would have to be computed first (`12 + 30`, `2^5`, `\sqrt{16}`, `84/2`) is no number.
+repeating decimals, and magnitudes (`5 million`). What would have to be computed first (`12 + 30`, `2^5`, `\sqrt{16}`)
+is no number.
 """
 
 from __future__ import annotations
@@ -10,70 +11,28 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ajet.task_judge.math_unit import CURRENCY_MAGNITUDES, MAGNITUDES, Unit, get_ratio, parse_unit
+
 _GROUPED = "|".join(rf"\d{{1,3}}(?:{mark}\d{{3}}){{1,60}}(?!\d)" for mark in (",", " ", "_", "['’]"))
 _EUROPEAN = r"\d{1,3}(?:\.\d{3}){2,60}(?![\d.])"
 _DIGITS = rf"(?:{_EUROPEAN}|(?:{_GROUPED}|\d{{1,200}})(?:\.\d{{0,200}})?|\.\d{{1,200}})"
-_POWER = r"(?:[eE](?P<e>[+-]?\d{1,3})|\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?(?P<ten>[+-]?\d{1,3})\}?)?"
+_TERM = rf"[({{]?-?{_DIGITS}[)}}]?"
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)\s?(?:"
-    rf"(?P<whole>\d{{1,20}})\s?\\frac\{{(?P<ma>\d{{1,20}})\}}\{{(?P<mb>\d{{1,20}})\}}"
-    rf"|(?P<whole2>\d{{1,20}}) (?P<na>\d{{1,20}})/(?P<nb>\d{{1,20}})"
-    rf"|\\frac\{{(?P<fs>-?)(?P<fa>{_DIGITS})\}}\{{(?P<fb>{_DIGITS})\}}"
-    rf"|\((?P<ps>-?)(?P<pa>\d{{1,100}})\)/\(?(?P<pb>\d{{1,100}})\)?"
-    rf"|(?P<a>{_DIGITS})\s?/\s?(?P<b>\d{{1,100}})"
-    rf"|(?P<before>\d{{0,30}})\.(?P<fixed>\d{{0,30}})(?:\\overline\{{(?P<bar>\d{{1,30}})\}}|\((?P<bar2>\d{{1,30}})\))"
-    rf"|(?P<digits>{_DIGITS}){_POWER})"
+    rf"(?P<sign>[+-]?) ?(?:"
+    r"(?P<whole>\d{1,20}) ?(?:\\frac\{(?P<a>\d{1,20})\}\{(?P<b>\d{1,20})\}|(?<=\d )(?P<c>\d{1,20})/(?P<d>\d{1,20}))"
+    rf"|\\frac\{{(?P<above>-?{_DIGITS})\}}\{{(?P<below>-?{_DIGITS})\}}|(?P<over>{_TERM}) ?/ ?(?P<under>{_TERM})"
+    r"|(?P<before>\d{0,30})\.(?P<fixed>\d{0,30})(?:\\overline\{(?P<bar>\d{1,30})\}|\((?P<bar2>\d{1,30})\))"
+    rf"|(?:(?P<times>{_DIGITS}) ?(?:\\times|\\cdot|\*|x) ?)?10\^[{{(]?(?P<ten>[+-]?\d{{1,3}})[}})]?"
+    rf"|(?P<digits>{_DIGITS})(?:[eE](?P<e>[+-]?\d{{1,3}}))?)"
 )
-_MONEY = re.compile(r"([+-]?)\s?([$€£¥₹])\s?([+-]?)")
-_PIECE = r"(?:\^\\circ ?[CFK]?|%|[$€£¥₹]|[A-Za-zµΩÅ][A-Za-zµΩÅ.'’-]*(?:\^\{?-?\d\}?)?)"
-_UNIT = re.compile(rf"{_PIECE}(?:(?: ?/ ?| ?\\cdot ?| ){_PIECE})*")
-LONGEST_UNIT = 80
-"""Characters."""
+_MONEY = re.compile(r"([+-]?) ?(US\$|[$€£¥₹]|(?:USD|EUR|GBP|JPY|CNY|INR|Rs\.?)(?= ?\d)) ?([+-]?)")
+_MAGNITUDE = re.compile(rf"(?: |(?=[\u4e00-\u9fff]))({'|'.join(MAGNITUDES)})(?![A-Za-z])", re.IGNORECASE)
+_MONEY_MAGNITUDE = re.compile(rf"({'|'.join(CURRENCY_MAGNITUDES)})(?![A-Za-z])")
+_LETTER = re.compile(r"([A-Za-z])(?:\^\{?(-?\d)\}?)?")
+_SUM = re.compile(r"([^,]{2,40}?[A-Za-z.]) (?:and )?(\d[^,]{0,40})")
+"""`5 ft 6 in`, `1 hour and 30 minutes`."""
 LEAST_POWER = 4
 """`3 \\times 10^8` is how a number is written; `3 \\times 10^2` is a product to be computed."""
-
-_ALIASES = {
-    "%": "percent %", "$": "dollar usd $", "cent": "cent ¢", "€": "euro eur €", "£": "gbp £", "¥": "yen jpy yuan cny ¥",
-    "mm": "mm millimeter millimetre", "cm": "cm centimeter centimetre", "m": "m meter metre",
-    "km": "km kilometer kilometre",
-    "inch": "inch inches", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile", "mg": "mg milligram",
-    "g": "g gram gramme", "kg": "kg kilogram kilo", "t": "t ton tonne", "lb": "lb lbs", "oz": "oz ounce",
-    "ms": "ms millisecond", "s": "s sec second", "min": "min minute", "h": "h hr hrs hour", "day": "day",
-    "week": "week",    "month": "month", "year": "year yr", "ml": "ml milliliter millilitre", "l": "l liter litre",
-    "deg": "^\\circ degree deg", "rad": "rad radian", "n": "n newton", "j": "j joule", "w": "w watt", "v": "v volt",
-    "k": "k kelvin", "a": "ampere", "hz": "hz hertz", "unit": "unit",
-}  # fmt: skip
-_KNOWN = {word: unit for unit, words in _ALIASES.items() for word in words.split()}
-_SCALES = (
-    {"mm": Fraction(1, 1000), "cm": Fraction(1, 100), "m": Fraction(1), "km": Fraction(1000)},
-    {"inch": Fraction(1), "ft": Fraction(12), "yd": Fraction(36), "mi": Fraction(63360)},
-    {"mg": Fraction(1, 1000), "g": Fraction(1), "kg": Fraction(1000)},
-    {"ms": Fraction(1, 1000), "s": Fraction(1), "min": Fraction(60), "h": Fraction(3600), "day": Fraction(86400),
-     "week": Fraction(604800)},
-    {"ml": Fraction(1, 1000), "l": Fraction(1)},
-    {"cent": Fraction(1, 100), "$": Fraction(1)},
-)  # fmt: skip
-_NO_UNITS = frozenset(
-    [
-        "or",
-        "and",
-        "not",
-        "to",
-        "plus",
-        "minus",
-        "times",
-        "but",
-        "is",
-        "maybe",
-        "either",
-        "if",
-        "mod",
-        "no",
-        "i",
-        "x",
-        "over",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,132 +40,127 @@ class Number:
     """A value as it was stated."""
 
     value: Fraction
-    unit: tuple[str, ...] = ()
-    """Its words, each in one form; () is none."""
+    unit: Unit = ()
     fraction: bool = False
     """Written as a fraction."""
     lowest: bool = True
     """Not one that still has to be reduced."""
+    letter: bool = False
+    """Its unit is one letter attached to the digits, which may as well be a variable: `5m`, `5x^2`."""
 
 
 def number(text: str) -> Number | None:
-    """The number that a text states; None where it states none, or more than that."""
+    """Return the number that a text states; None where it states none, or more than that."""
     text = text.strip()
-    while len(text) > 2 and text[0] + text[-1] in ("()", "{}", "[]") and not re.search(r"[(){}\[\]\\]", text[1:-1]):
+    while len(text) > 2 and (
+        (text[0] + text[-1] in ("()", "[]") and not re.search(r"[()\[\]]", text[1:-1]))
+        or (text[0] + text[-1] == "{}" and not re.search(r"[{}]", text[1:-1]))
+    ):
         text = text[1:-1].strip()
     if text[:2] == "-(" and text[-1] == ")" and "(" not in text[2:]:
         inside = number(text[2:-1])
         return Number(-inside.value, inside.unit, inside.fraction, inside.lowest) if inside else None
     money = _MONEY.match(text)
-    if money:
-        text = money.group(1) + money.group(3) + text[money.end() :]
-    read = _NUMBER.match(text)
-    if read is None:
+    amount = money.group(1) + money.group(3) + text[money.end() :] if money else text
+    read = _NUMBER.match(amount)
+    found = _read_value(read) if read else None
+    if read is None or found is None:
         return None
-    found = _value(read)
-    if found is None:
-        return None
-    rest = text[read.end() :]
-    unit = _unit_of(rest)
+    rest, factor = _read_magnitude(amount[read.end() :], bool(money))
+    unit = parse_unit(rest)
+    letter = _LETTER.fullmatch(rest)
+    if unit is None and not letter:
+        return _add_parts(text)
+    if letter and not money:
+        unit = (letter[1] + (f"^{letter[2]}" if letter[2] else ""),)
+    if money and unit is not None:
+        currency = parse_unit(money[2])
+        unit = unit if get_ratio(unit, currency or ()) == 1 else tuple(sorted((*(currency or ()), *unit)))
     if unit is None:
         return None
-    if money:
-        unit = (_KNOWN[money.group(2)], *(word for word in unit if word != _KNOWN[money.group(2)]))
-    return Number(found.value, unit, found.fraction, found.lowest)
+    return Number(found.value * factor, unit, found.fraction, found.lowest, bool(letter and not money))
 
 
-def same(candidate: Number, reference: Number) -> bool:
-    """Whether a candidate states the reference's value. A unit may be left out, but for percent; two units have to
-    agree. A fraction that has to be reduced is no value where the reference is a whole number or a decimal."""
+def in_unit_of(candidate: Number, reference: Number) -> Fraction | None:
+    """Return a candidate's value in the reference's unit; None where their units do not agree.
+
+    A unit may be left out on one side, but for percent and for a letter attached to the digits.
+    """
+    if not candidate.unit or not reference.unit:
+        letter = candidate.letter or reference.letter
+        return None if letter or "%" in candidate.unit + reference.unit else candidate.value
+    ratio = get_ratio(candidate.unit, reference.unit)
+    return None if ratio is None else candidate.value * ratio
+
+
+def is_same_number(candidate: Number, reference: Number) -> bool:
+    """Return whether a candidate states the reference's value.
+
+    A fraction that has to be reduced is no value where the reference is a whole number or a decimal.
+    """
     if not reference.fraction and candidate.fraction and not candidate.lowest:
         return False
     return in_unit_of(candidate, reference) == reference.value
 
 
-def in_unit_of(candidate: Number, reference: Number) -> Fraction | None:
-    """A candidate's value in the reference's unit, as if it were of that where one of them has none; None where their
-    units do not agree."""
-    one, other = set(candidate.unit), set(reference.unit)
-    if ("%" in one) != ("%" in other):
-        return None
-    if not one or not other or one <= other or other <= one:
-        return candidate.value
-    if len(one) == len(other) == 1:
-        (from_unit,), (to_unit,) = one, other
-        for scale in _SCALES:
-            if from_unit in scale and to_unit in scale:
-                return candidate.value * scale[from_unit] / scale[to_unit]
-    return None
+def split_unit(text: str) -> tuple[str, Unit]:
+    r"""Return an expression without the unit at its end, and that unit: `2\sqrt{3} cm`.
 
-
-def unit_at_end(text: str) -> tuple[str, tuple[str, ...]]:
-    """An expression without the well-known unit at its end, and that unit."""
-    found = re.search(r"(?<=[\d})]) ?((?:square |cubic )?[A-Za-z]{2,}(?:\^\{?[23]\}?)?|%|\^\\circ)$", text)
-    unit = _unit_of(found.group(1)) if found else None
-    if found and unit and all(word in _ALIASES or word in ("square", "cubic") or "^" in word for word in unit):
-        return text[: found.start()].strip(), unit
+    One letter is a unit only where the expression has no letters otherwise.
+    """
+    for blank in re.finditer(r" |(?<=[\d})])(?=%|\^\\circ)", text[-80:]):
+        start = max(len(text) - 80, 0) + blank.start()
+        unit = parse_unit(text[start:])
+        letters = re.search(r"(?<![\\A-Za-z])[A-Za-z]", text[:start])
+        if unit and text[:start] and not (letters and any(len(factor.partition("^")[0]) == 1 for factor in unit)):
+            return text[:start].strip(), unit
     return text, ()
 
 
-def _value(read: re.Match[str]) -> Number | None:
+def _read_value(read: re.Match[str]) -> Number | None:
     sign = -1 if read["sign"] == "-" else 1
-    whole, above, below = read["whole"] or read["whole2"], read["ma"] or read["na"], read["mb"] or read["nb"]
-    if whole is not None:
-        if int(below) == 0 or int(above) >= int(below):
-            return None
-        return Number(sign * (int(whole) + Fraction(int(above), int(below))))
-    above, below = read["fa"] or read["pa"] or read["a"], read["fb"] or read["pb"] or read["b"]
-    if above is not None:
-        if (read["fs"] or read["ps"]) == "-":
-            sign = -sign
-        one, other = _decimal(above), _decimal(below)
+    if read["whole"]:
+        above, below = int(read["a"] or read["c"]), int(read["b"] or read["d"])
+        return Number(sign * (int(read["whole"]) + Fraction(above, below))) if above < below else None
+    if read["above"] or read["over"]:
+        one, other = _read_decimal(read["above"] or read["over"]), _read_decimal(read["below"] or read["under"])
         if other == 0:
             return None
         value = one / other
-        lowest = one.denominator == other.denominator == 1 and value.denominator == other != 1
+        lowest = one.denominator == other.denominator == 1 and (value.denominator == abs(other))
         return Number(sign * value, fraction=True, lowest=lowest)
     bar = read["bar"] or read["bar2"]
-    if bar is not None:
+    if bar:
         fixed = read["fixed"]
         head = Fraction(int((read["before"] or "0") + fixed), 10 ** len(fixed))
         return Number(sign * (head + Fraction(int(bar), (10 ** len(bar) - 1) * 10 ** len(fixed))))
-    power = read["e"] or read["ten"]
-    if read["ten"] and abs(int(read["ten"])) < LEAST_POWER:
+    if read["ten"] and 0 <= int(read["ten"]) < LEAST_POWER:
         return None
-    return Number(sign * _decimal(read["digits"]) * Fraction(10) ** int(power or 0))
+    digits = _read_decimal(read["digits"] or read["times"] or "1")
+    return Number(sign * digits * Fraction(10) ** int(read["e"] or read["ten"] or 0))
 
 
-def _decimal(digits: str) -> Fraction:
+def _read_decimal(digits: str) -> Fraction:
     if digits.count(".") > 1:
         digits = digits.replace(".", "")
-    return Fraction(re.sub(r"[ ,_'’]", "", digits).rstrip(".") or "0")
+    return Fraction(re.sub(r"[ ,_'’(){}]", "", digits).rstrip(".") or "0")
 
 
-def _unit_of(rest: str) -> tuple[str, ...] | None:
-    """The words of a unit; () for nothing, None for something else."""
-    text = rest.strip()
-    if not text:
-        return ()
-    if len(text) > LONGEST_UNIT or not _UNIT.fullmatch(text):
+def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
+    """Return what follows the magnitudes, and their product."""
+    factor = 1
+    if money and (found := _MONEY_MAGNITUDE.match(rest)):
+        return rest[found.end() :], CURRENCY_MAGNITUDES[found[1]]
+    while parse_unit(rest) is None and (found := _MAGNITUDE.match(rest)):
+        rest, factor = rest[found.end() :], factor * MAGNITUDES[found[1].lower()]
+    return rest, factor
+
+
+def _add_parts(text: str) -> Number | None:
+    """Return the sum of two amounts of one kind, the larger unit first."""
+    parts = _SUM.fullmatch(text)
+    one, other = (number(parts[1]), number(parts[2])) if parts else (None, None)
+    if one is None or other is None or not one.unit or not other.unit or other.value < 0:
         return None
-    attached = rest[0] != " "
-    words = [_one_form(word) for word in re.findall(r"\^\\circ ?[CFK]?|%|/|[^\s/%\\]+", text.replace("\\cdot", " "))]
-    words = ["/" if word == "per" else word for word in words]
-    if len(words) > 5 or any(word in _NO_UNITS for word in words):
-        return None
-    first = words[0]
-    if first not in _KNOWN.values() and "^" not in first and (attached or len(first) == 1):
-        return None
-    return tuple(words)
-
-
-def _one_form(word: str) -> str:
-    word = word.strip(".'’")
-    base, power, exponent = word.partition("^") if not word.startswith("^") else (word, "", "")
-    base = base if base.startswith("^") else base.lower()
-    base = base.strip() if len(base.strip()) > 6 else base.strip()
-    if base.startswith("^\\circ"):
-        base = "^\\circ" if base == "^\\circ" else base.replace(" ", "")
-    known = _KNOWN.get(base) or (_KNOWN.get(base[:-1]) if base.endswith("s") else None)
-    plural = base[:-1] if len(base) > 3 and base.endswith("s") and not base.endswith("ss") else base
-    return (known or plural) + (power + exponent.strip("{}") if power else "")
+    ratio = get_ratio(one.unit, other.unit)
+    return Number(one.value * ratio + other.value, other.unit) if ratio and ratio > 1 else None

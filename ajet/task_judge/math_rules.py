@@ -1,233 +1,236 @@
-r"""What two answers say, as far as rules can tell it; math-verify is asked only where they can't.
+r"""Whether two answers say the same: the one order in which that is decided.
 
-Invariant: a rule answers True or False only where it is sure, whatever math-verify would say. A number is asked for
-where the reference is one, and then only a number is an answer: an expression that comes to it is the question again.
+`AnswerComparer.decide` asks in this order, and the first that applies has the answer:
+
+1. the same spelling
+2. dates, times of day, numbers in another base and ratios, where either is one
+3. two numbers, by value and unit (`math_number`)
+4. equations: the name is taken off, and each part of `a = b = 5` has to be 5
+5. what states several things (`math_members`), member by member
+6. words
+7. expressions with a unit
+8. a number was asked and none was given: False, because an expression that comes to it is the question again
+9. math-verify, unless the candidate holds letters that the reference has not
+
+Invariant: math-verify sees single expressions only, without units, names and words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
 
-from ajet.task_judge.math_number import number, same, unit_at_end
+from ajet.task_judge.math_members import (
+    MemberList,
+    measure_depth,
+    read_members,
+    split_list,
+    split_outside,
+)
+from ajet.task_judge.math_number import is_same_number, number, split_unit
+from ajet.task_judge.math_unit import get_ratio
 
 DEEPEST = 20
-"""Brackets within brackets that the rules follow."""
-MOST_MEMBERS = 50
-"""Of a list or set that they compare."""
-_LOOSE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
-"""Spaces that no meaning hangs on; `1 1/2` is not `11/2`."""
-_WORDS_ONLY = re.compile(r"[^\d\\=+*/^<>|{}\[\]%$&]+")
-_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+|[A-Za-z]+_\{?\w+\}?|[a-z]\([a-z]\)|[A-Za-z]{2,12}) ?")
-_EQUALS = re.compile(r"(?<![<>!=\\])=(?!=)")
-_CLOCK = re.compile(r"\d ?: ?\d")
-_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
-_IRRATIONAL = re.compile(r"\\(?:pi|sqrt|log|ln|sin|cos|tan|e)\b|\be\b")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_MONTH = re.compile(rf"\b({'|'.join(_MONTHS)})[a-z]*\b", re.IGNORECASE)
-_FUNCTIONS = frozenset(
-    ["sin", "cos", "tan", "log", "ln", "exp", "sqrt", "frac", "mod", "gcd", "lcm", "max", "min", "pi"]
-)
-_PAIRS = {"(": ")", "[": "]", "\\{": "\\}"}
-
-
-def verdict(candidate: str, reference: str) -> bool | None:
-    """Whether they say the same, both in the one spelling; None where math-verify is to say it."""
-    return None if max(_depth(candidate), _depth(reference)) > DEEPEST else _verdict(candidate, reference)
-
-
-def _verdict(candidate: str, reference: str) -> bool | None:
-    if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):
-        return True
-    wanted, given = number(reference), number(candidate)
-    if wanted and given:
-        return same(given, wanted)
-    if _is_words(reference):
-        return _words(candidate) == _words(reference)
-    if _CLOCK.search(candidate) or _CLOCK.search(reference):
-        return _clock(candidate) == _clock(reference)
-    if _MONTH.search(reference) and re.search(r"\d", reference):
-        return _date(candidate) == _date(reference)
-    structure = _structure(candidate, reference)
-    if not isinstance(structure, _NotAlike):
-        return structure
-    equation = _equation(candidate, reference)
-    if equation is not None:
-        return _verdict(*equation)
-    return _expression(candidate, reference)
-
-
-class _NotAlike:
-    """Neither is a list, a set or an interval."""
-
-
-NOT_ALIKE = _NotAlike()
-
-
-def _structure(candidate: str, reference: str) -> bool | None | _NotAlike:
-    one, other = _members(candidate), _members(reference)
-    if one is None and other is None:
-        return NOT_ALIKE
-    if one is None or other is None:
-        return False
-    kind, parts = one
-    wanted_kind, wanted = other
-    if len(parts) != len(wanted):
-        return False
-    if len(parts) > MOST_MEMBERS:
-        return None
-    if {kind, wanted_kind} <= {"set", "list", "union"} and not (_names(wanted) and not _names(parts)):
-        return _matched(parts, wanted)
-    if kind != wanted_kind and not {kind, wanted_kind} <= {"list", "()"}:
-        return False
-    return _all(_verdict(left, right) for left, right in zip(parts, wanted, strict=True))
-
-
-def _names(parts: Sequence[str]) -> bool:
-    """Whether each is `name = value`, all of other names: then a value alone is of the name at its place."""
-    sides = [_sides(_EQUALS.split(part)) for part in parts]
-    return None not in sides and len({name for name, _ in filter(None, sides)}) == len(parts) > 1
-
-
-def _members(text: str) -> tuple[str, list[str]] | None:
-    """(set, union, list or its brackets, members) of what states several things; None of anything else."""
-    united = _split(text, r"\cup")
-    if len(united) > 1:
-        return "union", united
-    sign = re.fullmatch(r"(.*?(?:=|^))\s*\\pm\s*(.+)", text)
-    if sign:
-        return "list", [sign.group(2), f"-{sign.group(2)}"]
-    for opening in _PAIRS:
-        ending = next((each for each in (")", "]", "\\}") if text.endswith(each)), None)
-        if ending and text.startswith(opening) and _closes(text, opening, ending):
-            inside = _split(text[len(opening) : len(text) - len(ending)], ",")
-            if opening == "\\{" and ending == "\\}":
-                return "set", inside
-            if len(inside) > 1:
-                return opening + ending, inside
-    listed = [
-        part for piece in _split(text, ",", ";") for part in re.split(r"(?<![A-Za-z])(?:or|and)(?![A-Za-z])", piece)
-    ]
-    listed = [part.strip().strip("$").strip() for part in listed]
-    return ("list", [part for part in listed if part]) if len(listed) > 1 else None
-
-
-def _split(text: str, *marks: str) -> list[str]:
-    """The parts between marks that stand in no bracket."""
-    depth, start, parts, place = 0, 0, list[str](), 0
-    while place < len(text):
-        mark = next((each for each in marks if text.startswith(each, place)), None)
-        if depth == 0 and mark:
-            parts.append(text[start:place].strip())
-            place += len(mark)
-            start = place
-            continue
-        depth += text[place] in "([{"
-        depth -= text[place] in ")]}"
-        place += 1
-    return [*parts, text[start:].strip()]
-
-
-def _closes(text: str, opening: str, ending: str) -> bool:
-    """Whether the bracket at the beginning is closed by the one at the end."""
-    depth = 0
-    for place in range(len(opening) - 1, len(text)):
-        depth += text[place] in "([{"
-        depth -= text[place] in ")]}"
-        if depth == 0:
-            return place >= len(text) - len(ending)
-    return False
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _matched(parts: Sequence[str], wanted: Sequence[str]) -> bool | None:
-    """Whether each is one of the others, in any order."""
-    left, unsure = list(wanted), False
-    for part in parts:
-        verdicts = [_verdict(part, each) for each in left]
-        if True in verdicts:
-            del left[verdicts.index(True)]
-        elif None in verdicts:
-            unsure = True
-        else:
-            return False
-    return None if unsure else True
-
-
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
-
-
-def _equation(candidate: str, reference: str) -> tuple[str, str] | None:
-    """The sides that are to be compared; None where there is nothing to be taken off."""
-    given, wanted = _EQUALS.split(candidate), _EQUALS.split(reference)
-    if len(given) == len(wanted) == 1:
-        return None
-    left, right = _sides(given), _sides(wanted)
-    if len(wanted) > 1 and right is None:
-        return None
-    if left and right and left[0] and right[0] and left[0] != right[0]:
-        return "not", right[1]
-    answer = left[1] if left else given[-1].strip() if len(wanted) == 1 or right else candidate
-    return answer, right[1] if right else reference
-
-
-def _sides(parts: list[str]) -> tuple[str, str] | None:
-    """(name, value) of `name = value`, either way round."""
-    if len(parts) != 2:
-        return None
-    one, other = parts[0].strip(), parts[1].strip()
-    if _NAME.fullmatch(f"{one} ") or _NAME.fullmatch(one):
-        return one, other
-    return (other, one) if _NAME.fullmatch(other) and not number(other) else None
-
-
-def _expression(candidate: str, reference: str) -> bool | None:
-    given, unit = unit_at_end(candidate)
-    wanted, wanted_unit = unit_at_end(reference)
-    if unit and wanted_unit and unit != wanted_unit:
-        return False
-    if unit or wanted_unit:
-        return _verdict(given, wanted)
-    if number(reference):
-        return False
-    if "." in candidate and number(candidate) and _IRRATIONAL.search(reference):
-        return False
-    foreign = {word.lower() for word in _WORD.findall(candidate)} - {word.lower() for word in _WORD.findall(reference)}
-    if foreign - _FUNCTIONS:
-        return False
-    attached = r"(?<![A-Za-z\\{}])[A-Za-z]\d"
-    if bool(re.search(attached, candidate)) != bool(re.search(attached, reference)):
-        return False
-    return None
-
-
-def _is_words(text: str) -> bool:
-    return (
-        bool(_WORDS_ONLY.fullmatch(text))
-        and bool(re.search(r"[^\W\d_]", text))
-        and "-x" not in text
-        and not (text.startswith("-") or re.search(r"(?<!\w)\w - \w(?!\w)|^\w-\w$", text) or re.search(r"[(,)]", text))
+"""Brackets within brackets; an answer with more is none."""
+MOST_STEPS = 10_000
+"""Members compared for one pair of answers: sets within sets would take hours."""
+_LOOSE = re.compile(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+")
+"""Spaces that no meaning hangs on; `1 1/2` is not `11/2`, and `1, 234` not `1,234`."""
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+_MONTH = rf"(?P<month>{'|'.join(rf'{month[:3]}(?:{month[3:]})?' for month in _MONTHS)})\.?"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?",
+        rf"{_DAY} (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}}))?",
+        r"(?P<year>\d{4})-(?P<month>0[1-9]|1[0-2])-(?P<day>\d\d)",
     )
+)
+_TIME = re.compile(r"(\d{1,2}) ?: ?(\d\d)(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
+_BASED = re.compile(r"(\d[0-9A-Fa-f]*)_\{? ?(\d{1,2}) ?\}?")
+_RATIO = re.compile(r"(\d{1,20}) ?: ?(\d{1,20})")
+_WORDS = re.compile(r"(?:(?=.*[A-Za-z]{3})|(?!.*\d))[^\\=+*/^<>|{}\[\](),;%$&_]+|\([A-Za-z]+\)")
+_NO_WORDS = re.compile(r"[abcxyz]{2,3}|[a-zK-Z]|-.*|.*(?<![A-Za-z])[A-Za-z] ?- ?[A-Za-z](?![A-Za-z]).*")
+"""A product of variables as `ab`, which is `ba`; a variable; a difference."""
+_NAME = re.compile(
+    r"(?:[A-Za-z]|\\[a-z]+|[A-Z]{2,4})(?:_\{?\w+\}?)?'*|\\angle ?[A-Z]+|[A-Za-z] ?\( ?[\w, ]+ ?\)"
+    r"|[a-z](?: ?\+ ?[a-z])+|\\frac\{d[a-z]\}\{d[a-z]\}|(?:(?i:the )?(?i:answer|area|average|cost|difference|distance"
+    r"|height|length|max|mean|median|min|number|perimeter|price|probability|product|profit|quotient|radius|ratio|result"
+    r"|slope|speed|sum|time|total|value|volume|width))?"
+)
+"""What stands on the left of an answer: `x`, `x_1`, `AB`, `area`, `\\angle ABC`, `f(2)`, `m+n`, or nothing."""
+_OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
+_ORDER = re.compile(r"[<>]|\\(?:le|ge|neq)(?![a-z])")
+_HEDGE = re.compile(r"≈|\\(?:approx|sim|simeq|cong)(?![a-z])")
+_NO_LETTERS = re.compile(r"\\mathbb\{[A-Z]\}|\\[A-Za-z]+|[ei]")
+"""Commands, and the letters of constants."""
 
 
-def _words(text: str) -> str:
-    return re.sub(r"[\s\"“”.,!?;:()$\\]+", " ", text).strip().casefold()
+@dataclass(slots=True)
+class AnswerComparer:
+    """Decides pairs in the one spelling (`math_text.plain`)."""
+
+    ask: Callable[[str, str], bool]
+    """Whether math-verify finds a candidate equal to a reference."""
+    steps: int = 0
+
+    def decide(self, candidate: str, reference: str) -> bool:
+        """Return whether the candidate says what the reference says."""
+        self.steps += 1
+        if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):
+            return True
+        if (
+            not candidate
+            or not reference
+            or self.steps > MOST_STEPS
+            or max(measure_depth(candidate), measure_depth(reference)) > DEEPEST
+        ):
+            return False
+        for read in (_read_date, _read_time, _read_based):
+            if read(candidate) or read(reference):
+                return read(candidate) == read(reference)
+        if _RATIO.fullmatch(candidate) or _RATIO.fullmatch(reference):
+            return _read_ratio(candidate) == _read_ratio(reference)
+        given, wanted = number(candidate), number(reference)
+        if given and wanted:
+            return is_same_number(given, wanted)
+        sides, wanted_sides = _split_equation(candidate), _split_equation(reference)
+        if len(sides) > 1 or len(wanted_sides) > 1:
+            return self._decide_equations(sides, wanted_sides)
+        one, other = None if given else read_members(candidate), None if wanted else read_members(reference)
+        if one or other:
+            return self._decide_members(candidate, one, reference, other)
+        if _WORDS.fullmatch(reference) and not _NO_WORDS.fullmatch(reference):
+            return _normalize_words(candidate) == _normalize_words(reference)
+        (value, unit), (wanted_value, wanted_unit) = split_unit(candidate), split_unit(reference)
+        if unit or wanted_unit:
+            dropped = (unit or wanted_unit) != ("%",) and not (unit and wanted_unit)
+            return (dropped or get_ratio(unit, wanted_unit) == 1) and self.decide(value, wanted_value)
+        return not (wanted and not wanted.letter) and self._ask(candidate, reference)
+
+    def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
+        (name, value), (wanted_name, wanted) = _split_name(sides), _split_name(wanted_sides)
+        if len(wanted_sides) == 1:
+            parts = [part for part in sides if name is None and part is not value and not _NAME.fullmatch(part)]
+            return self.decide(value, wanted) and all(self.decide(value, part) for part in parts)
+        if len(sides) == 1:
+            return wanted_name is not None and self.decide(value, wanted)
+        if name is not None and name == wanted_name:
+            return self.decide(value, wanted)
+        if wanted_name is not None and number(wanted):
+            return False
+        return self.ask("=".join(sides), "=".join(wanted_sides))
+
+    def _decide_members(self, candidate: str, one: MemberList | None, reference: str, other: MemberList | None) -> bool:
+        if one is None or other is None:
+            alone = one or other
+            assert alone is not None
+            if alone.kind == "set" and len(alone.parts) == 1:
+                return self.decide(alone.parts[0] if one else candidate, alone.parts[0] if other else reference)
+            return not number(candidate) and not number(reference) and self._ask(candidate, reference)
+        kinds = {one.kind, other.kind}
+        if "set" in kinds and kinds <= {"set", "list"}:
+            return self._is_subset(one.parts, other.parts) and self._is_subset(other.parts, one.parts, swapped=True)
+        as_long = len(one.parts) == len(other.parts)
+        if _ORDER.search(candidate + reference):  # `x < 1 or x > 2` is a union, `x < 1 and x > 2` is not
+            united = [
+                _OR.search(text) is not None or each.kind == "union"
+                for text, each in ((candidate, one), (reference, other))
+            ]
+            return as_long and united[0] == united[1] and self._is_rearranged(one.parts, other.parts)
+        if "union" in kinds and not (as_long and len(kinds) == 1):
+            return self._ask(candidate, reference)
+        if not as_long:
+            return False
+        if kinds in ({"list"}, {"union"}) and not (_has_names(other.parts) and not _has_names(one.parts)):
+            return self._is_rearranged(one.parts, other.parts)
+        if len(kinds) > 1 and not (kinds == {"list", "()"} or (kinds == {"list", "[]"} and len(one.parts) > 2)):
+            return False
+        return all(self.decide(part, wanted) for part, wanted in zip(one.parts, other.parts, strict=True))
+
+    def _ask(self, candidate: str, reference: str) -> bool:
+        """Return what math-verify finds, unless the candidate has letters that the reference has not.
+
+        `x < 2` has the letter that its interval has not.
+        """
+        if _HEDGE.search(candidate) and not _HEDGE.search(reference):
+            return False
+        foreign = _find_letters(candidate) - _find_letters(reference)
+        return len(foreign) <= bool(_ORDER.search(candidate)) and self.ask(candidate, reference)
+
+    def _is_subset(self, parts: list[str], wanted: list[str], swapped: bool = False) -> bool:
+        return all(any(self.decide(*((each, part) if swapped else (part, each))) for each in wanted) for part in parts)
+
+    def _is_rearranged(self, parts: list[str], wanted: list[str]) -> bool:
+        left = list(wanted)
+        for part in parts:
+            found = next((each for each in left if self.decide(part, each)), None)
+            if found is None:
+                return False
+            left.remove(found)
+        return True
 
 
-def _clock(text: str) -> str:
-    return re.sub(r"[\s.]", "", text).casefold()
+def _read_date(text: str) -> tuple[int, int, str | None] | None:
+    found = next(filter(None, (pattern.fullmatch(text) for pattern in _DATES)), None)
+    if not found:
+        return None
+    month = found["month"].lower()
+    place = int(month) if month.isdecimal() else 1 + [each[:3] for each in _MONTHS].index(month[:3])
+    return place, int(found["day"]), found["year"]
 
 
-def _date(text: str) -> tuple[str, list[int]] | None:
-    month = _MONTH.search(text)
-    numbers = sorted(int(digits) for digits in re.findall(r"\d{1,4}", text))
-    return (month.group(1).lower(), numbers) if month else None
+def _read_time(text: str) -> tuple[str, str, str] | None:
+    found = _TIME.fullmatch(text)
+    return (found[1], found[2], (found[3] or "").lower()) if found else None
+
+
+def _read_based(text: str) -> tuple[str, str] | None:
+    """Return digits and base of `2516_8`."""
+    found = _BASED.fullmatch(text)
+    return (found[1].upper(), found[2]) if found else None
+
+
+def _read_ratio(text: str) -> Fraction | None:
+    """Return the value of `3:4`, or of the fraction `3/4`."""
+    found = number(text.replace(":", "/"))
+    return found.value if found and found.fraction and not found.unit else None
+
+
+def _split_equation(text: str) -> list[str]:
+    """Return the sides of an equation; the text alone where it is none, or a list of them."""
+    sides = split_outside(text, "=")
+    return sides if len(sides) > 1 and len(split_list(text)) == 1 else [text]
+
+
+def _split_name(sides: list[str]) -> tuple[str | None, str]:
+    """Return name and value of `name = value`, either way round; None and the last side of anything else."""
+    if len(sides) == 2:
+        if _NAME.fullmatch(sides[0]):
+            return sides[0], sides[1]
+        if _NAME.fullmatch(sides[1]) and sides[1]:
+            return sides[1], sides[0]
+    return None, sides[-1]
+
+
+def _has_names(parts: list[str]) -> bool:
+    """Return whether each is `name = value`, all of other names: then a bare value is of the name at its place."""
+    names = [_split_name(_split_equation(part))[0] for part in parts]
+    return None not in names and len(set(names)) == len(parts) > 1
+
+
+def _normalize_words(text: str) -> str:
+    words = re.sub(r"[\s\"“”.,!?;:()$\\]+", " ", text).split()
+    if len(words) > 1 and words[0].lower() in ("a", "an", "the"):
+        words = words[1:]
+    return " ".join(words).casefold()
+
+
+def _find_letters(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d_]", _NO_LETTERS.sub("", text)))

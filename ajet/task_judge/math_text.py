@@ -1,7 +1,8 @@
 r"""One spelling for the many in which people and models write the same mathematics.
 
-Invariant: `plain` changes how something is written and never what it says: dashes, thin spaces, vulgar fractions,
-superscripts, TeX's spacing and fonts, markdown around the whole, and words that only announce the answer.
+Invariant: `plain` changes how something is written and never what it says: digits and signs of other scripts, dashes,
+thin spaces, vulgar fractions, superscripts, TeX's spacing, fonts and short forms, markdown and punctuation around the
+whole, and words that only announce the answer.
 """
 
 from __future__ import annotations
@@ -11,25 +12,52 @@ import unicodedata
 
 _DASHES = str.maketrans({"−": "-", "–": "-", "‒": "-", "‑": "-", "﹣": "-", "－": "-"})
 _SIGNS = {
-    "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "⁄": "/", "∕": "/", "π": r"\pi ", "∞": r"\infty ",
-    "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≈": r"\approx ", "±": r"\pm ",
-    "{,}": ",", r"\!": "", r"\$": "$", r"\%": "%", r"\degree": r"^\circ ", r"^{\circ}": r"^\circ ", r"\left": "",
-    r"\right": "", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\lbrace": r"\{", r"\rbrace": r"\}",
-    r"\leq": r"\le", r"\geq": r"\ge", r"\displaystyle": "", "{}": "", "**": "", "`": "",
+    "×": r"\times ", "·": r"\cdot ", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "±": r"\pm ",
+    "≠": r"\neq ", "∈": r"\in ", "ℝ": r"\mathbb{R}", "∛": r"\sqrt[3] ", "℃": r"^\circ C", "…": "...",
+    r"\varnothing": r"\emptyset", r"\{\}": r"\emptyset", ">=": r"\ge ", "<=": r"\le ", r"\ldots": "...",
+    r"\dots": "...", "、": ",", "。": ".", "٪": "%", "٫": ".", "٬": ",", "{,}": ",", r"\$": "$", r"\%": "%",
+    r"\degree": r"^\circ ", r"^{\circ}": r"^\circ ", r"\left": "", r"\right": "", r"\dfrac": r"\frac",
+    r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\displaystyle": "", r"\bf": "",
+    r"\rm": "", r"\it": "", "{}": "", "`": "",
 }  # fmt: skip
 _ZERO_WIDTH = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
-_SPACES = re.compile(r"(?:[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]|\\[,;: ]|\\q?quad(?![A-Za-z])|(?<!\\)~)+")
+_SPACES = re.compile(r"(?:[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|(?<!\\)~)+")
 _FONTS = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox|boxed|fbox)\s*\{([^{}]*)\}"
+)
+_TEX = tuple(
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"\\frac\s*([A-Za-z\d])", r"\\frac{\1}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*([A-Za-z\d])", r"\\frac\1{\2}"),
+        (r"\{ ?([^{}]*?) ?\\over(?![A-Za-z]) ?([^{}]*?) ?\}", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\[(\d)\] ?([A-Za-z\d])", r"\\sqrt[\1]{\2}"),
+        (r"\\sqrt\{-1\}", "i"),
+        (r"(?<![A-Za-z\\])(sin|cos|tan|log|ln|exp)(?![A-Za-z])", r"\\\1 "),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![A-Za-z\\])inf(?:inity)?(?![A-Za-z])", r"\\infty "),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        (r"(\.\d{0,30}?)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2}"),
+        (r"(\.\d{0,30}?)(\d)\2{2,}\.\.\.", r"\1\\overline{\2}"),
+        (r"\s*(\^|_)\s*", r"\1"),
+        (r":=", "="),
+        (r"^ ?[A-Za-z] ?\\in(?![a-z])", ""),
+        (r"^ ?\\\{ ?([A-Za-z]) ?(?:\\mid|\||:) ?(\1.*)\\\}$", r"\2"),
+        (r"(?<=[\w)}])\*\*(?=[\w({-])", "^"),
+        (r"\*\*", ""),
+    )
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _RAISED = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
 _INLINE = re.compile(r"(?<!\\)\$([^$]*[^$\s\\])\$(?!\d)")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("*", "*"), ("_", "_"), ('"', '"'), ("“", "”"))
+_WRAPPERS = (
+    (r"\(", r"\)"), (r"\[", r"\]"), ("*", "*"), ("_", "_"), ('"', '"'), ("“", "”"), ("'", "'"),
+)  # fmt: skip
 _ANNOUNCED = re.compile(
     r"(?:(?:so|thus|therefore|hence|and),?\s+)?(?:(?:the|my|our)\s+)?(?:(?:final|correct|right)\s+)?"
-    r"(?:(?:answer|result|solution|value)\s*(?:is|:|=)|it\s+is|it's|we\s+get|that\s+is)\s*(?:exactly\s+)?:?\s*",
+    r"(?:(?:answer|result|solution|value)\s*(?:is|:|=)|it\s+is|it's|we\s+get|that\s+is)\s*(?:exactly\s+)?:?\s*"
+    r"|答案(?:是|为)?:?\s*",
     re.IGNORECASE,
 )
 
@@ -37,7 +65,9 @@ _ANNOUNCED = re.compile(
 def plain(text: str) -> str:
     """The text in the one spelling."""
     text = _ZERO_WIDTH.sub("", unicodedata.normalize("NFC", text)).translate(_DASHES)
-    text = "".join(_fraction(letter) for letter in text)
+    text = "".join(map(_normalize_letter, text)) if not text.isascii() else text
+    text = re.sub(r"(?<![\w)}\].,:;$\\])~", r"\\approx ", text)
+    text = re.sub(r"(?<!\\)\\!\s*", "", text)
     text = _RAISED.sub(lambda run: f"^{{{run.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root.group(1) or root.group(2)}}}", text)
     text = _INLINE.sub(r"\1", _unwrapped(text))
@@ -49,10 +79,9 @@ def plain(text: str) -> str:
         if unfonted == text:
             break
         text = unfonted
-    text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\sqrt\s*(\d)(?![\d}])", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\sqrt\{-1\}", "i", text)
-    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", text)
+    text = _SPACES.sub(" ", text)
+    for pattern, spelling in _TEX:
+        text = pattern.sub(spelling, text)
     text = _unwrapped(_SPACES.sub(" ", text).strip())
     return _unwrapped(_ANNOUNCED.sub("", text, count=1) if _ANNOUNCED.match(text) else text)
 
@@ -63,7 +92,11 @@ def _replaced(text: str, sign: str, spelling: str) -> str:
     return text.replace(sign, spelling)
 
 
-def _fraction(letter: str) -> str:
+def _normalize_letter(letter: str) -> str:
+    if "\uff01" <= letter <= "\uff5e":
+        return chr(ord(letter) - 0xFEE0)
+    if letter.isdecimal():
+        return str(unicodedata.decimal(letter))
     if letter < "\u00bc" or unicodedata.category(letter) != "No" or letter.isdigit():
         return letter
     above, slash, below = unicodedata.normalize("NFKD", letter).partition("\u2044")
@@ -71,10 +104,19 @@ def _fraction(letter: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without full stops at the end, and signs around the whole."""
+    """Without punctuation at the ends, brackets that pair with nothing, and signs around the whole."""
     while True:
         before = text
-        text = text.strip().rstrip(".").strip() if not text.endswith("...") else text.strip()
+        text = text.strip()
+        if not text.endswith("..."):
+            stripped = text.rstrip(" .,;:").lstrip(" :")
+            text = text if stripped.endswith("\\") else stripped
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1]
+        if text.endswith(")") and not re.search(r"[(\[,]", text):
+            text = text[:-1]
+        if text.startswith("(") and not re.search(r"[)\],]", text):
+            text = text[1:]
         for start, end in _WRAPPERS:
             inside = text[len(start) : len(text) - len(end)]
             if (

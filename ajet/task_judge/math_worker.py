@@ -22,9 +22,15 @@ def main() -> None:
     """Answer until standard input ends."""
     logging.disable(logging.CRITICAL)
     answers, sys.stdout = sys.stdout, sys.stderr
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
 
-    forms = [LatexExtractionConfig(), ExprExtractionConfig()]
+    # Not with units, which it would drop whatever they are, nor with a search for a number anywhere in the text.
+    forms = [
+        LatexExtractionConfig(
+            normalization_config=NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True)
+        )
+    ]
 
     def parsed(text: str) -> list[Any]:
         delimited = "$" in text or "\\[" in text or "\\(" in text
@@ -33,7 +39,9 @@ def main() -> None:
 
     def same(candidate: str, reference: str) -> bool:
         try:
-            return bool(verify(parsed(reference), parsed(candidate), timeout_seconds=None))
+            return bool(
+                verify(parsed(reference), parsed(candidate), timeout_seconds=None, allow_set_relation_comp=True)
+            )
         except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
             return False
 
