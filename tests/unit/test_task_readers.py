@@ -184,7 +184,7 @@ def test_bad_bytes_are_named(tmp_path: Path) -> None:
     [
         ("t.csv", b"question,answer\nq,1\n", "is csv", "{dataset_path: t.csv}"),
         ("t.parquet", b"PAR1\x15\xff", "is parquet", "{dataset_path: t.parquet}"),
-        ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "is UTF-16", "iconv -f utf-16"),
+        ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "utf-16", "iconv -f utf-16"),
         ("t.json", b'[{"question": "q"}]', "is a JSON array", "jq -c"),
     ],
 )
