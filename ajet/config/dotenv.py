@@ -14,7 +14,10 @@ from ajet.schema.text_files import read_text
 
 
 def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
-    """Load the `.env` of each folder that has one; the files that were read. Raises UserError for an encoding that is not known."""
+    """Load the `.env` of each folder that has one and return those files.
+
+    Raises UserError for a file in an encoding that nothing names.
+    """
     import dotenv
 
     files = [folder.resolve() / ".env" for folder in folders]

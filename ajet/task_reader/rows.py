@@ -58,9 +58,8 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         metadata = {key: value for key, value in row.items() if key not in Task.model_fields}
         metadata.update(own)
     answer = _pick(row, columns.answer, _ANSWER)
-    if answer is not None:
-        if columns.answer or metadata.get("answer") is None:
-            metadata["answer"] = answer
+    if answer is not None and (columns.answer or metadata.get("answer") is None):
+        metadata["answer"] = answer
     task_id = _pick(row, columns.task_id, _ID)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 INITIALIZE, LIST, CALL = "initialize", "tools/list", "tools/call"
@@ -27,7 +28,7 @@ def answer(method: str, kind: str, place: str) -> dict[str, Any]:
     if method == INITIALIZE:
         result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "x"}}
     elif method == LIST:
-        result = {"tools": [TOOL]}
+        result = {"tools": [deepcopy(TOOL)]}
     elif method == CALL:
         result = {"content": [{"type": "text", "text": "done"}], "isError": False}
     message = {"jsonrpc": "2.0", "result": result}
@@ -36,15 +37,8 @@ def answer(method: str, kind: str, place: str) -> dict[str, Any]:
         *above, last = path.split(".")
         target: Any = message
         for key in above:
-            target = target[int(key) if isinstance(target, list) else key] = (
-                dict(target[int(key) if isinstance(target, list) else key])
-                if isinstance(target[int(key) if isinstance(target, list) else key], dict)
-                else list(target[int(key) if isinstance(target, list) else key])
-            )
-        if isinstance(target, list):
-            target[int(last)] = ODD[kind]
-        else:
-            target[last] = ODD[kind]
+            target = target[int(key) if isinstance(target, list) else key]
+        target[int(last) if isinstance(target, list) else last] = ODD[kind]
     return message
 
 

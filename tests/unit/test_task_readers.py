@@ -418,6 +418,7 @@ def test_images_within_lists_and_objects(tmp_path: Path) -> None:
 def test_images_of_a_parquet_that_does_not_say_so(tmp_path: Path) -> None:
     data = picture("WEBP")
     rows = [{"bytes": data, "path": "a.webp"}, {"bytes": b"RIFF\0\0\0\0WAVE", "path": "a.wav"}, None]
+    sound = {"bytes": "UklGRgAAAABXQVZF", "path": "a.wav"}
     parquet(tmp_path / "set.parquet", [{"question": "q", "file": row} for row in rows])
     found = [task.metadata["file"] for task in hub(tmp_path, "set.parquet").tasks("train")]
     assert unpacked(found[0]) == ("image/webp", data) and found[1:] == rows[1:], "what is no image stays as it was"

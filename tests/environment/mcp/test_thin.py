@@ -56,8 +56,11 @@ async def is_survived(use: str) -> str:
 
 
 async def serve(kinds: Sequence[tuple[str, str]], then: list[str]) -> list[str]:
+    handled: set[str] = set()
+
     async def handle(request: web.Request) -> web.Response:
         kind, place = kinds[int(request.match_info["at"])]
+        handled.add(place)
         asked = json.loads(await request.read())
         if "id" not in asked:
             return web.Response(status=202)
@@ -78,6 +81,7 @@ async def serve(kinds: Sequence[tuple[str, str]], then: list[str]) -> list[str]:
             then.append(await is_survived(f"http://127.0.0.1:{port}/{at}"))
     finally:
         await runner.cleanup()
+    assert len(handled) == len(kinds)
     return then
 
 
