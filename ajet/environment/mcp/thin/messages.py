@@ -9,7 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ajet.schema.errors import AjetError
 from ajet.schema.settled import settled
@@ -110,7 +110,7 @@ def is_header_token(value: object) -> bool:
     return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
 
 
-def is_header_text(value: object) -> bool:
+def is_header_text(value: object) -> TypeGuard[str]:
     """True for a text that an HTTP field carries as it is."""
     return isinstance(value, str) and _PLAIN.fullmatch(value) is not None
 
