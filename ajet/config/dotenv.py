@@ -7,17 +7,23 @@ The YAML is one that was named with --conf: the folder of a record, which somebo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
+
+from ajet.schema.text_files import read_text
 
 
 def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
-    """Load the `.env` of each folder that has one; the files that were read."""
+    """Load the `.env` of each folder that has one and return those files.
+
+    Raises UserError for a file in an encoding that nothing names.
+    """
     import dotenv
 
     files = [folder.resolve() / ".env" for folder in folders]
     found = [file for file in dict.fromkeys(files) if file.is_file()]
     for file in found:
-        dotenv.load_dotenv(file, override=False)
+        dotenv.load_dotenv(stream=StringIO(read_text(file)), override=False)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ajet.engine.model_cache import Progress
 from ajet.engine.quiet import quiet_transformers
+from ajet.record.files import apply_umask
 from ajet.schema.errors import MissingExtra, UserError
 
 _ALONE = {"trust_remote_code": False, "local_files_only": True}
@@ -40,8 +41,7 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
         tokenizer = _tokenizer(gguf, model.config)
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-    for file in target.iterdir():
-        file.chmod(0o644)
+    apply_umask(target)
 
 
 def _tokenizer(gguf: Path, config: Any) -> Any:

@@ -35,7 +35,7 @@ from ajet.record.checkpoint import (
     refusal,
     step_of,
 )
-from ajet.record.files import sync_folder, sync_tree, write_atomically
+from ajet.record.files import apply_umask, sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
@@ -169,6 +169,7 @@ class Checkpoints:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 aside.mkdir()
                 write(aside)
+                apply_umask(aside)
                 digest = self._complete(aside, content)
                 if self.chain is not None and (self.folder / f"step-{step}").exists():
                     self.chain.commit("saving", step, checkpoint=digest)  # killed after this, either one may be there

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,21 @@ def sync_tree(folder: Path) -> None:
             finally:
                 os.close(handle)
         sync_folder(Path(parent))
+
+
+def apply_umask(folder: Path) -> None:
+    """Give every file below `folder` the mode that the process's umask gives a new file.
+
+    safetensors writes its files as 0600, whatever the umask is: a server under another user could not read them.
+    """
+    probe = folder / f".umask-{os.getpid()}"
+    probe.touch(exist_ok=False)
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        about = path.lstat()
+        if stat.S_ISREG(about.st_mode) and stat.S_IMODE(about.st_mode) != mode:
+            path.chmod(mode)
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:

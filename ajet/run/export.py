@@ -14,7 +14,7 @@ from ajet.config.record_file import make_record_folder
 from ajet.record.asked_file import written
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
-from ajet.record.files import sync_tree
+from ajet.record.files import apply_umask, sync_tree
 from ajet.record.find_run import known_run
 from ajet.record.write_errors import explained
 from ajet.run.model_card import write_card
@@ -65,6 +65,7 @@ def export(
         ):
             _fill(aside, checkpoint, dtype)
             write_card(folder, checkpoint, aside)
+            apply_umask(aside)
             sync_tree(aside)
             aside.rename(target)
     except BaseException:

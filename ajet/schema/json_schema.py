@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 _PATTERN_SECONDS = 0.1
-_NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("const", "enum", "default", "examples", "required", "type")
+NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
+DATA = ("const", "enum", "default", "examples", "required", "type")
 
 
 def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
@@ -22,6 +22,8 @@ def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
         return _checked(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
         return "it is nested too deeply"
+    except ValueError as error:  # an `$id` that is no address
+        return str(error)
 
 
 def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
@@ -51,6 +53,8 @@ def _checked(text: str) -> tuple[Any, str | None]:
     from referencing.jsonschema import DRAFT202012
 
     schema = json.loads(text)
+    if not isinstance(schema.get("$schema", ""), str):
+        return None, "`$schema` is no text"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
     try:
         kind.check_schema(schema)
@@ -65,7 +69,7 @@ def _checked(text: str) -> tuple[Any, str | None]:
                     return None, f"the reference {part[name]!r} leads out of it"
                 try:
                     resolver.lookup(part[name])
-                except Unresolvable:
+                except (Unresolvable, TypeError):  # TypeError: it leads through a value that is no schema
                     return None, f"the reference {part[name]!r} leads nowhere"
         if part.get("patternProperties"):
             return None, "'patternProperties' is not supported"
@@ -80,9 +84,9 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(schema, dict):
         yield schema
         for name, value in schema.items():
-            if name in _NAMED and isinstance(value, dict):  # anything else is no schema, which is told elsewhere
+            if name in NAMED and isinstance(value, dict):  # anything else is no schema, which is told elsewhere
                 yield from _parts(list(value.values()))
-            elif name not in _DATA:
+            elif name not in DATA:
                 yield from _parts(value)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.text_files import read_text
 from ajet.task_reader.contract import find, require_place
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.plain_values import BadRow, to_plain
 
 FORMATS = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "dev", "validation", "valid", "val")
@@ -77,13 +78,13 @@ def rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
     elif file.suffix == ".jsonl":
         yield from ((f"{file}:{number}", row) for number, row in line_rows(file))
     else:
-        yield from _of_json(file)
+        yield from rows_of_array(file)
 
 
-def _of_json(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+def rows_of_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
     """An array of rows, or one row."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8-sig"))
+        told = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise TaskError(
@@ -104,4 +105,8 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:
         raise TaskError(f"The file is no Parquet: {str(error).splitlines()[0]}.", where=str(file)) from error
-    yield from ((f"{file}, row {number}", row) for number, row in enumerate(table.to_pylist()))
+    for number, row in enumerate(table.to_pylist()):
+        try:
+            yield f"{file}, row {number}", to_plain(row)
+        except BadRow as problem:
+            yield f"{file}, row {number}", problem

@@ -17,8 +17,11 @@ from loguru import logger
 
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.task import Task
-from ajet.task_reader.contract import TaskSplit, find
+from ajet.schema.text_files import convert_command, guess_encoding
+from ajet.task_reader.benchmark_files import rows_of_array
+from ajet.task_reader.contract import TaskSplit, being_read, find
 from ajet.task_reader.image_columns import ImageColumns
+from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class HuggingFaceReader:
         return self._made(load_rows(place, name), f"{place}, split {name}")
 
     def _made(self, dataset: Any, where: str) -> list[Task]:
-        images = ImageColumns(dataset.features)
+        images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
         tasks: list[Task] = []
         bad: list[tuple[int, str]] = []
         for index, row in enumerate(images.rows(dataset)):
@@ -157,8 +160,20 @@ def load_rows(place: Place, split: str) -> Any:
 
 
 def _load(datasets: Any, place: Place, split: str) -> Any:
+    from datasets.packaged_modules.csv.csv import Csv
+    from datasets.packaged_modules.json.json import Json
+
     try:
-        return datasets.load_dataset(place.path, place.config, split=split)
+        builder = datasets.load_dataset_builder(place.path, place.config)
+        name, files = split.partition("[")[0], builder.config.data_files or {}
+        if isinstance(builder, Json) and name in files:
+            found = datasets.DownloadManager().download_and_extract([str(each) for each in files[name]])
+            return _sliced(datasets, [row for each in found for row in _json_rows(Path(each))], split)
+        options: dict[str, Any] = {}
+        if isinstance(builder, Csv) and builder.config.features is None and name in files:
+            first = datasets.DownloadManager().download_and_extract(str(files[name][0]))
+            options = _text_columns(datasets, Path(first), builder.config.sep)
+        return datasets.load_dataset(place.path, place.config, split=split, **options)
     except StopIteration:  # how the library says that no file has a row
         raise TaskError(f"The data files of {place} hold no rows.", where=f"{KEY}.dataset_path") from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
@@ -198,8 +213,12 @@ def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
 def _of_file(datasets: Any, place: Place, split: str) -> Any:
     assert place.file is not None
     name = split.partition("[")[0]
-    options = {"delimiter": "\t"} if place.file.suffix == ".tsv" else {}
+    if FORMATS[place.file.suffix] == "json":
+        return _sliced(datasets, _json_rows(place.file), split)
+    options: dict[str, Any] = {}
     try:
+        if FORMATS[place.file.suffix] == "csv":
+            options = _text_columns(datasets, place.file, "\t" if place.file.suffix == ".tsv" else ",")
         return datasets.load_dataset(
             FORMATS[place.file.suffix], data_files={name: str(place.file)}, split=split, **options
         )
@@ -210,6 +229,58 @@ def _of_file(datasets: Any, place: Place, split: str) -> Any:
         raise TaskError(
             f"The data file cannot be read: {(str(cause).splitlines() or [repr(cause)])[0]}", where=str(place.file)
         ) from problem
+
+
+def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
+    """Return options by which each cell of a CSV is the text of the file, and an empty cell is null.
+
+    Left to itself, pandas makes numbers of 007 and 1.10, and nothing of NA.
+    """
+    import pandas
+
+    encoding = "utf-8"
+    head = file.read_bytes()
+    try:
+        head.decode(encoding)
+    except UnicodeDecodeError as problem:
+        guess, line = guess_encoding(head), head[: problem.start].count(b"\n") + 1
+        raise TaskError(
+            f"{file.name} is not UTF-8; it looks like {guess}.",
+            where=f"{file}:{line}",
+            expected="UTF-8",
+            do=f"save it as UTF-8, say by `{convert_command(file, guess)}`",
+        ) from None
+    names = pandas.read_csv(file, sep=separator, nrows=0).columns
+    features = datasets.Features({str(name): datasets.Value("string") for name in names})
+    return {"sep": separator, "features": features, "keep_default_na": False, "na_values": [""]}
+
+
+def _json_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON array or of JSON lines as the jsonl reader has them. Raises TaskError.
+
+    pyarrow would make datetimes of texts that look like dates, and 1.0 of 1 beside 2.5.
+    """
+    with being_read(file), file.open("rb") as stream:
+        start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+    found = rows_of_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
+    rows: list[dict[str, Any]] = []
+    for where, row in found:
+        if isinstance(row, BadRow):
+            raise TaskError(f"A row cannot be read: {row}.", where=where, expected="JSON objects, one a line")
+        rows.append(row)
+    if not rows:
+        raise TaskError("The data file holds no rows.", where=str(file))
+    return rows
+
+
+def _sliced(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+    """Return the rows that a split such as `train[:90%]` names."""
+    name = split.partition("[")[0]
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
+    except (ValueError, AssertionError) as problem:
+        raise TaskError(f"The split {split} cannot be read: {problem}", where=KEY) from None
+    return [row for part in parts for row in rows[part.from_ : part.to]]
 
 
 def _in_folder(folder: Path, config: str | None) -> Place:

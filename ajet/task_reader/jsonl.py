@@ -7,6 +7,7 @@ Invariant: no line is lost silently. A bad one stops the reading and is named by
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from loguru import logger
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
+from ajet.schema.text_files import convert_command, guess_encoding
 from ajet.task_reader.contract import TaskSplit, being_read, find_file
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
@@ -78,6 +80,15 @@ def read_tasks(
                 raise TaskError(
                     f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]
                 ) from None
+            encoding = _foreign_encoding(line)
+            of_whole_file = encoding.startswith("utf-") and not tasks and not bad
+            if encoding and (of_whole_file or not skip):
+                raise TaskError(
+                    f"The task file is not UTF-8; it looks like {encoding}: {problem}.",
+                    where=f"{file}:{number}",
+                    expected=LINES,
+                    do=f"save it as UTF-8, say by `{convert_command(file, encoding)}`",
+                ) from None
             if not skip:
                 raise TaskError(
                     f"A task row cannot be used: {problem}.",
@@ -106,10 +117,15 @@ def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
             f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
         )
         return f"The task file is {file.suffix.lower().lstrip('.')}, and no JSON Lines", read
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        anew = f"write it anew, say by `iconv -f utf-16 -t utf-8 {file.name} > {file.stem}.utf8.jsonl`"
-        return "The task file is UTF-16", anew
     return None
+
+
+def _foreign_encoding(line: bytes) -> str:
+    """Return the likely encoding of a line that is no UTF-8 text; "" for one that is."""
+    try:
+        return guess_encoding(line) if "\0" in line.decode() else ""
+    except UnicodeDecodeError:
+        return guess_encoding(line)
 
 
 def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
@@ -145,6 +161,8 @@ def _row(line: bytes) -> dict[str, Any]:
         raise BadRow(f"no JSON ({problem.msg} at column {problem.colno})") from None
     except RecursionError:
         raise BadRow("nested too deeply") from None
+    except ValueError:  # Python reads no integer beyond this limit
+        raise BadRow(f"an integer of more than {sys.get_int_max_str_digits():,} digits; write it as text") from None
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, not an object")
     return row

@@ -14,17 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.schema.errors import AjetError
-from ajet.schema.finite import non_finite
 from ajet.schema.task import Task
+from ajet.task_reader.plain_values import BadRow, to_plain
 
 _QUERY = ("main_query", "question", "query", "prompt", "problem")
 _ID = ("task_id", "id")
 _ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
-
-
-class BadRow(AjetError, ValueError):
-    """A row that makes no task; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,12 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
     A row without a question is one for a workflow that makes it of the other columns. Raises BadRow when the question
-    is empty (or null, in a column that `columns` names), a field has the wrong type, or a number is not finite.
+    is empty (or null, in a column that `columns` names), a field has the wrong type, or JSON cannot hold a value.
     """
-    found = non_finite(row)
-    if found is not None:
-        raise BadRow(f"{found[0]}: {json.dumps(found[1])} is no JSON; expected a finite number or null")
+    try:
+        row = to_plain(row)
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
     query = _pick(row, columns.main_query, _QUERY)
     messages = row.get("init_messages") or []
     if isinstance(query, list):
@@ -62,10 +58,8 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         metadata = {key: value for key, value in row.items() if key not in Task.model_fields}
         metadata.update(own)
     answer = _pick(row, columns.answer, _ANSWER)
-    if answer is not None:
-        metadata.setdefault("answer", answer)
-        if columns.answer:
-            metadata["answer"] = answer
+    if answer is not None and (columns.answer or metadata.get("answer") is None):
+        metadata["answer"] = answer
     task_id = _pick(row, columns.task_id, _ID)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):

@@ -8,9 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ajet.record.checkpoint import read_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints
+from ajet.run.export import export
 from ajet.schema.errors import UserError
 
 
@@ -153,3 +156,27 @@ def test_a_path_names_a_checkpoint_a_run_or_its_checkpoints(tmp_path: Path) -> N
     assert checkpoints.at(tmp_path / "run").step == checkpoints.at(tmp_path / "run" / "checkpoints").step == 2
     with pytest.raises(UserError, match="no complete checkpoint"):
         checkpoints.at(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_weights_get_the_mode_of_umask(tmp_path: Path, umask: int) -> None:
+    """safetensors writes 0600 whatever the umask is; also what an earlier save left so is exported readable."""
+
+    def into(folder: Path) -> None:
+        (folder / "adapter").mkdir()
+        (folder / "trainer").mkdir()
+        for name in ("model", "adapter/adapter_model", "trainer/state"):
+            save_file({"w": torch.zeros(1)}, folder / f"{name}.safetensors")
+
+    before = os.umask(umask)
+    try:
+        (tmp_path / "run.json").write_text("{}")
+        saved = Checkpoints(tmp_path / "checkpoints").save(1, into, {})
+        (saved / "model.safetensors").chmod(0o600)
+        exported = export(str(tmp_path), tmp_path.parent)
+    finally:
+        os.umask(before)
+    (saved / "model.safetensors").chmod(0o666 & ~umask)
+    files = [path for folder in (saved, exported) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~umask)}

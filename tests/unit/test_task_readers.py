@@ -184,7 +184,7 @@ def test_bad_bytes_are_named(tmp_path: Path) -> None:
     [
         ("t.csv", b"question,answer\nq,1\n", "is csv", "{dataset_path: t.csv}"),
         ("t.parquet", b"PAR1\x15\xff", "is parquet", "{dataset_path: t.parquet}"),
-        ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "is UTF-16", "iconv -f utf-16"),
+        ("t.jsonl", '{"question": "q"}\n'.encode("utf-16"), "utf-16", "iconv -f utf-16"),
         ("t.json", b'[{"question": "q"}]', "is a JSON array", "jq -c"),
     ],
 )
@@ -418,9 +418,10 @@ def test_images_within_lists_and_objects(tmp_path: Path) -> None:
 def test_images_of_a_parquet_that_does_not_say_so(tmp_path: Path) -> None:
     data = picture("WEBP")
     rows = [{"bytes": data, "path": "a.webp"}, {"bytes": b"RIFF\0\0\0\0WAVE", "path": "a.wav"}, None]
+    sound = {"bytes": "UklGRgAAAABXQVZF", "path": "a.wav"}
     parquet(tmp_path / "set.parquet", [{"question": "q", "file": row} for row in rows])
     found = [task.metadata["file"] for task in hub(tmp_path, "set.parquet").tasks("train")]
-    assert unpacked(found[0]) == ("image/webp", data) and found[1:] == rows[1:], "what is no image stays as it was"
+    assert unpacked(found[0]) == ("image/webp", data) and found[1:] == [sound, None], "what is no image is base64"
 
 
 def test_images_in_files_beside_their_rows(tmp_path: Path) -> None:

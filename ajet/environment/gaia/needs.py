@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 
 from dotenv import dotenv_values
@@ -15,6 +16,7 @@ from dotenv import dotenv_values
 from ajet.environment.files import expanded
 from ajet.environment.gaia.server import Server
 from ajet.schema.errors import UserError
+from ajet.schema.text_files import read_text
 
 ENV_TEMPLATE = Path(__file__).with_name("env_template")
 """Every variable that a server reads, to be filled in."""
@@ -76,6 +78,6 @@ def read_variables(file: Path, environment: Mapping[str, str] | None = None) -> 
     if not file.is_file():
         raise UserError(f"There is no env file {file}.", do=f"copy {ENV_TEMPLATE} there and fill it in")
     values: dict[str, str] = {}
-    for name, value in dotenv_values(file, interpolate=False).items():
+    for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
         values[name] = given.get(name) or expanded(value or "", f"{file}: {name}", {**values, **given})
     return {**given, **values}

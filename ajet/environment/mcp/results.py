@@ -49,12 +49,12 @@ async def shown(
     texts: list[str] = []
     urls: list[str] = []
     for block in reply.content:
-        if block.get("type") == "image" and images:
-            urls.append(f"data:{block.get('mimeType') or 'image/png'};base64,{block.get('data', '')}")
+        if block.get("type") == "image" and images and isinstance(block.get("data"), str):
+            urls.append(f"data:{block.get('mimeType') or 'image/png'};base64,{block['data']}")
         else:
             texts.append(_text(block))
-    if not texts and not urls and reply.structured is not None:
-        texts.append(json.dumps(reply.structured, ensure_ascii=False))
+    if not any(texts) and not urls and reply.structured is not None:
+        texts = [json.dumps(reply.structured, ensure_ascii=False)]
     whole = "\n".join(texts)
     text = await condensed(whole) if condensed is not None and not reply.failed else None
     if text is not None and len(text) == len(whole):
@@ -89,7 +89,8 @@ async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
 def _text(block: Mapping[str, Any]) -> str:
     kind = block.get("type")
     if kind == "text":
-        return str(block.get("text", ""))
+        text = block.get("text")
+        return "" if text is None else str(text)
     if kind == "resource_link":
         return f"[{block.get('name', 'a resource')}: {block.get('uri', '')}]"
     inner = block.get("resource")

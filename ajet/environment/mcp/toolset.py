@@ -287,8 +287,11 @@ class _Wrong(AjetError):
 
 def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Raises _Wrong for what is no object."""
-    text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
-    problem = problem_of_reply(text, {})
+    try:
+        text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
+        problem = problem_of_reply(text, {})
+    except (TypeError, ValueError) as error:  # a workflow's own values: a date, an integer beyond what Python writes
+        raise _Wrong(f"these are no arguments of {tool.name}: {error}", "arguments") from None
     if problem is not None:
         raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
     read: dict[str, Any] = json.loads(text)

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.record.files import apply_umask
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
         trainer.train()
         trainer.save_state()
         trainer.save_model(str(run.path / "model"))
+        apply_umask(run.path / "model")
         logger.info("the model after step {} is in {}", trainer.state.global_step, run.path / "model")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from ajet.config.handed import known
 from ajet.config.resolution import is_literal, is_secret
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
+from ajet.schema.text_files import read_text
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -111,7 +113,8 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
 
     names: set[str] = set()
     for place in {folder, experiment.yaml_path.parent}:
-        names.update(dotenv.dotenv_values(place / ".env", interpolate=False))
+        if (file := place / ".env").is_file():
+            names.update(dotenv.dotenv_values(stream=StringIO(read_text(file)), interpolate=False))
     for _, value in leaves(experiment.raw):
         if isinstance(value, str):
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.thin.messages import asks, notification, refusal, request, result_of
+from ajet.environment.mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -58,8 +58,8 @@ class Answers:
         if asks(message):
             self._in_background(self._send(refusal(message)))
             return
-        number = message.get("id")
-        waiting = self._waiting.get(number) if isinstance(number, int) else None
+        number = id_of(message)
+        waiting = self._waiting.get(number) if number is not None else None
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 

@@ -84,15 +84,19 @@ class ThinSession:
     async def tools(self) -> Sequence[Tool]:
         """Every page."""
         found: list[Tool] = []
-        cursor: Any = None
+        cursor: str | None = None
         for _ in range(PAGES):
             try:
                 page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {})
             except RpcError as error:
                 raise CallFailed(f"{self._name} does not list its tools: {error}", "environment") from error
-            found += [tool for each in page.get("tools", ()) if (tool := tool_of(each)) is not None]
+            listed = page.get("tools")
+            if listed is not None and not isinstance(listed, list):
+                said = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
+                raise CallFailed(said, "environment")
+            found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
             cursor = page.get("nextCursor")
-            if cursor is None:
+            if not cursor or not isinstance(cursor, str):  # some servers write "" on the last page
                 self._schemas = {each.name: each.schema for each in found if "x-mcp-header" in str(each.schema)}
                 return found
         raise CallFailed(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")

@@ -37,7 +37,7 @@ class OwnEpisode:
                 "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
             )
             again = headers.get("Retry-After", "")
-            pause = float(again) if again.isdigit() else 1.0
+            pause = float(again) if again.isascii() and again.isdigit() else 1.0
             if status != FULL or asyncio.get_running_loop().time() + pause >= until:
                 break
             await asyncio.sleep(pause)

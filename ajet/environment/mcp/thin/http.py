@@ -22,6 +22,7 @@ from ajet.environment.mcp.thin.messages import (
     UNSUPPORTED_VERSION,
     RpcError,
     header_value,
+    is_header_text,
     notification,
     request,
     result_of,
@@ -60,7 +61,8 @@ class HttpChannel:
         except (CallFailed, RpcError):
             server.stateless = None  # another server may stand there when it is asked next
             raise
-        self._headers = {"MCP-Protocol-Version": str(answer.get("protocolVersion", HELLO["protocolVersion"]))}
+        version = answer.get("protocolVersion")
+        self._headers = {"MCP-Protocol-Version": version if is_header_text(version) else HELLO["protocolVersion"]}
         if session:
             self._headers[SESSION] = session
         hello = notification("notifications/initialized")

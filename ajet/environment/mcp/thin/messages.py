@@ -9,9 +9,10 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ajet.schema.errors import AjetError
+from ajet.schema.settled import settled
 
 SESSIONS = "2025-11-25"
 """The newest revision with sessions."""
@@ -24,6 +25,7 @@ _META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 HELLO: dict[str, Any] = {"protocolVersion": SESSIONS, "capabilities": {}, "clientInfo": _CLIENT}
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
@@ -66,8 +68,8 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
     """A message; None for anything else."""
     try:
-        message = json.loads(frame)
-    except (ValueError, RecursionError):
+        message = settled(json.loads(frame))
+    except (ValueError, RecursionError):  # also an integer beyond what Python reads
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
 
@@ -77,13 +79,23 @@ def asks(message: Mapping[str, Any]) -> bool:
     return "method" in message and "id" in message
 
 
+def id_of(message: Mapping[str, Any]) -> int | None:
+    """Return the number of the request that a message answers, also where the server made text of it."""
+    number = message.get("id")
+    if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 20:
+        return int(number)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
 def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
     """Raises RpcError."""
     error = message.get("error")
     if error is not None:
         raise RpcError(error if isinstance(error, Mapping) else {"message": str(error)})
     result = message.get("result")
-    return result if isinstance(result, dict) else {}
+    if result is not None and not isinstance(result, dict):
+        raise RpcError({"message": f"its result is a {type(result).__name__}, expected an object"})
+    return result or {}
 
 
 def header_value(text: str) -> str:
@@ -91,6 +103,16 @@ def header_value(text: str) -> str:
     if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
         return text
     return f"=?base64?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?="
+
+
+def is_header_token(value: object) -> bool:
+    """True for a text that may be part of an HTTP field's name."""
+    return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
+
+
+def is_header_text(value: object) -> TypeGuard[str]:
+    """True for a text that an HTTP field carries as it is."""
+    return isinstance(value, str) and _PLAIN.fullmatch(value) is not None
 
 
 def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -103,7 +125,7 @@ def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
             continue
         if isinstance(value, Mapping):
             found |= mirrored(each, value)
-        elif (token := each.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
+        elif is_header_token(token := each.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
             found[f"Mcp-Param-{token}"] = header_value(str(value).lower() if isinstance(value, bool) else str(value))
     return found
 

@@ -18,8 +18,9 @@ import aiohttp
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.messages import EventStream, asks, decoded, encoded, refusal
+from ajet.environment.mcp.thin.messages import EventStream, asks, decoded, encoded, id_of, refusal
 from ajet.schema.addresses import is_loopback
+from ajet.schema.settled import settled
 from ajet.schema.tool_use import ToolError
 
 KEPT_S = 4.0
@@ -106,7 +107,7 @@ class HttpServer:
                 self._refuse_token(reply.status)
                 found = await self._whole(reply, limit)
                 try:
-                    return reply.status, reply.headers, json.loads(found)
+                    return reply.status, reply.headers, settled(json.loads(found))
                 except (ValueError, RecursionError):
                     return reply.status, reply.headers, None
 
@@ -119,15 +120,25 @@ class HttpServer:
 
     def own(self, path: str) -> str:
         """An address on this server. Raises CallFailed for one on another."""
-        there = urljoin(self.url, path)
-        if urlsplit(there)[:2] != urlsplit(self.url)[:2]:
+        try:
+            there = urljoin(self.url, path)
+            same = urlsplit(there)[:2] == urlsplit(self.url)[:2]
+        except ValueError as error:
+            raise self.failed(
+                f"names {path!r}, which is no address: {error}", "environment", delivered=False
+            ) from error
+        if not same:
             raise self.failed(f"names another server, {there}", "environment", delivered=False)
         return there
 
     def beside(self, url: str) -> str:
         """The address of one of those behind this one. Raises CallFailed."""
-        there, here = urlsplit(url), urlsplit(self.url)
-        if (there.scheme, there.port) != (here.scheme, here.port) or there.hostname is None:
+        try:
+            there, here = urlsplit(url), urlsplit(self.url)
+            same = (there.scheme, there.port) == (here.scheme, here.port) and there.hostname is not None
+        except ValueError as error:
+            raise self.failed(f"names {url!r}, which is no address: {error}", "environment", delivered=False) from error
+        if not same:
             said = f"names another server, {url}, of another scheme or port"
             raise self.failed(said, "environment", delivered=False)
         return url
@@ -147,6 +158,8 @@ class HttpServer:
         except (aiohttp.ClientError, OSError) as error:
             said = str(error) or type(error).__name__
             raise self.failed(f"broke the connection: {said}", "transport") from error
+        except ValueError as error:  # an address or a header field that no request can carry
+            raise self.failed(f"sent what cannot be used: {error}", "environment") from error
 
     def _refuse_token(self, status: int) -> None:
         if status in (401, 403):
@@ -208,7 +221,7 @@ class HttpServer:
                     continue
                 if asks(frame):
                     await self._refuse(reply, frame, headers)
-                elif frame.get("id") == message["id"]:
+                elif id_of(frame) == message["id"]:
                     await _drained(reply)
                     return frame
         raise self.failed("ended its answer in the middle", "transport")

@@ -68,7 +68,7 @@ class SseChannel:
             raise self._failed(f"took no message within {self._seconds:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise self._failed(f"cannot be reached: {error}", delivered=False) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._failed(f"broke the connection: {error}") from error
 
     async def _read(self) -> None:
@@ -81,7 +81,7 @@ class SseChannel:
                     problem = self._failed(f"gave no event stream (HTTP {reply.status})", delivered=False)
                     return
                 await self._events(reply)
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = self._failed(f"broke the stream: {error}", delivered=self._address.done())
         except CallFailed as failed:
             problem = failed
@@ -105,8 +105,12 @@ class SseChannel:
                 raise too_large(self._server.name, self._limit)
 
     def _own(self, data: str) -> str:
-        there = urljoin(self._server.url, data)
-        if urlsplit(there)[:2] != urlsplit(self._server.url)[:2]:
+        try:
+            there = urljoin(self._server.url, data)
+            same = urlsplit(there)[:2] == urlsplit(self._server.url)[:2]
+        except ValueError as error:
+            raise self._failed(f"names {data!r}, which is no address: {error}", delivered=False) from error
+        if not same:
             raise self._failed(f"names another server for its messages, {there}", delivered=False)
         return there
 

@@ -31,7 +31,7 @@ from ajet.environment.mcp.thin.messages import (
 
 GARBAGE = 1_000
 """Lines that are no JSON-RPC, at most."""
-_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*[,}]')
+_ID = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*[,}]')
 _shared: dict[tuple[Any, ...], StdioConnection] = of_this_process({})
 
 
@@ -91,6 +91,9 @@ class StdioConnection:
                 self.answers.take(message)
             elif line.strip():
                 garbage += 1
+                if told := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
+                    said = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
+                    self.answers.fail(CallFailed(said, "transport"), int(told[1]))
                 if garbage == 1:
                     logger.warning("the MCP server {} wrote a line that is no JSON-RPC: {!r}", process.name, line[:80])
                 if garbage > GARBAGE:

@@ -1,0 +1,54 @@
+"""Text files of users in whatever encoding editors write.
+
+Invariant: UTF-8 and what a byte order mark names are read; any other encoding is refused by name, never guessed.
+"""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from ajet.schema.errors import UserError
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+def guess_encoding(data: bytes) -> str:
+    """Return the name, as iconv takes it, of what `data` most likely is if it is no UTF-8."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return "utf-16" if encoding.startswith("utf-16") else encoding
+    if b"\0" in data:  # text has NUL bytes in UTF-16 only
+        return "utf-16-be" if data.startswith(b"\0") else "utf-16-le"
+    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "latin-1"
+
+
+def convert_command(path: Path, encoding: str) -> str:
+    """Return a command line that writes the file as UTF-8 under another name."""
+    return f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}.utf8{path.suffix}"
+
+
+def read_text(path: Path) -> str:
+    """Read a file in UTF-8 or in the encoding that its byte order mark names. Raises UserError."""
+    data = path.read_bytes()
+    mark, encoding = next(((mark, each) for mark, each in _MARKS if data.startswith(mark)), (b"", "utf-8"))
+    try:
+        text = data[len(mark) :].decode(encoding)
+        if "\0" not in text:
+            return text
+        line = 1
+    except UnicodeDecodeError as problem:
+        line = data[: problem.start].count(b"\n") + 1
+    guess = guess_encoding(data)
+    raise UserError(
+        f"{path.name} is not UTF-8; it looks like {guess}.",
+        where=f"{path}:{line}",
+        expected="UTF-8, or UTF-16 with a byte order mark",
+        do=f"save it as UTF-8 in your editor, or run: {convert_command(path, guess)}",
+    )
