@@ -60,6 +60,8 @@ class Trained:
     no step of this process said so."""
     dead: int = 0
     """How many there are in all."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that could not be trained on, by the kind of the refusal."""
 
     def newest(self, episode: Episode) -> int:
         """The latest policy version that can have sampled it: what no update used may have ended after this one."""

@@ -18,6 +18,7 @@ from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.engine.quiet import quiet_transformers
 from ajet.engine.rope import freeze_rope
+from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import require_sound
 from ajet.schema.errors import UserError
 
@@ -47,6 +48,13 @@ def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress |
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
     return entry(gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
+
+
+def vocabulary_of(folder: Path) -> int | None:
+    """The number of token ids that the model in `folder` has; None if its config.json does not say."""
+    config = read_json(folder / "config.json")
+    size = (config.get("text_config") or config).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def load_tokenizer(source: ModelSource) -> Any:

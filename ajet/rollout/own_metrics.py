@@ -6,6 +6,7 @@ fields of its own that an output has, is recorded with its metadata.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from numbers import Real
@@ -51,7 +52,8 @@ def _apart(given: Mapping[str, Any], prefix: str) -> tuple[dict[str, float], dic
             numbers |= inner
             rest |= others
         elif isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and hasattr(value, "dtype")):
-            numbers[name] = float(value)
+            number = float(value)
+            (numbers if math.isfinite(number) else rest)[name] = number
         else:
             rest[name] = value
     return numbers, rest

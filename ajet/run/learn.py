@@ -59,6 +59,8 @@ class Elsewhere:
     given_up: Mapping[int, Sequence[str]]
     dead: int
     """Both: see `Trained`."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Groups that could not be trained on, by kind."""
 
 
 def learn(training: Training, played: FirstHalf, interrupts: Interrupts) -> float | None:
@@ -102,6 +104,7 @@ def learn(training: Training, played: FirstHalf, interrupts: Interrupts) -> floa
             waiting=waiting,
             given_up=elsewhere.given_up,
             dead=elsewhere.dead,
+            quarantined=elsewhere.quarantined,
         )
         if played.alone:
             run.episodes.write(step, "debug", played.alone)

@@ -56,6 +56,9 @@ def conclude(
         more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
     if trained.dead:
         metrics["train/given_up"] = trained.dead
+    if trained.quarantined:
+        metrics["train/quarantined"] = sum(trained.quarantined.values())
+        metrics |= {f"train/quarantined/{kind}": count for kind, count in sorted(trained.quarantined.items())}
     run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
     gaming.look(episodes, step)
     return metrics

@@ -16,6 +16,7 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway
 from ajet.store.earlier import todays_state
+from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
 from ajet.store.opening import (
     Address,
     credentials,
@@ -44,6 +45,8 @@ __all__ = [
     "Dead",
     "Depths",
     "Fenced",
+    "GroupRefused",
+    "GroupTerms",
     "Kept",
     "Lease",
     "LeaseLost",
@@ -57,6 +60,8 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreAway",
+    "check_group",
+    "check_values",
     "earlier_verl",
     "is_shared",
     "look_at_own_store",

@@ -7,11 +7,14 @@ that of one process, which does not begin with what was changed, has none.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from loguru import logger
 
 from ajet.store.contract import Store
+from ajet.store.group_check import UNREADABLE, kind_of
 from ajet.store.seal import ALTERED
 from ajet.store.shared import Dead
 
@@ -38,20 +41,40 @@ class GivenUp:
         self._store = store
         self._said: set[int] = set()
         """Positions of which that was said, and that are so still."""
+        self._kinds: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
         """The number of positions given up, as of the last `newly`."""
         return len(self._said)
 
+    @property
+    def quarantined(self) -> Counter[str]:
+        """The number of groups that could not be trained on, by kind, as of the last look."""
+        return Counter(self._kinds)
+
+    def look(self) -> dict[int, tuple[str, ...]]:
+        """Read the dead letters. Answers the reasons of each, by position."""
+        dead = {each.order: each.reasons for each in dead_of(self._store)}
+        self._kinds = Counter(kind for reasons in dead.values() if (kind := _kind_of_letter(reasons)))
+        return dead
+
     def newly(self, tasks: NamesTasks | None) -> dict[int, list[str]]:
         """The positions of which it was not said yet, with what went wrong each time. `tasks`: whose names are said,
         too."""
-        dead = {each.order: each.reasons for each in dead_of(self._store)}
+        dead = self.look()
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._said)}
         for order, why in new.items():
+            if kind_of(why[-1]):  # was logged when the group was refused
+                continue
             name = f"task {tasks.task(order).task_id} (position {order})" if tasks and order >= 0 else f"task {order}"
             times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"
             logger.warning("{} is given up{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1])
         self._said = set(dead)
         return new
+
+
+def _kind_of_letter(reasons: Sequence[str]) -> str:
+    """The kind of refusal by which a position was given up; "" if its attempts failed."""
+    last = reasons[-1] if reasons else ""
+    return UNREADABLE if last.startswith(ALTERED) else kind_of(last)

@@ -23,7 +23,10 @@ from ajet.schema.errors import AjetError, UserError
 
 ALTERED = "changed in the store"
 """Begins the reason why a position is given out no more of which that is so."""
-_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+_UNREADABLE = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError),
+    *(AssertionError, UserError),
+)
 
 
 class Altered(AjetError):
@@ -109,9 +112,10 @@ def spelled(row: Any) -> bytes:
 
 
 @contextmanager
-def held_whole(order: int | None, uuid: str, store: str) -> Iterator[None]:
-    """What is read within the block and was changed, or can't be read at all, is said so, by episode, position and
-    store. Raises Altered."""
+def held_whole(order: int | None, uuid: str, store: str, sampler: object = "") -> Iterator[None]:
+    """What is read within the block and was changed, or can't be read at all, is said so, by episode, position,
+    sampler and store. Raises Altered."""
+    store = f"put by {sampler}, {store}" if sampler else store
     try:
         yield
     except Altered as error:

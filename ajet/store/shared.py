@@ -195,6 +195,11 @@ class SharedStore(Store, Protocol):
         LeaseLost."""
         ...
 
+    def quarantine(self, order: int, reason: str) -> None:
+        """Set a closed position aside: it stays in the store, and nobody trains on it or leases it. Raises Fenced;
+        LeaseLost for one that is not closed."""
+        ...
+
     def dead(self) -> list[Dead]:
         """The dead letters, in order."""
         ...

@@ -55,7 +55,7 @@ class SqliteEpisodes:
         asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
         for *about, seal in base.execute(asked, (order,)).fetchall():
             try:
-                with held_whole(order, about[0], str(self._path)):
+                with held_whole(order, about[0], str(self._path), about[3]):
                     sealed = _sealed(*about)
                     self._seals.require(seal, sealed)
                     kept = Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by)

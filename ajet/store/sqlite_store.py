@@ -184,6 +184,15 @@ class SqliteStore:
             change(base, lease, "state = 'waiting'")
             self._positions.failed(base, lease.order, self._redact(reason))
 
+    def quarantine(self, order: int, reason: str) -> None:
+        """See the contract."""
+        with self._transaction() as base:
+            self._require_trainer(base)
+            closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
+            if base.execute(closed, (order,)).fetchone() is None:
+                raise LeaseLost(f"position {order} is not closed")
+            self._positions.failed(base, order, self._redact(reason), dead=True)
+
     def dead(self) -> list[Dead]:
         """See the contract."""
         with self._transaction() as base:

@@ -172,8 +172,8 @@ def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
             asked.append(True)
             begun.extend(made.store.lease(1))
 
-    def and_then_it_closes(tasks: Any) -> None:
-        read(tasks)
+    def and_then_it_closes(tasks: Any, version: int) -> None:
+        read(tasks, version)
         if len(hopes) == 2 and begun:
             made.end(begun.pop())
 

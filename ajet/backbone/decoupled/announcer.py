@@ -21,7 +21,7 @@ from ajet.backbone.decoupled.glance import glance
 from ajet.backbone.decoupled.terms import MOST, ON_DEMAND, PROBE, SERVER, Terms
 from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
-from ajet.store import Address, note_elsewhere, open_shared, recorded_settings
+from ajet.store import Address, GroupRefused, check_values, note_elsewhere, open_shared, recorded_settings
 from ajet.store.given_up import GivenUp
 from ajet.store.signs_of_life import signs_of_life
 
@@ -71,11 +71,18 @@ class Announcer:
         self.leased = 0
         """Positions that samplers held when this was asked last."""
         self._given_up = GivenUp(store)
+        self._looked_dead = 0
+        """Dead letters as of the last glance."""
 
     @property
     def dead(self) -> int:
         """The number of positions that were given up, as of the last `newly_dead`."""
         return self._given_up.count
+
+    @property
+    def quarantined(self) -> Mapping[str, int]:
+        """Groups that could not be trained on, by kind, as of the last look at the dead letters."""
+        return self._given_up.quarantined
 
     def announce(
         self,
@@ -116,7 +123,10 @@ class Announcer:
             free = max(0, self._below - found.next) + found.waiting if self._below else 0
             samplers = self._samplers()
             self.asked = any(each.told.get(SERVER) for each in samplers)
-            self._show(glance(found, samplers, free=free))
+            if found.dead != self._looked_dead:
+                self._given_up.look()
+                self._looked_dead = found.dead
+            self._show(glance(found, samplers, free=free, quarantined=self.quarantined))
 
     def _samplers(self) -> list[Member]:
         """The samplers that are at work."""
@@ -160,7 +170,9 @@ class Announcer:
         samplers = len(self._samplers())
         who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
         who += f": start some with `{self._starts}`" if self._starts and not samplers else ""
-        logger.info("step {} waits: {} of {} groups are there, {} too old; {}", step, there, size, stale, who)
+        refused = sum(self.quarantined.values())
+        old = f"{stale} too old" + (f", {refused} quarantined" if refused else "")
+        logger.info("step {} waits: {} of {} groups are there, {}; {}", step, there, size, old, who)
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
@@ -209,6 +221,11 @@ def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
 
     def usable(kept: Sequence[Kept]) -> bool:
         episodes = [one.episode for one in kept]
+        try:
+            for episode in episodes:
+                check_values(episode)
+        except GroupRefused:  # is quarantined, with its reason, once the group is taken
+            return True
         return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
 
     return usable

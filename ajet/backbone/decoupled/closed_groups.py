@@ -15,6 +15,7 @@ from ajet.algorithm.staleness import freshness
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
+    from ajet.backbone.decoupled.quarantine import Quarantine
     from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.store import Lease, SharedStore
     from ajet.task_reader import TaskOrder
@@ -57,14 +58,19 @@ class Ready:
 class ClosedGroups:
     """The closed groups of one store."""
 
-    def __init__(self, store: SharedStore, trainer: TrainerCommon) -> None:
-        self._store, self._trainer = store, trainer
+    def __init__(self, store: SharedStore, trainer: TrainerCommon, quarantine: Quarantine | None = None) -> None:
+        """`quarantine`: checks each group that is read; None: none is checked."""
+        self._store, self._trainer, self._quarantine = store, trainer, quarantine
         self._held: dict[int, tuple[Group, tuple[int, ...]]] = {}
         """Each with the steps that have trained on it."""
 
-    def read(self, tasks: TaskOrder) -> None:
-        """Read the groups that have closed meanwhile."""
+    def read(self, tasks: TaskOrder, version: int) -> None:
+        """Read the groups that have closed meanwhile, without those that cannot be used. `version`: the newest policy
+        that the trainer knows."""
         for lease in self._store.closed(but=self._held.keys()):
+            task = tasks.task(lease.order)
+            if self._quarantine is not None and not self._quarantine.admits(lease, task.task_id, version):
+                continue
             self._held[lease.order] = _group(lease, tasks), lease.used
 
     def ready(self, version: int, step: int) -> Ready:

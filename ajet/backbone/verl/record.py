@@ -164,6 +164,7 @@ class Record:
             waiting=self._tickets.waiting(),
             given_up=taken.given_up,
             dead=taken.dead,
+            quarantined=taken.quarantined,
         )
         metrics = self._sink.conclude(trained)
         self._idle = self._idle + 1 if is_idle(metrics) else 0

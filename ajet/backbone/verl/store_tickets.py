@@ -16,6 +16,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
+from ajet.backbone.decoupled.quarantine import Quarantine
 from ajet.backbone.decoupled.terms import PROBE
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.tickets import Taken, Tickets
@@ -26,7 +27,7 @@ from ajet.schema.task import Task
 if TYPE_CHECKING:
     from ajet.backbone.verl.folder_probe import FolderProbe
     from ajet.record import RunDirectory
-    from ajet.store import SharedStore
+    from ajet.store import GroupTerms, SharedStore
     from ajet.task_reader import TaskOrder
 
 NOBODYS = -1
@@ -45,13 +46,16 @@ class StoreTickets(Tickets):
         probes: FolderProbe,
         *,
         steps: int,
+        terms: GroupTerms | None = None,
     ) -> None:
-        """`store`: opened by this run's trainer. `steps`: of the whole run."""
+        """`store`: opened by this run's trainer. `steps`: of the whole run. `terms`: what a group is held to."""
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._says, self._run = store, says, run
         self._size, self._steps_in_all = settings.data.train_batch_size, steps
-        self._closed_groups = ClosedGroups(store, settings.trainer_common)
+        self._closed_groups = ClosedGroups(
+            store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
+        )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
         earlier = store.announced()
@@ -71,7 +75,7 @@ class StoreTickets(Tickets):
 
     def due(self) -> list[Grant]:
         """The grants of groups that have closed, for those who asked."""
-        self._closed_groups.read(self._order)
+        self._closed_groups.read(self._order, self._trained)
         ready = self._closed_groups.ready(self._trained, self._trained + 1)
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
@@ -126,7 +130,7 @@ class StoreTickets(Tickets):
 
     def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
         """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
-        self._closed_groups.read(self._order)
+        self._closed_groups.read(self._order, step - 1)
         ready = self._closed_groups.ready(step - 1, step)
         over = [
             group
@@ -148,7 +152,7 @@ class StoreTickets(Tickets):
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         again = [group.order for group in scored if group.order in reuse.before]
-        return Taken(over, stale, again, self._says.newly_dead(self._order), self._says.dead)
+        return Taken(over, stale, again, self._says.newly_dead(self._order), self._says.dead, self._says.quarantined)
 
     def waiting(self) -> list[int]:
         """Positions that were begun and that no step has taken yet."""

@@ -103,6 +103,7 @@ class Taken:
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `ajet.backbone.runner.Trained`; so is the next."""
     dead: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
 
 
 class Tickets:

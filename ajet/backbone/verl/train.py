@@ -15,6 +15,7 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
 from ajet.backbone.decoupled.announcer import Announcer, open_for_training, show_in
+from ajet.backbone.decoupled.quarantine import group_terms
 from ajet.backbone.decoupled.terms import Terms
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.backbone.verl.cluster.gpus import refuse_busy
@@ -124,7 +125,9 @@ def store_tickets_of(
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
     says = Announcer(store, terms, run.run_id, settings, show=show_in(run), on_demand=True)
-    return StoreTickets(store, says, order, run, FolderProbe(experiment, tokenizer), steps=steps)
+    terms_of_groups = group_terms(experiment, run.run_id)
+    probe = FolderProbe(experiment, tokenizer)
+    return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:

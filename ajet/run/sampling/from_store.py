@@ -20,6 +20,7 @@ from ajet.algorithm.staleness import announce
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
+from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
@@ -79,7 +80,9 @@ class FromStore:
         conf = str(parts.experiment.yaml_path or "FILE.yaml")
         starts = "" if self.ends else command("sample", "--conf", conf, "--store", self._address.shown)
         self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run), starts=starts)
-        self._closed = ClosedGroups(self._store, trainer)
+        adapters = parts.backbone.adapters.names if parts.backbone.trains else ()
+        terms_of_groups = group_terms(parts.experiment, run.run_id, adapters=adapters)
+        self._closed = ClosedGroups(self._store, trainer, Quarantine(self._store, terms_of_groups))
         return self._store
 
     def begun(self, training: Training) -> None:
@@ -139,7 +142,7 @@ class FromStore:
         ready, self._hopes = Ready(), True
         while len(ready.groups) < size:
             with interrupts.held(whole=False):
-                self._closed.read(tasks)
+                self._closed.read(tasks, version)
                 ready = self._closed.ready(version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
@@ -150,7 +153,7 @@ class FromStore:
         self._on_first = lambda episodes: None
         refuse_if_all_failed(episodes_of(groups), step)
         given_up = self._says.newly_dead(tasks)  # counts the dead
-        elsewhere = Elsewhere(reuse, given_up, self._says.dead)
+        elsewhere = Elsewhere(reuse, given_up, self._says.dead, self._says.quarantined)
         played = FirstHalf(began, groups, unused={"stale": ready.stale}, elsewhere=elsewhere)
         gap = learn(training, played, interrupts)
         if gap is not None:  # before it is saved, and announced to whoever else plays

@@ -201,6 +201,14 @@ class MongoStore:
         if not self._positions.change(changes.held(lease), failed, done=(WAITING, DEAD)):
             raise _lost(lease)
 
+    def quarantine(self, order: int, reason: str) -> None:
+        """See the contract."""
+        with self._lock:
+            self._ledger.require_trainer()
+            change = changes.set_aside(self._redact(reason))
+            if not self._positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
+                raise LeaseLost(f"position {order} is not closed")
+
     def dead(self) -> list[Dead]:
         """See the contract."""
         found = self._link.find(TASK, {"status": DEAD})

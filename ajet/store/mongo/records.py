@@ -232,7 +232,8 @@ class Records:
         """The episode that `end` names. Raises Altered, with the record's name."""
         name = record_of(end)
         try:
-            with held_whole(order, end["uuid"], self._link.shown):
+            sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
+            with held_whole(order, end["uuid"], self._link.shown, sampler):
                 if not parts[RECORD][name]:
                     raise Altered("its record is gone")
                 (record,) = parts[RECORD][name]

@@ -1,0 +1,81 @@
+"""Quarantine: keeps groups that cannot be trained on away from a trainer.
+
+Invariant: each group is checked once, when it is taken. One that is refused stays in the store with its reason, is
+neither trained nor leased again, and is not looked at again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.store.contract import LeaseLost
+from ajet.store.group_check import GroupRefused, GroupTerms, check_group
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.store import Lease, SharedStore
+
+MANY_IN_A_ROW = 10
+"""So many refused groups without a usable one between them are reported, and again at each doubling."""
+
+
+class Quarantine:
+    """Checks the groups of one shared store; not thread-safe."""
+
+    def __init__(self, store: SharedStore, terms: GroupTerms) -> None:
+        self._store, self._terms = store, terms
+        self._in_a_row: Counter[str] = Counter()
+        """Refused groups since the last usable one, by kind."""
+        self._report_at = MANY_IN_A_ROW
+
+    def admits(self, lease: Lease, task_id: str, version: int) -> bool:
+        """True if the group may be trained on; else it is quarantined. Raises Fenced."""
+        try:
+            check_group(lease, task_id, version, self._terms)
+        except GroupRefused as refused:
+            self._refuse(lease.order, task_id, refused)
+            return False
+        self._in_a_row.clear()
+        self._report_at = MANY_IN_A_ROW
+        return True
+
+    def _refuse(self, order: int, task_id: str, refused: GroupRefused) -> None:
+        try:
+            self._store.quarantine(order, refused.reason)
+        except LeaseLost as lost:  # another process changed it meanwhile; the next look finds it as it is
+            logger.warning("{}", lost)
+            return
+        logger.warning("task {} (position {}) is {}", task_id, order, refused.reason)
+        self._in_a_row[refused.kind] += 1
+        if (count := self._in_a_row.total()) >= self._report_at:
+            self._report_at *= 2
+            ((kind, most),) = self._in_a_row.most_common(1)
+            logger.error(
+                "{} groups in a row could not be trained on, {} of them for {!r}. The last: {}. Nothing is learned "
+                "until usable groups come: compare the samplers' settings and version with the trainer's",
+                count,
+                most,
+                kind,
+                refused,
+            )
+
+
+def group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
+    """What this run's trainer expects of a group. Raises UserError for a model that cannot be found."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, vocabulary_of
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    return GroupTerms(
+        run=run_id,
+        repeats=settings.rollout.num_repeat,
+        longest=settings.data.max_prompt_length + settings.data.max_response_length,
+        vocabulary=vocabulary_of(folder_of(source)),
+        adapters=frozenset(adapters) or None,
+    )
