@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ajet.tokens.call_end import is_within_json_text
 from ajet.tokens.tags import overlap
 from ajet.tokens.tool_calls import Function, Tools, harmony_call
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _AGAIN = f"{START}assistant"
 _HEADS = (CHANNEL, MESSAGE, "to=", "<|constrain|>")
+_ENDS = re.compile(f"{re.escape(END)}|{re.escape(START)}")
 _ON = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _TO = re.compile(r"\bto=functions\.([^\s<]+)")
 
@@ -75,15 +77,26 @@ class HarmonyParser:
         return self._say("\n") if self._kind in self._said else []
 
     def _inside(self, end: bool) -> list[dict[str, Any]] | None:
-        stops = [at for tag in (END, START) if (at := self._held.find(tag)) >= 0]
-        stop = min(stops, default=len(self._held))
-        ready = stop if stops or end else stop - max(overlap(self._held, END), overlap(self._held, START))
+        stop = self._end_of_message()
+        ready = len(self._held) if stop is None else stop
+        if stop is None and not end:
+            if self._kind == "call":
+                return None
+            ready -= max(overlap(self._held, END), overlap(self._held, START))
         deltas = self._go_on(self._take(ready)) if ready else []
-        if stops:
+        if stop is not None:
             if self._held.startswith(END):
                 self._segment += self._take(len(END))
             return deltas + self._ended()
         return deltas or None
+
+    def _end_of_message(self) -> int | None:
+        """Return where the message under way ends in `_held`; None if it does not, or not yet."""
+        for found in _ENDS.finditer(self._held):
+            within = self._kind == "call" and is_within_json_text(self._held[: found.start()])
+            if not within or self._held.startswith(END + _AGAIN, found.start()):
+                return found.start()
+        return None
 
     def _open(self, kind: str, header: str) -> None:
         self._kind, self._segment, self._body = kind, header, ""

@@ -13,8 +13,10 @@ carries a `response_schema` is parsed by transformers instead (`SchemaParser`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, Protocol
 
+from ajet.tokens.call_end import CLOSE, OPEN, BareCallEndFinder, CallEndFinder, JsonCallEndFinder
 from ajet.tokens.tags import overlap
 from ajet.tokens.tool_calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
 
@@ -22,15 +24,14 @@ Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]
 Delta = dict[str, Any]
 """A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINK, _THOUGHT = "<think>", "</think>"
 _PYTHON = "<|python_tag|>"
-_BLOCKS: Mapping[str, Callable[[str, Tools], Function | None]] = {
-    "hermes": json_call,
-    "xml": xml_call,
-    "glm": glm_call,
+_BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[], CallEndFinder]]] = {
+    "hermes": (json_call, JsonCallEndFinder),
+    "xml": (xml_call, partial(BareCallEndFinder, "<parameter=", "</function>")),
+    "glm": (glm_call, partial(BareCallEndFinder, "<arg_value>", "</arg_value>")),
 }
-"""Style -> what reads the text between the tags."""
+"""Style -> what reads the text between the tags, and what finds the end tag."""
 
 
 class Parser(Protocol):
@@ -61,6 +62,8 @@ class ReplyParser:
         self._style: Style = "none" if tools is None else style
         self._tools = tools or ()
         self._held = ""
+        self._end: CallEndFinder | None = None
+        """Of the call that `_held` begins with."""
         self._blank = ""
         self._raw: list[str] = []
         self._calls = 0
@@ -143,21 +146,27 @@ class ReplyParser:
     def _content(self, end: bool) -> list[Delta] | None:
         if not self._held:
             return None
-        read = _BLOCKS.get(self._style)
-        if read is None:
+        if self._style not in _BLOCKS:
             return self._say(self._take(len(self._held)))
-        at = self._held.find(_OPEN)
+        read, make_finder = _BLOCKS[self._style]
+        at = self._held.find(OPEN)
         if at < 0:
-            ready = len(self._held) - (0 if end else overlap(self._held, _OPEN))
+            ready = len(self._held) - (0 if end else overlap(self._held, OPEN))
             return self._say(self._take(ready)) if ready else None
         if at:
             return self._say(self._take(at))
-        stop = self._held.find(_CLOSE)
-        if stop < 0:
-            return self._say(self._take(len(self._held))) if end else None
-        block = self._take(stop + len(_CLOSE))
-        function = read(block[len(_OPEN) : -len(_CLOSE)], self._tools)
-        return self._say(block) if function is None else self._call(function)
+        if self._end is None:
+            self._end = make_finder()
+        stop = self._end.find(self._held)
+        if stop < 0 and not end:
+            return None
+        function = read(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
+        self._end = None
+        if function is None:  # all up to the first end tag is text: a call may follow
+            first = self._held.find(CLOSE)
+            return self._say(self._take(len(self._held) if first < 0 else first + len(CLOSE)))
+        self._take(stop + len(CLOSE))
+        return self._call(function)
 
     def _whole(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()

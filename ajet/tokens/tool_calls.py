@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
+
+from ajet.tokens.call_end import holds_next_call
+from ajet.tokens.parameter_types import admits_null, is_text_only, parameter_schema
 
 Tools = Sequence[Mapping[str, Any]]
 Function = dict[str, str]
@@ -94,51 +98,43 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
 
 
 def _pairs(text: str, before: str, between: str, value: str, after: str) -> list[tuple[str, str]] | None:
-    """The (key, value) that fill `text`; None if anything else is in it."""
-    found: list[tuple[str, str]] = []
+    """Return the (key, value) that fill `text`; None if anything else is in it.
+
+    A value ends at `after` with the next pair or the text's end behind it, so that it may hold `after` itself.
+    """
+    found: dict[str, str] = {}
     rest = text.strip()
+    ends = re.compile(rf"{re.escape(after)}(?=\s*(?:{re.escape(before)}|\Z))")
     while rest:
         if not rest.startswith(before):
             return None
         key, closed, rest = rest[len(before) :].partition(between)
         rest = rest.lstrip() if value else rest
-        if not closed or not rest.startswith(value):
+        end = ends.search(rest)
+        if not closed or not rest.startswith(value) or end is None or key in found:
             return None
-        spelled, ended, rest = rest[len(value) :].partition(after)
-        if not ended or key in dict(found):
+        found[key], rest = rest[len(value) : end.start()], rest[end.end() :].lstrip()
+        if holds_next_call(found[key]):
             return None
-        found.append((key, spelled))
-        rest = rest.lstrip()
-    return found
+    return list(found.items())
 
 
 def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
     if not name or any(mark in name for mark in "<> \n"):
         return None
     known = [tool["function"] for tool in tools if tool["function"].get("name") == name]
-    properties = (known[0].get("parameters") or {}).get("properties") or {} if known else {}
-    arguments = {key: _typed(text, properties.get(key)) for key, text in found}
+    parameters = (known[0].get("parameters") or {}) if known else {}
+    arguments = {key: _typed(text, parameter_schema(parameters, key), parameters) for key, text in found}
     return checked({"name": name, "arguments": arguments}, ("arguments",))
 
 
-def _typed(text: str, schema: Any) -> Any:
-    kinds = set(_kinds(schema)) if isinstance(schema, Mapping) else set()
-    if "string" in kinds and kinds <= {"string", "null"}:
-        return None if "null" in kinds and text in ("null", "None") else text
+def _typed(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
+    if is_text_only(schema, parameters):
+        return None if text in ("null", "None") and admits_null(schema, parameters) else text
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
         return _PLAIN.get(text, text)
-
-
-def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
-    kind = schema.get("type")
-    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
-    if "enum" in schema and kind is None and all(isinstance(value, str) for value in schema["enum"]):
-        yield "string"
-    for variant in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
-        if isinstance(variant, Mapping):
-            yield from _kinds(variant)
 
 
 def no_constant(name: str) -> NoReturn:
