@@ -205,7 +205,7 @@ class Recorder:
 
     def tool_index(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
         """The index of these tools if an earlier call had them; -1 if none had."""
-        return None if not tools else self._tools.get(json.dumps(tools, sort_keys=True), -1)
+        return None if not tools else self._tools.get(json.dumps(tools), -1)
 
     def _owner(self, parent: int, prefix: int, shared: int) -> tuple[int, int]:
         """The oldest call whose `prefix` first tokens these are, and the characters shared with it: so that chains
@@ -242,7 +242,7 @@ class Recorder:
     def _tool_list(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
         if not tools:
             return None
-        key = json.dumps(tools, sort_keys=True)
+        key = json.dumps(tools)  # the order of keys is part of it: templates show tools in their order
         index = self._tools.get(key)
         if index is None:
             index = self._tools[key] = len(self.capture.tools)
@@ -292,7 +292,7 @@ def _message_key(message: Mapping[str, Any]) -> Hashable:
     values = tuple(message.values())
     if all(isinstance(value, str) for value in values):
         return (*message, *values)
-    return json.dumps(message, sort_keys=True)
+    return json.dumps(message)  # templates show calls in the order of their keys
 
 
 def common_start(a: Ids, b: Ids) -> int:

@@ -24,7 +24,7 @@ from ajet.gateway import Capture
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
+from tests.chat_templates import made, tokenizer
 from tests.gateway_fixtures import ADD, ASK, Bench, bench, client_of, spelled_out
 from tests.unit.context_tracker_fixtures import episodes
 
@@ -112,6 +112,54 @@ def test_other_templates(style):
     proof = proven(capture, style)
     assert proof.ok and not proof.unchecked, str(proof)
     assert proof.forks == ({"template": 1} if style == "qwen3" else {})
+
+
+def reordered(value: Any) -> Any:
+    """An equal JSON value with each object's keys in the opposite order."""
+    if isinstance(value, dict):
+        return {key: reordered(value[key]) for key in reversed(value)}
+    return [reordered(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("style", ["qwen25", "qwen3", "llama3"])
+def test_tools_are_recorded_in_the_order_shown(style):
+    orders = [[ADD], reordered([ADD]), [ADD]]
+
+    async def play(b: Bench) -> Capture:
+        session = b.open()
+        endpoint, messages = session("solver", "", None), [*ASK]
+        for tools in orders:
+            messages = [*messages, await ask(endpoint, messages, tools=tools), {"role": "user", "content": "Sure?"}]
+        return session.close()
+
+    capture = captured(style, ["It is 3.", "Yes.", "So I think."], play)
+    proof = proven(capture, style)
+    assert proof.ok and not proof.unchecked, str(proof)
+    assert [call.tools for call in capture.calls] == [0, 1, 0]
+    assert list(map(repr, capture.tools)) == list(map(repr, orders[:2]))
+    assert proof.forks["tools"] == 2
+    swapped = replace(capture, tools=capture.tools[::-1])
+    assert not proven(swapped, style).ok
+
+
+def test_called_functions_are_recorded_in_the_order_shown():
+    mistral = (
+        "{% for m in messages %}{{ '[' + m.role + ']' }}{{ m.content or '' }}"
+        "{% for each in m.tool_calls or [] %}{{ '<tool_call>' + (each.function | tojson) + '</tool_call>' }}{% endfor %}"
+        "{{ '<|end|>' }}{% endfor %}{% if tools %}{{ '' }}{% endif %}"
+        "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+    )
+    words = Renderer(made(mistral, ("<|end|>",), "<|end|>"))
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "3"}
+    with bench(lambda _: "Yes.", words=words) as b:
+        session = b.open()
+        for each in (call, reordered(call)):
+            told = [*ASK, {"role": "assistant", "content": None, "tool_calls": [each]}, result]
+            asyncio.run(ask(session("solver", "", None), told, tools=[ADD]))
+        capture = session.close()
+    proof = prove(capture.calls, capture.messages, capture.tools, words, episode="e")
+    assert proof.ok, str(proof)
 
 
 def test_choices_that_change_a_prompt_or_its_reading():
