@@ -80,7 +80,8 @@ class HeldSteps:
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
         self._replaces = "replaces" in self._backbone.can
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
-        all_rows = list(read_rows(run / METRICS)) if (run / RUN_IDENTITY).exists() else []
+        self._trains = (run / RUN_IDENTITY).exists()
+        all_rows = list(read_rows(run / METRICS)) if self._trains else []
         self._rows = _last_rows(run / METRICS)
         self._doubled = sorted(
             step for step, count in Counter(row["step"] for row in all_rows if "tasks" in row).items() if count > 1
@@ -95,7 +96,6 @@ class HeldSteps:
         self.validations = HeldValidations(
             all_rows, finished=finished, in_order=not self._streams, same_settings=_has_one_setting(run)
         )
-        self._holds_validations = bool(all_rows)
         self._seen: dict[str, list[int]] = defaultdict(list)
         """The steps of each episode."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
@@ -116,7 +116,7 @@ class HeldSteps:
             said += self.draws.hold(step, _groups_of(found))
         if split == "train" and sound and not said:
             said += self._credit(step, found)
-        if split == "validation" and sound and not said and self._holds_validations:
+        if split == "validation" and sound and not said and self._trains:
             said += self.validations.hold(step, [episode for episode, _ in found])
         return [WrongStep(step, split, what) for what in said]
 
@@ -194,7 +194,7 @@ class HeldSteps:
         row = self._rows.get(step)
         if row is None:
             last = max(self._rows, default=step)
-            if step < last or step > last + 1 or (self._finished and self._rows):
+            if step < last or step > last + 1 or self._finished:
                 yield "its row in metrics.jsonl is missing"
             else:
                 self.unheld["the step is not over, or was cut off"] += 1
