@@ -75,7 +75,7 @@ class HeldSteps:
         self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
     ) -> None:
         """`removed`: files that are known as let go, below the run's folder; `finished`: the run came to its end."""
-        self._removed, self._finished = removed, finished
+        self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
         self._replaces = "replaces" in self._backbone.can
@@ -304,11 +304,20 @@ class HeldSteps:
         said += [
             WrongStep(step, "validation", what)
             for step, what in self.validations.find_missing(validated, self._removed)
+            if not self._has_file(f"step-{step}.validation.jsonl")
         ]
         lost = [step for step, row in self._rows.items() if (row["tasks"] or row.get("again")) and step not in there]
         gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
         self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
-        return said + [WrongStep(step, "train", "its episodes are missing") for step in gone]
+        return said + [
+            WrongStep(step, "train", "its episodes are missing")
+            for step in gone
+            if not self._has_file(f"step-{step}.jsonl")
+        ]
+
+    def _has_file(self, name: str) -> bool:
+        """True if a live run has recorded these episodes since its files were listed."""
+        return (self._run / "episodes" / name).exists()
 
 
 def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
