@@ -199,6 +199,12 @@ class Chain:
         if self._lines or self._rows:
             self.commit("record", step)
 
+    def commit_end(self, step: int, outcome: str) -> None:
+        """Link what was noted, and then that the process ends so and leaves nothing without a link."""
+        self.commit_noted(step)
+        if not self._lines and not self._rows:
+            self.commit("end", step, outcome=outcome)
+
 
 def last_link(path: Path) -> Head:
     """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged

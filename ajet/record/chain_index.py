@@ -97,6 +97,11 @@ class ChainIndex:
         found = self._step(step)
         return found.link if found is not None else None
 
+    def rows_of(self, step: int) -> list[str]:
+        """The digests of the rows of metrics in a step's link."""
+        found = self._step(step)
+        return [str(digest) for digest in self._link(found.at).get("rows", ())] if found is not None else []
+
     def checkpoints(self) -> list[tuple[int, int]]:
         """The step and the link of each checkpoint that was saved."""
         found = [head for head in self._heads if head.kind == "checkpoint"]

@@ -19,11 +19,13 @@ from ajet.config.record_file import (
     list_record_folder,
     open_record_file,
     read_record_part,
+    size_of_record_file,
 )
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import (
     FILE,
     GENESIS,
+    KEY,
     METRICS,
     LinkedLine,
     LinkedLines,
@@ -34,7 +36,9 @@ from ajet.record.chain import (
     split_link,
 )
 from ajet.record.checkpoint import STATE, Checkpoint, look_at
+from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
+from ajet.record.unlinked import UnlinkedWindow
 
 READ_AT_ONCE = 1 << 20
 
@@ -89,6 +93,8 @@ class ChainState:
     """Lines that a killed process had written and a later one found, by file."""
     changes: list[Change] = field(default_factory=list)
     """What is wrong with the links themselves."""
+    unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
+    """What may be on the disk without a link."""
 
     def take(self, link: Mapping[str, Any]) -> None:
         """Go on by one link. Raises KeyError, TypeError, ValueError for one that says nothing of the kind."""
@@ -96,6 +102,7 @@ class ChainState:
         if kind == "start":
             self._start(link)
         elif kind == "resume":
+            self.unlinked.reopen(step, self._recorded_after(step))
             self._forget(step)
             self._adopt(link)
             if self.before is not None:
@@ -103,7 +110,11 @@ class ChainState:
                 self.rows_before = int(link["rows_kept"]) - len(self.rows) - len(link.get("rows", ()))
         elif kind == "gc":
             self._remove(link)
-        elif kind == "checkpoint":
+        elif kind == "end":
+            self.unlinked.close(str(link["outcome"]))
+        else:
+            self.unlinked.advance(step)
+        if kind == "checkpoint":
             self.saved[step] = str(link["checkpoint"])
             self.kept = {int(number): str(digest) for number, digest in link["kept"].items()}
             self.again.clear()
@@ -127,6 +138,7 @@ class ChainState:
             self.before, self.rows_before = int(before["step"]), int(before["rows"])
         if (base := link.get("from")) is not None:
             self.saved.setdefault(int(base["step"]), str(base["digest"]))
+            self.unlinked.begin_after(int(base["step"]))
             if base["own"]:
                 self._goes_on_from(int(base["step"]), str(base["digest"]))
 
@@ -135,6 +147,10 @@ class ChainState:
         if self.again.pop(step, None) == digest:
             self.kept[step] = self.saved[step] = digest
         self.kept.setdefault(step, digest)
+
+    def _recorded_after(self, step: int) -> set[str]:
+        """The episode files, and the digests of the rows, of later steps."""
+        return {file for file in self.files if step_of(file) > step} | {row for at, row in self.rows if at > step}
 
     def _forget(self, after: int) -> None:
         self.files = {file: lines for file, lines in self.files.items() if step_of(file) <= after}
@@ -187,6 +203,9 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             state.key = str(link.get("key", "")) if link else state.key
             state.unkeyed += not state.key
             state.heads.add(digest)
+    if key and state.key != named:  # whoever has no key could have written all of it anew
+        made = f"with the key {state.key}" if state.key else "without a key"
+        state.changes.append(Change(FILE, f"it was made {made}, and {KEY} holds the key {named}"))
     return state
 
 
@@ -208,20 +227,44 @@ def _wrong_link(
     return ""
 
 
-def changes_of(folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True) -> Iterator[Change]:
-    """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read."""
+@dataclass(frozen=True, slots=True)
+class DiskSizes:
+    """Sizes of the files of a run before its chain was read: what a live run appends later is no change."""
+
+    files: Mapping[str, int]
+    """Metrics and episode files, below the run's folder, in bytes."""
+    checkpoints: frozenset[str]
+    """Names of the folders of checkpoints."""
+
+    @classmethod
+    def of(cls, folder: Path, checkpoints: Path) -> DiskSizes:
+        """Look at a run's folder."""
+        names = [METRICS, *(f"episodes/{name}" for name in list_record_folder(folder / "episodes"))]
+        sizes = {name: size_of_record_file(folder / name) for name in names if has_record_file(folder / name)}
+        saved = [path.name for path in checkpoints.glob("step-*") if step_of_checkpoint(path) >= 0]
+        return cls(sizes, frozenset(saved))
+
+
+def changes_of(
+    folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True, sizes: DiskSizes | None = None
+) -> Iterator[Change]:
+    """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read;
+    `sizes`: taken before the chain was read, None for a run that is not live."""
+    sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
+    if not state.starts and sizes.files:
+        yield Change(FILE, "it has no link of a start, and something is recorded")
     yield from _settings(folder, state)
-    last = max(state.steps, default=-1)
     for file in sorted(state.files, key=lambda name: (step_of(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
         if file not in state.removed or has_record_file(folder / file):
-            yield from _lines(folder, file, list(state.lines(file)), open_end=step_of(file) >= last)
+            yield from _lines(folder, file, state, sizes)
         if arrays not in state.removed or has_record_file(folder / arrays):
             yield from _blobs(folder, file, arrays, list(state.lines(file)))
-    yield from _foreign(folder, state, last)
-    yield from _rows(folder / METRICS, state)
+    yield from _foreign(state, sizes)
+    yield from _rows(folder / METRICS, state, sizes)
     yield from _checkpoints(checkpoints, state, weights)
+    yield from _foreign_checkpoints(checkpoints, state, sizes)
 
 
 def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
@@ -241,24 +284,29 @@ def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
             yield Change(name, "it was changed since the run began")
 
 
-def _lines(
-    folder: Path, file: str, places: Sequence[tuple[LinkedLine, int, int]], *, open_end: bool
-) -> Iterator[Change]:
-    """`open_end`: a write may be under way, or have been cut short, after the last line that is known."""
-    path = folder / file
+def _lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    path, places = folder / file, list(state.lines(file))
     if not has_record_file(path):
         yield Change(file, f"it is missing, with {len(places)} episodes")
         return
-    found = _found_lines(path)
+    expected = [line.digest for line, _, _ in places]
+    found = _found_lines(path, len(expected), sizes.files.get(file, 0))
     names = [f"episode {line.uuid}" for line, _, _ in places]
-    yield from _compared(file, [line.digest for line, _, _ in places], found, names, open_end=open_end)
+    yield from _compared(file, expected, found, names, open_end=state.unlinked.admits_file(file, step_of(file)))
 
 
-def _found_lines(path: Path) -> list[str]:
-    """The digest of each whole line."""
+def _found_lines(path: Path, linked: int, size: int) -> list[str]:
+    """The digest of each whole line. Of lines beyond the first `linked`, those that were within the file's `size`
+    before the chain was read."""
+    found: list[str] = []
+    end = 0
     with open_record_file(path) as file:
         lines = iter(lambda: next_line(file), b"")
-        return [digest_of(line) for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines)]
+        for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines):
+            end += len(line)
+            if len(found) < linked or end <= size:
+                found.append(digest_of(line))
+    return found
 
 
 def _compared(
@@ -302,22 +350,43 @@ def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLi
                 yield Change(arrays, what)
 
 
-def _foreign(folder: Path, state: ChainState, last: int) -> Iterator[Change]:
-    """Episode files that no link knows."""
-    for name in list_record_folder(folder / "episodes"):
-        if NAME.fullmatch(name) is None:
-            continue
-        file = f"episodes/{name}"
-        covered = state.before is None or step_of(file) > state.before
-        if file not in state.files and covered and 0 <= step_of(file) < last:
+def _foreign(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    """Files among the episodes that no link knows."""
+    known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
+    for file in sorted(sizes.files.keys() - known - {METRICS}):
+        lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
+        step = step_of(lines)
+        before_chain = state.before is not None and 0 <= step <= state.before
+        if lines not in known and not before_chain and not state.unlinked.admits_file(lines, step):
             yield Change(file, "it was never committed")
 
 
-def _rows(path: Path, state: ChainState) -> Iterator[Change]:
-    found = _found_lines(path)[state.rows_before :] if has_record_file(path) else []
+def _rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    linked = [digest for _, digest in state.rows]
+    size = sizes.files.get(METRICS, 0)
+    found = (
+        _found_lines(path, state.rows_before + len(linked), size)[state.rows_before :] if has_record_file(path) else []
+    )
     names = [f"a row of step {step}" for step, _ in state.rows]
-    for each in _compared(METRICS, [digest for _, digest in state.rows], found, names, open_end=True):
+    beyond = found[len(linked) :]
+    open_end = state.unlinked.admits_rows(beyond, _steps_of_rows(path, len(beyond)))
+    for each in _compared(METRICS, linked, found, names, open_end=open_end):
         yield Change(each.file, each.what, None if each.line is None else each.line + state.rows_before)
+
+
+def _steps_of_rows(path: Path, count: int) -> list[int]:
+    """The steps of the last `count` rows; -1 for a row without one."""
+    if not count:
+        return []
+    with open_record_file(path) as file:
+        lines = [line for line in iter(lambda: next_line(file), b"") if line.endswith(b"\n")][-count:]
+    steps = []
+    for line in lines:
+        try:
+            steps.append(int(parse_object(line)["step"]))
+        except (ValueError, KeyError, TypeError):
+            steps.append(-1)
+    return steps
 
 
 def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
@@ -335,8 +404,21 @@ def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Cha
             yield Change(name, damage)
 
 
+def _foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    """Checkpoints that no link knows. One that was saved and has made room may be there still: its process was killed
+    before it was removed."""
+    for name in sorted(sizes.checkpoints):
+        step = step_of_checkpoint(folder / name)
+        before_chain = state.before is not None and step <= state.before
+        if step in state.kept or before_chain or state.unlinked.admits_step(step):
+            continue
+        found = look_at(folder / name)
+        if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():
+            yield Change(f"checkpoints/{name}", "it was never committed")
+
+
 def _damage(checkpoint: Checkpoint, weights: bool) -> str:
     try:
-        return checkpoint.damage(tensors=weights)
+        return checkpoint.damage(tensors=weights) or checkpoint.find_extra_files()
     except FileNotFoundError:  # a live run removes old ones meanwhile
         return "it is missing"

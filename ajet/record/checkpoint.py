@@ -73,6 +73,17 @@ class Checkpoint:
             wrong = [name for name in names if now[name].result() != self.digests[name]]
         return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
+    def find_extra_files(self) -> str:
+        """Name the files that are in its folder and were not written with it; empty where there are none, and for a
+        checkpoint without digests."""
+        if not self.digests:
+            return ""
+        there = {
+            str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
+        }
+        extra = sorted(there - self.digests.keys() - {STATE})
+        return f"{', '.join(extra)}: not written with it" if extra else ""
+
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None when it is not there or not whole."""

@@ -21,6 +21,8 @@ from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 FILE = "run.json"
+CHAINED = "chained"
+"""The key in it that claims that the run has a chain; runs of earlier versions lack it."""
 SHOWN = 12
 EARLIER_DEFAULTS: dict[str, Any] = {"ajet.trainer_common.algorithm.is_cap": None}
 """Of keys whose default has changed: the one of versions that did not write which keys were given."""
@@ -43,8 +45,9 @@ class RunIdentity:
     folder of the runs, or in full. None: it began from its model."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run folder."""
-        write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        """Keep it in the run folder, with the claim that the run has a chain."""
+        content = {**asdict(self), CHAINED: True}
+        write_atomically(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:

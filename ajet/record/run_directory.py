@@ -198,19 +198,21 @@ class RunDirectory:
             return
         self._closed = True
         self.metrics.close(outcome)
-        self._link_the_rest()
+        self._link_the_end(outcome)
         self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
         self.log_file.close()
         if self._lock is not None:
             self._lock.release()
 
-    def _link_the_rest(self) -> None:
-        """Link what was recorded after the last row, as a server does at its end."""
-        if self.chain is not None:
-            try:
-                self.chain.commit_noted(self.status.get("step"))
-            except UserError as error:
-                logger.warning("{}", error)
+    def _link_the_end(self, outcome: str) -> None:
+        """Link what was recorded after the last row, as a server does at its end, and that nothing comes after it. A
+        start that did not load its run does not say so: what a killed process left unlinked may still be there."""
+        if self.chain is None or not self._taken_up:
+            return
+        try:
+            self.chain.commit_end(self.status.get("step"), outcome)
+        except UserError as error:
+            logger.warning("{}", error)
 
     def discard(self) -> None:
         """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode, that of a training if

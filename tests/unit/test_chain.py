@@ -66,6 +66,9 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 def without_chain(run: Path) -> None:
     """As an earlier version wrote it."""
     (run / FILE).unlink()
+    identity = json.loads((run / "run.json").read_text())
+    del identity["chained"]
+    (run / "run.json").write_text(json.dumps(identity))
     for state in run.glob("checkpoints/*/state.json"):
         content = json.loads(state.read_text())
         state.write_text(json.dumps({name: content[name] for name in ("step", "score", "state", "saved", "files")}))
@@ -214,7 +217,7 @@ def test_what_a_killed_process_had_not_linked_is_linked_by_the_next_and_said(tmp
         again.metrics.log(1, {"validation/reward": 1.0})
     links = (run / FILE).read_bytes().splitlines(keepends=True)
     assert chain == b"".join(links[: len(chain.splitlines())]), "links are only ever appended"
-    (run / FILE).write_bytes(b"".join(links[:-1]))  # a kill between the row and its link
+    (run / FILE).write_bytes(b"".join(links[:-2]))  # a kill between the row and its link
     assert audit_whole(run).ok
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
         step(again, 2)

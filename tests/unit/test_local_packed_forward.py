@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
-from ajet.backbone.local.lora import add_adapters, merged_state
+from ajet.backbone.local.lora import add_adapters, merged_state, save_adapters
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.config.schema.trainer_common import Adapter, Lora
@@ -268,3 +270,12 @@ def test_a_rank_that_has_no_token_to_hold_agrees():
     """Ulysses over sixteen ranks: the last part of verl's probe is padding alone."""
     none = torch.zeros(0, 97)
     assert agree(none, none, torch.float32) and agree(none, none, torch.bfloat16)
+
+
+def test_saved_adapters_name_their_modules_in_order(tmp_path):
+    """Else `adapter_config.json` has other bytes in each process."""
+    pytest.importorskip("peft")
+    model = add_adapters(tiny_qwen3(layers=1), Lora(rank=2))
+    save_adapters(model, tmp_path)
+    modules = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) > 3 and modules == sorted(modules)

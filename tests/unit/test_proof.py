@@ -145,7 +145,8 @@ def test_tools_are_recorded_in_the_order_shown(style):
 def test_called_functions_are_recorded_in_the_order_shown():
     mistral = (
         "{% for m in messages %}{{ '[' + m.role + ']' }}{{ m.content or '' }}"
-        "{% for each in m.tool_calls or [] %}{{ '<tool_call>' + (each.function | tojson) + '</tool_call>' }}{% endfor %}"
+        "{% for each in m.tool_calls or [] %}{{ '<tool_call>' + (each.function | tojson) + '</tool_call>' }}"
+        "{% endfor %}"
         "{{ '<|end|>' }}{% endfor %}{% if tools %}{{ '' }}{% endif %}"
         "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
     )

@@ -181,6 +181,9 @@ def _numbers(device: torch.device) -> torch.Tensor:
 
 def save_adapters(model: Any, folder: Path) -> None:
     """Write them in peft's own layout: the only one into `folder`, several into folders of their own below it."""
+    for config in model.peft_config.values():
+        if isinstance(config.target_modules, set):  # else the file's bytes differ from process to process
+            config.target_modules = sorted(config.target_modules)
     model.save_pretrained(folder, save_embedding_layers=False)
 
 

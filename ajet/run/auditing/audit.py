@@ -16,14 +16,17 @@ from typing import Any, BinaryIO
 
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
-from ajet.record.bounded_json import next_line, parse_object
+from ajet.record.bounded_json import next_line, parse_object, read_json
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
 from ajet.record.chain_index import ChainIndex, Found
-from ajet.record.chain_state import ChainState, Change, changes_of, read_chain, step_of
+from ajet.record.chain_state import ChainState, Change, DiskSizes, changes_of, read_chain, step_of
+from ajet.record.checkpoint import examined
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
+from ajet.record.resume import CHAINED
+from ajet.record.resume import FILE as IDENTITY
 from ajet.run.auditing import altered
 from ajet.schema.errors import UserError
 
@@ -63,12 +66,13 @@ class Trail:
     episodes: list[dict[str, Any]]
     """`episode_facts` of each line, with `file`, `line`, `link`, `as_committed` and who played it."""
     steps: list[dict[str, Any]]
-    """Each training step that used one of them: its numbers, and the checkpoints that contain it."""
+    """Each training step that used one of them: its numbers, whether they are `as_committed`, and the checkpoints that
+    contain it."""
 
     @property
     def ok(self) -> bool:
         """Whether none of it is known to be changed."""
-        return all(each["as_committed"] is not False for each in self.episodes)
+        return all(each["as_committed"] is not False for each in (*self.episodes, *self.steps))
 
 
 def run_of(run: str, root: Path) -> Path:
@@ -94,7 +98,9 @@ def _chain_size(folder: Path) -> int:
 
 
 def _looked(folder: Path, weights: bool, head: str) -> Whole:
-    state, checkpoints = read_chain(folder, chain_key()), checkpoints_of(folder)
+    checkpoints = checkpoints_of(folder)
+    sizes = DiskSizes.of(folder, checkpoints.folder)
+    state = read_chain(folder, chain_key())
     saved = checkpoints.all()
     found = Whole(folder, state, checkpoints=[each.step for each in saved])
     found.altered += altered.told_of(folder)
@@ -102,7 +108,9 @@ def _looked(folder: Path, weights: bool, head: str) -> Whole:
     heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
     heads += [("--head", head)] if head else []
     if state is not None:
-        found.changes += changes_of(folder, checkpoints.folder, state, weights=weights)
+        found.changes += changes_of(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
+    else:
+        found.changes += _changes_without_chain(folder, checkpoints, sizes, weights=weights)
     for name, digest in heads:
         if state is None:
             found.changes.append(Change(FILE, f"it is missing: {name} holds the digest of one of its links"))
@@ -111,11 +119,31 @@ def _looked(folder: Path, weights: bool, head: str) -> Whole:
     return found
 
 
+def _changes_without_chain(
+    folder: Path, checkpoints: Checkpoints, sizes: DiskSizes, *, weights: bool
+) -> Iterator[Change]:
+    """What a run without a chain claims to have, and has not: the chain itself, and what its checkpoints name."""
+    if (sizes.files or sizes.checkpoints) and _claims_chain(folder):
+        yield Change(FILE, f"it is missing: {IDENTITY} says that there is one")
+    for name in sorted(sizes.checkpoints):
+        found = examined(checkpoints.folder / name, tensors=weights)
+        if damage := found if isinstance(found, str) else found.find_extra_files():
+            yield Change(f"checkpoints/{name}", damage)
+
+
+def _claims_chain(folder: Path) -> bool:
+    try:
+        content = read_json(folder / IDENTITY)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and bool(content.get(CHAINED))
+
+
 def trail_of_step(folder: Path, step: int) -> Trail:
     """Back from an update. Raises UserError where no such step is recorded."""
     with ChainIndex(folder) as index:
         _, found = index.step(step)
-        places = list(_placed(folder, index, found)) or list(_scanned(folder, only=step))
+        places = list(_placed(folder, index, found)) or list(_unlinked(folder, only=step))
         if not places:
             raise UserError(f"No training step {step} is recorded.", where=str(folder / "episodes"))
         return _trail(folder, index, step, places)
@@ -126,7 +154,7 @@ def trail_of_episode(folder: Path, uuid: str) -> Trail:
     if len(uuid) < SHORTEST:
         raise UserError(f"{uuid} is short for a uuid.", where="--episode", expected=f"{SHORTEST} letters at least")
     with ChainIndex(folder) as index:
-        places = list(_placed(folder, index, index.episode(uuid))) or list(_scanned(folder, f'"uuid": "{uuid}'))
+        places = list(_placed(folder, index, index.episode(uuid))) or list(_unlinked(folder, f'"uuid": "{uuid}'))
         if len(names := sorted({place["uuid"] for place in places})) > 1:
             raise UserError(f"{len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4]))
         if not places:
@@ -138,7 +166,7 @@ def trail_of_task(folder: Path, task_id: str) -> Trail:
     """Forward from all attempts at a task. Raises UserError where there is none."""
     with ChainIndex(folder) as index:
         mark = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
-        places = list(_placed(folder, index, index.task(task_id))) or list(_scanned(folder, mark))
+        places = list(_placed(folder, index, index.task(task_id))) or list(_unlinked(folder, mark))
         if not places:
             raise UserError(f"No episode of a task {task_id} is recorded.", where=str(folder / "episodes"))
         return _trail(folder, index, None, places)
@@ -211,6 +239,18 @@ def _next_line(stream: BinaryIO, where: str) -> bytes:
         raise UserError(f"A line of the record is damaged: {error}.", where=where) from error
 
 
+def _unlinked(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
+    """The same, of episodes that no link knows: not as committed where the run's chain would have to know them."""
+    state = read_chain(folder)
+    for place in _scanned(folder, mark, only):
+        step = step_of(place["file"])
+        before_chain = state is not None and state.before is not None and step <= state.before
+        if state is None or before_chain or state.unlinked.admits_file(place["file"], step):
+            yield place
+        else:
+            yield {**place, "as_committed": False}
+
+
 def _facts(line: bytes, where: str) -> dict[str, Any]:
     try:
         return episode_facts(parse_object(line))
@@ -238,15 +278,18 @@ def _trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[
     used = {int(place["trained_in"]) for place in places if place.get("trained_in") is not None}
     wanted = sorted(used | ({step} if step is not None else set()))
     rows = _metric_rows(folder / METRICS, set(wanted))
-    steps = [
-        {"step": each, "link": index.link_of(each), **saved.containing(each), "row": rows.get(each)} for each in wanted
-    ]
+    steps = []
+    for each in wanted:
+        row, digest = rows.get(each, (None, ""))
+        link, linked = index.link_of(each), index.rows_of(each)
+        about = {"link": link, "row": row, "as_committed": digest in linked if link is not None else None}
+        steps.append({"step": each, **about, **saved.containing(each)})
     return Trail(folder, step, places, steps)
 
 
-def _metric_rows(path: Path, steps: set[int]) -> dict[int, dict[str, Any]]:
-    """The row of each training step."""
-    found: dict[int, dict[str, Any]] = {}
+def _metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
+    """The last row of each training step, and its digest."""
+    found: dict[int, tuple[dict[str, Any], str]] = {}
     if not has_record_file(path):
         return found
     with open_record_file(path) as lines:
@@ -256,5 +299,5 @@ def _metric_rows(path: Path, steps: set[int]) -> dict[int, dict[str, Any]]:
                 break
             head = _STEP.match(line)
             if head is not None and int(head[1]) in steps and b'"tasks": ' in line:
-                found[int(head[1])] = parse_object(line)
+                found[int(head[1])] = parse_object(line), digest_of(line)
     return found

@@ -167,6 +167,7 @@ def _step(each: dict[str, Any]) -> Iterator[str]:
     ]
     version = f", policy version {row['version']}" if "version" in row else ""
     link = f"link {each['link']}" if each["link"] else "no link"
+    link += ", NOT as committed" if each["as_committed"] is False else ""
     yield f"update   step {each['step']}{version} ({link}): {', '.join(numbers) or 'no row of metrics'}"
     there, first = each["checkpoints"], each["first_checkpoint"]
     if first is None:

@@ -98,6 +98,10 @@ class Report:
     """Training steps whose credit was computed again."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
     """Those whose credit was not, by reason."""
+    held_validations: int = 0
+    """Validations whose numbers were computed again."""
+    unheld_validations: Counter[str] = field(default_factory=Counter)
+    """Those whose numbers were not, by reason."""
     held_draws: int = 0
     """Epochs of which what the curriculum drew was drawn again."""
     unheld_draws: Counter[str] = field(default_factory=Counter)
@@ -245,7 +249,8 @@ def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
     settings, (_, words) = experiment.ajet, words_of(experiment)
     chain = read_chain(report.target.run)
     removed = chain.removed if chain is not None else {}
-    steps = HeldSteps(experiment, report.target.run, removed) if not report.target.episode else None
+    finished = chain is not None and chain.unlinked.outcome == "finished"
+    steps = HeldSteps(experiment, report.target.run, removed, finished=finished) if not report.target.episode else None
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
@@ -271,6 +276,8 @@ def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
         played = [(play.step, play.split) for play in report.plays]
         report.wrong_steps += steps.together(played if report.target.whole else None)
         report.held_steps, report.unheld_steps = steps.held, +steps.unheld
+        validations = steps.validations
+        report.held_validations, report.unheld_validations = validations.held, +validations.unheld
         report.held_draws, report.unheld_draws = steps.draws.held, steps.draws.unheld
     return steps
 

@@ -49,6 +49,8 @@ def as_json(report: Report) -> str:
         "unheld_steps": dict(report.unheld_steps),
         "held_losses": report.held_losses,
         "unheld_losses": dict(report.unheld_losses),
+        "held_validations": report.held_validations,
+        "unheld_validations": dict(report.unheld_validations),
         "held_draws": report.held_draws,
         "unheld_draws": dict(report.unheld_draws),
         "altered": report.altered,
@@ -137,6 +139,10 @@ def show(report: Report, console: Console) -> None:
         _say(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
     for reason, count in report.unheld_steps.most_common():
         _say(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
+    if report.held_validations:
+        _say(console, f"Numbers of {counted(report.held_validations, 'validation')} computed again from the episodes.")
+    for reason, count in report.unheld_validations.most_common():
+        _say(console, f"Numbers of {counted(count, 'validation')} not computed again: {reason}.")
     if report.held_losses:
         _say(console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens.")
     for reason, count in report.unheld_losses.most_common():

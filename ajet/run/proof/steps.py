@@ -21,15 +21,18 @@ from ajet.algorithm.given_replies import likelihood_batch, pairs_batch
 from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
+from ajet.record.chain import METRICS
 from ajet.record.chain_index import ChainIndex
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
+from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics
 from ajet.run.proof.draws import HeldDraws
 from ajet.run.proof.losses import OTHERS, HeldLosses
+from ajet.run.proof.validations import CLOSE, NAMED_BY_RUN, HeldValidations
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
@@ -47,11 +50,8 @@ HELD = (
 )
 """Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
 change from version to version."""
-CLOSE = 1e-6
 NO_REFERENCE = "an earlier version did not record what policy and reference model gave their tokens"
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
-NAMED_BY_RUN = "5"
-"""The kind of uuid that ajet gives what it plays; what clients play has random ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,31 @@ class WrongStep:
 class HeldSteps:
     """Holds one run's steps, file by file, in their order."""
 
-    def __init__(self, experiment: Experiment, run: Path, removed: Collection[str] = ()) -> None:
-        """`removed`: files that are known as let go, below the run's folder."""
-        self._removed = removed
+    def __init__(
+        self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
+    ) -> None:
+        """`removed`: files that are known as let go, below the run's folder; `finished`: the run came to its end."""
+        self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
         self._replaces = "replaces" in self._backbone.can
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
-        self._rows = _last_rows(run / "metrics.jsonl")
+        self._trains = (run / RUN_IDENTITY).exists()
+        all_rows = list(read_rows(run / METRICS)) if self._trains else []
+        self._rows = _last_rows(run / METRICS)
+        self._doubled = sorted(
+            step for step, count in Counter(row["step"] for row in all_rows if "tasks" in row).items() if count > 1
+        )
+        self._stray = [row["step"] for row in all_rows if "tasks" not in row and not _is_validation(row)]
         self._unfinished = _is_unfinished_evaluation(run)
         self._other_settings = _other_settings(run)
         frontier = _frontier(run, self._settings)
         self._count = _tasks_an_epoch(frontier)
         self.draws = HeldDraws(self._settings, frontier, self._rows)
         self.losses = HeldLosses()
+        self.validations = HeldValidations(
+            all_rows, finished=finished, in_order=not self._streams, same_settings=_has_one_setting(run)
+        )
         self._seen: dict[str, list[int]] = defaultdict(list)
         """The steps of each episode."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
@@ -105,6 +116,8 @@ class HeldSteps:
             said += self.draws.hold(step, _groups_of(found))
         if split == "train" and sound and not said:
             said += self._credit(step, found)
+        if split == "validation" and sound and not said and self._trains:
+            said += self.validations.hold(step, [episode for episode, _ in found])
         return [WrongStep(step, split, what) for what in said]
 
     def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
@@ -122,13 +135,13 @@ class HeldSteps:
             elif len(seen) >= most:
                 yield f"episode {episode.uuid} was trained on more than {most} times"
             seen.append(step)
+            own = Identity(
+                episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
+            )  # fmt: skip
             named = episode.uuid[12:13] == NAMED_BY_RUN
-            if named:
-                own = Identity(
-                    episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
-                )  # fmt: skip
-                if (own.uuid, own.group) != (episode.uuid, episode.group):
-                    yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
+            claims_place = named or episode.group == own.group
+            if claims_place and (own.uuid, own.group) != (episode.uuid, episode.group):
+                yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
             ahead = (
                 self._streams or not named
             )  # it may be played before the step that takes it, or left over at the end
@@ -180,7 +193,8 @@ class HeldSteps:
         trained = _trained(groups, outcomes)
         row = self._rows.get(step)
         if row is None:
-            if step < max(self._rows, default=step):
+            last = max(self._rows, default=step)
+            if step < last or step > last + 1 or self._finished:
                 yield "its row in metrics.jsonl is missing"
             else:
                 self.unheld["the step is not over, or was cut off"] += 1
@@ -244,7 +258,7 @@ class HeldSteps:
         said = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(again.keys() | said.keys()):
             own = name.removeprefix("train/")
-            if own.startswith(HELD) and (name in said or "/" in own):
+            if (name in said and name in again) or (own.startswith(HELD) and (name in said or "/" in own)):
                 there, value = said.get(name, 0), again.get(name, 0)
                 if not _close(there, value):
                     yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
@@ -279,13 +293,31 @@ class HeldSteps:
         """What is wrong over all that was held. `files`: all that the run has; None: some were left out."""
         last = max(self._rows, default=0)
         said = [WrongStep(last, "train", what) for what in self._ranks()]
+        said += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
+        said += [
+            WrongStep(step, "train", "a row in metrics.jsonl is of no step and no validation") for step in self._stray
+        ]
         if files is None:
             return said
         there = {step for step, split in files if split == "train"}
+        validated = {step for step, split in files if split == "validation"}
+        said += [
+            WrongStep(step, "validation", what)
+            for step, what in self.validations.find_missing(validated, self._removed)
+            if not self._has_file(f"step-{step}.validation.jsonl")
+        ]
         lost = [step for step, row in self._rows.items() if (row["tasks"] or row.get("again")) and step not in there]
         gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
         self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
-        return said + [WrongStep(step, "train", "its episodes are missing") for step in gone]
+        return said + [
+            WrongStep(step, "train", "its episodes are missing")
+            for step in gone
+            if not self._has_file(f"step-{step}.jsonl")
+        ]
+
+    def _has_file(self, name: str) -> bool:
+        """True if a live run has recorded these episodes since its files were listed."""
+        return (self._run / "episodes" / name).exists()
 
 
 def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
@@ -318,6 +350,16 @@ def _is_unfinished_evaluation(run: Path) -> bool:
     """An evaluation records attempt by attempt, and one that was ended goes on later."""
     status = read_status(run) or {}
     return status.get("kind") == "eval" and status.get("outcome") != "finished"
+
+
+def _is_validation(row: Mapping[str, Any]) -> bool:
+    return any(name.startswith("validation/") for name in row)
+
+
+def _has_one_setting(run: Path) -> bool:
+    """True if all starts of the run had the same settings."""
+    with ChainIndex(run) as chain:
+        return len({digest for _, digest in chain.settings()}) <= 1
 
 
 def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
