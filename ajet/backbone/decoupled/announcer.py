@@ -190,6 +190,7 @@ def open_for_training(
         address,
         at=at,
         rolls=True,
+        unreachable_timeout=settings.store.unreachable_timeout,
         run=run.run_id,
         settings=recorded_settings(run.path),
         redact=run.redact,
