@@ -120,6 +120,10 @@ class Connection:
     def __init__(self, base: sqlite3.Connection, faults: Faults) -> None:
         self._base, self._faults = base, faults
 
+    def set_progress_handler(self, handler: Callable[[], object], steps: int) -> None:
+        """See sqlite3."""
+        self._base.set_progress_handler(handler, steps)
+
     def execute(self, statement: str, *more: Any) -> sqlite3.Cursor:
         """See sqlite3."""
         if statement == "ROLLBACK":

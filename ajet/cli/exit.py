@@ -2,8 +2,8 @@
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
 its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
-itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM during a run, which the same command continues (EX_TEMPFAIL of
-sysexits.h, "try again"). Usage errors are typer's own, also 2.
+itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM during a run, or a store that stayed out of reach (Unreachable): the
+same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import RunFailed, UserError
+from ajet.schema.errors import RunFailed, Unreachable, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 NOT_SO = 1
@@ -40,6 +40,9 @@ class Boundary(TyperGroup):
             raise
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
+        except Unreachable as error:
+            show_user_error(error, show_traceback=show_traceback)
+            raise typer.Exit(PREEMPTED) from None
         except RunFailed as error:
             show_user_error(error)
             show_traceback_place(error, shown=show_traceback, record=record)

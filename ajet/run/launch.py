@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.run.options import LaunchOptions
 from ajet.schema.commands import command
-from ajet.schema.errors import RunFailed, UserError
+from ajet.schema.errors import RunFailed, Unreachable, UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -177,6 +177,10 @@ def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
         outcome = "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"
+        raise
+    except Unreachable as error:
+        outcome = "interrupted"
+        run.status.set(problem=problem_of(error))
         raise
     except Exception as error:
         run.status.set(problem=problem_of(error))

@@ -46,6 +46,11 @@ class RunFailed(UserError):
     1, and the traceback is in the log."""
 
 
+class Unreachable(RunFailed):
+    """Something that the run stands on was out of reach for too long. One screen, exit code 75: the same command goes
+    on."""
+
+
 class ConfigError(UserError):
     """A YAML file, key, value or override that cannot be used."""
 

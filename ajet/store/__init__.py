@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
-from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway
+from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
 from ajet.store.earlier import todays_state
 from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
 from ajet.store.opening import (
@@ -60,6 +60,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreAway",
+    "StoreUnreachable",
     "check_group",
     "check_values",
     "earlier_verl",
@@ -128,6 +129,7 @@ def open_store(
             address,
             lease_seconds=chosen.lease_seconds,
             max_attempts=chosen.max_attempts,
+            unreachable_timeout=chosen.unreachable_timeout,
             at=at,
             rolls=True,
             run=ledger,

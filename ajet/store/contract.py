@@ -14,11 +14,19 @@ from typing import Any, Protocol
 
 from ajet.record.write_errors import CannotWrite
 from ajet.schema.episode import Episode, UntrainedReason
-from ajet.schema.errors import AjetError, UserError
+from ajet.schema.errors import AjetError, RunFailed, Unreachable, UserError
 
 
 class StoreAway(UserError):
     """The store cannot be asked, or cannot write, for now or not by this process: nothing of what was asked is done."""
+
+
+class StoreDown(RunFailed, StoreAway):
+    """The store's server refuses this process, or has no room."""
+
+
+class StoreUnreachable(Unreachable, StoreAway):
+    """The store was out of reach for as long as this process waits for it."""
 
 
 CANNOT_NOW = (StoreAway, CannotWrite, OSError)

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError, UserError
+from ajet.store.contract import StoreDown, StoreUnreachable
+from ajet.store.outage import UNREACHABLE_TIMEOUT
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
 from ajet.store.sqlite_store import SqliteStore
 from ajet.store.sqlite_tables import look_at
@@ -110,6 +112,7 @@ def open_shared(
     *,
     lease_seconds: float = LEASE_SECONDS,
     max_attempts: int = MAX_ATTEMPTS,
+    unreachable_timeout: float = UNREACHABLE_TIMEOUT,
     at: Mapping[str, Any] | None = None,
     rolls: bool = False,
     run: str = "",
@@ -121,14 +124,14 @@ def open_shared(
     Raises UserError, also for a server that is not there: what nothing was begun with is the person's to mend, and no
     run that failed."""
     found = Address.of(address) if isinstance(address, str) else address
-    opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, usable)
-    if found.path is not None:
-        return SqliteStore(found.path, opener)
-    from ajet.store.mongo import MongoStore, StoreDown
-
+    opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
     try:
+        if found.path is not None:
+            return SqliteStore(found.path, opener)
+        from ajet.store.mongo import MongoStore
+
         return MongoStore(found.uri, found.database, opener, login=credentials())
-    except StoreDown as down:
+    except (StoreDown, StoreUnreachable) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
 
 
@@ -142,9 +145,9 @@ def look_at_store(address: Address, *, made: Path | None = None) -> None:
     if address.path is not None:
         look_at(address.path, made=made)
         return
-    from ajet.store.mongo import StoreDown, look_at_database
+    from ajet.store.mongo import look_at_database
 
     try:
         look_at_database(address.uri, address.database, login=credentials())
-    except StoreDown as down:
+    except (StoreDown, StoreUnreachable) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down

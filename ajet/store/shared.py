@@ -18,6 +18,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import RunFailed, UserError
 from ajet.store.contract import Kept, Lease, Store, StoreAway
+from ajet.store.outage import UNREACHABLE_TIMEOUT
 
 Role = Literal["trainer", "sampler", "server"]
 LEASE_SECONDS = 120.0
@@ -80,6 +81,8 @@ class Opener:
     """The run's resolved YAML, which the trainer leaves for who has the store alone; "": it leaves what is there."""
     redact: Redactor | None = None
     """None: nothing is hidden."""
+    unreachable_timeout: float = UNREACHABLE_TIMEOUT
+    """Seconds that an operation waits for a store that is out of reach, once it was opened."""
     usable: Usable | None = None
     """Whether what was put of a position may be used at that checkpoint; what may not is removed, and the position
     played anew. None: all may."""

@@ -17,6 +17,8 @@ from loguru import logger
 from ajet.store.contract import CANNOT_NOW, LeaseLost
 
 THREAD = "ajet-lives"
+LONGEST_JOIN = 5.0
+"""Seconds."""
 
 
 @contextmanager
@@ -41,4 +43,4 @@ def signs_of_life(
         yield
     finally:
         over.set()
-        beside.join()
+        beside.join(timeout=LONGEST_JOIN)  # it may wait for a store that is out of reach

@@ -7,22 +7,23 @@ that future have ended.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Collection
 
 from ajet.record.plain_json import dumps
 from ajet.store.contract import Lease, LeaseLost
+from ajet.store.outage import Outage
 from ajet.store.shared import EXPIRED
+from ajet.store.sqlite_rows import read_count, read_reasons
 
 
 class SqlitePositions:
     """The positions as one process takes them: for so many `seconds`; after `most` attempts that failed a position is
     dead."""
 
-    def __init__(self, seconds: float, most: int) -> None:
-        self._seconds, self._most = seconds, most
+    def __init__(self, seconds: float, most: int, outage: Outage) -> None:
+        self._seconds, self._most, self._outage = seconds, most, outage
 
     def to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
         """Up to `count` free positions: those that wait, then those that nobody ever had."""
@@ -59,7 +60,10 @@ class SqlitePositions:
         change(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
-        """End the leases whose time is over. A trainer's end with the next one."""
+        """End the leases whose time is over. A trainer's end with the next one. After an outage their holders get the
+        time to renew them first."""
+        if self._outage.ended_within(self._seconds):
+            return
         now = time.time()
         ended = (
             "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
@@ -71,14 +75,16 @@ class SqlitePositions:
     @staticmethod
     def oldest(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
         """Seconds since the first of those in that state came there; None where none is, or none knows."""
-        asked = "SELECT place, since FROM positions WHERE state = ? AND since IS NOT NULL ORDER BY since"
+        asked = (
+            "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
+        )
         found = next((since for place, since in base.execute(asked, (state,)) if place not in but), None)
         return None if found is None else max(0.0, time.time() - float(found))
 
     def failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
         """Count one more failed attempt at a position. `dead`: there is to be no other."""
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
-        reasons = [*json.loads(found), reason]
+        reasons = [*read_reasons(found), reason]
         state = "waiting" if len(reasons) < self._most and not dead else "dead"
         changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
         base.execute(changed, (state, dumps(reasons), order))
@@ -93,7 +99,7 @@ def change(base: sqlite3.Connection, lease: Lease, what: str, *values: float) ->
 
 def counted(base: sqlite3.Connection, name: str, more: int = 0) -> int:
     """A count of the store, before it grew."""
-    (value,) = base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone()
+    value = read_count(name, base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone())
     if more:
         base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
-    return int(value)
+    return value

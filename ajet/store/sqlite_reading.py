@@ -6,7 +6,6 @@ read within one transaction.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,10 @@ from ajet.schema.errors import UserError
 from ajet.store.reading import Stored, no_store, of_earlier_version, stored
 from ajet.store.shared import Policy
 from ajet.store.sqlite_episodes import SqliteEpisodes
+from ajet.store.sqlite_errors import damaged_file
+from ajet.store.sqlite_rows import DamagedRow, read_announced, read_count
 from ajet.store.sqlite_store import LINE
-from ajet.store.sqlite_tables import VERSION, is_mistake, of_later_version, version
+from ajet.store.sqlite_tables import VERSION, bound_statements, is_mistake, of_later_version, require_own, version
 
 
 @dataclass(slots=True)
@@ -54,13 +55,12 @@ class SqliteReading:
         """See `Reading`."""
         with self._told():
             found = self._base.execute("SELECT said FROM policy").fetchone()
-        return Policy(**json.loads(found[0])) if found else None
+            return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
         """See `Reading`."""
         with self._told():
-            (found,) = self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone()
-        return int(found)
+            return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
         """See `Reading`."""
@@ -91,6 +91,7 @@ class SqliteReading:
                 raise of_later_version(self._path, found)
             if found < VERSION:
                 raise of_earlier_version(f"sqlite:{self._path}", found, VERSION)
+            require_own(self._base, self._path, found)
             facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
             self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
             held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
@@ -107,8 +108,12 @@ class SqliteReading:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
+        if hasattr(self, "_base"):
+            bound_statements(self._base)
         try:
             yield
+        except DamagedRow as damaged:
+            raise damaged_file(self._path, damaged) from damaged
         except sqlite3.Error as error:
             if is_mistake(error):
                 raise

@@ -9,24 +9,25 @@ with the dead letters.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from loguru import logger
 
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.store.contract import Kept, Lease, LeaseLost, StoreAway
+from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.outage import Outage
 from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
     NONE,
@@ -43,8 +44,18 @@ from ajet.store.shared import (
     of_another_store,
 )
 from ajet.store.sqlite_episodes import SqliteEpisodes
+from ajet.store.sqlite_errors import damaged_file, explain_error
 from ajet.store.sqlite_positions import SqlitePositions, change, counted
-from ajet.store.sqlite_tables import VERSION, connect, is_mistake, of_later_version, version
+from ajet.store.sqlite_rows import LONGEST_VALUE, DamagedRow, read_announced, read_member, read_reasons
+from ajet.store.sqlite_tables import (
+    PATIENCE,
+    VERSION,
+    bound_statements,
+    connect,
+    is_mistake,
+    of_later_version,
+    version,
+)
 
 LINE = """
 WITH RECURSIVE line (number) AS (
@@ -57,6 +68,21 @@ _HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
 _AGAIN = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
 """Uses that hold of positions that stayed closed."""
+STATES = ("waiting", "leased", "closed", "over", "dead")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _outlasting(
+    method: Callable[Concatenate[SqliteStore, P], T],
+) -> Callable[Concatenate[SqliteStore, P], T]:
+    """Repeat a method while its file is out of reach. It is one transaction, and its arguments can be read again."""
+
+    @wraps(method)
+    def repeated(store: SqliteStore, *given: P.args, **more: P.kwargs) -> T:
+        return store.outage.outlast(lambda: method(store, *given, **more))
+
+    return repeated
 
 
 class SqliteStore:
@@ -67,19 +93,25 @@ class SqliteStore:
         """Raises UserError, also for a checkpoint or a run of another store."""
         who = opener or Opener()
         self._path, self._redact = path, who.redact or Redactor({})
-        self._positions = SqlitePositions(who.lease_seconds, who.max_attempts)
+        self.outage = Outage(f"sqlite:{path}", who.unreachable_timeout)
+        self._positions = SqlitePositions(who.lease_seconds, who.max_attempts, self.outage)
         self._episodes = SqliteEpisodes(path, self._redact)
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self._base = connect(path)
+        self._warned: set[str] = set()
+        """Of what damaged rows it was warned."""
         if who.rolls:
             self._roll(who)
+        self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(PATIENCE, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
         """Let go of the file."""
+        self.outage.close()
         self._base.close()
 
+    @_outlasting
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
         with self._taking() as base:
@@ -88,12 +120,14 @@ class SqliteStore:
                 leases += self._leased(base, orders)
             return leases
 
+    @_outlasting
     def bring(self) -> Lease:
         """See the contract."""
         with self._taking() as base:
             (lease,) = self._leased(base, [-counted(base, "brought", 1) - 1])
             return lease
 
+    @_outlasting
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
         with self._taking() as base:
@@ -101,6 +135,7 @@ class SqliteStore:
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
             return self._leased(base, [int(row[0]) for row in found])
 
+    @_outlasting
     def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
         rows = self._episodes.rows(lease, kept)
@@ -108,11 +143,13 @@ class SqliteStore:
             self._positions.prolong(base, lease)
             self._episodes.put(base, rows)
 
+    @_outlasting
     def close(self, lease: Lease) -> None:
         """See the contract."""
         with self._transaction() as base:
             change(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
+    @_outlasting
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
         with self._transaction() as base:
@@ -122,6 +159,7 @@ class SqliteStore:
             kept = self._whole(base, [order for order, _ in found])
             return [Lease(order, fence, kept[order], used.get(order, ())) for order, fence in found if order in kept]
 
+    @_outlasting
     def begun(self) -> list[int]:
         """See the contract."""
         with self._transaction() as base:
@@ -134,18 +172,23 @@ class SqliteStore:
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
         """See the contract. Nobody else reads these tables: advantages are in the run's record alone."""
-        self._end(orders, step, None, again)
+        self._end(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """See the contract."""
-        self._end(orders, step, reason)
+        self._end(list(orders), step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
+        self._give_back(list(leases))
+
+    @_outlasting
+    def _give_back(self, leases: Sequence[Lease]) -> None:
         with self._transaction() as base:
             for lease in leases:
                 change(base, lease, "state = 'waiting'")
 
+    @_outlasting
     def commit(self) -> dict[str, Any]:
         """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
         name = uuid.uuid4().hex
@@ -157,6 +200,7 @@ class SqliteStore:
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
         return {"commit": name}
 
+    @_outlasting
     def forget(self, step: int) -> None:
         """See the contract."""
         with self._transaction() as base:
@@ -167,6 +211,12 @@ class SqliteStore:
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
+        if lost := self._renew(list(leases)):
+            raise LeaseLost(f"positions {lost} are another's by now, or over")
+
+    @_outlasting
+    def _renew(self, leases: Sequence[Lease]) -> list[int]:
+        """The positions whose leases are lost."""
         lost = []
         with self._transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
@@ -175,15 +225,16 @@ class SqliteStore:
                     self._positions.prolong(base, lease)
                 except LeaseLost:
                     lost.append(lease.order)
-        if lost:
-            raise LeaseLost(f"positions {lost} are another's by now, or over")
+        return lost
 
+    @_outlasting
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
         with self._transaction() as base:
             change(base, lease, "state = 'waiting'")
             self._positions.failed(base, lease.order, self._redact(reason))
 
+    @_outlasting
     def quarantine(self, order: int, reason: str) -> None:
         """See the contract."""
         with self._transaction() as base:
@@ -193,6 +244,7 @@ class SqliteStore:
                 raise LeaseLost(f"position {order} is not closed")
             self._positions.failed(base, order, self._redact(reason), dead=True)
 
+    @_outlasting
     def dead(self) -> list[Dead]:
         """See the contract."""
         with self._transaction() as base:
@@ -200,8 +252,9 @@ class SqliteStore:
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
                 "FROM positions WHERE state = 'dead' ORDER BY place"
             )
-            return [Dead(order, tuple(json.loads(reasons)), ends) for order, reasons, ends in base.execute(asked)]
+            return [Dead(order, tuple(read_reasons(reasons)), ends) for order, reasons, ends in base.execute(asked)]
 
+    @_outlasting
     def revive(self, order: int) -> None:
         """See the contract."""
         with self._transaction() as base:
@@ -215,6 +268,7 @@ class SqliteStore:
             except Altered:  # else nobody would ever get it
                 self._remove(base, order)
 
+    @_outlasting
     def announce(self, policy: Policy) -> None:
         """See the contract."""
         with self._transaction() as base:
@@ -222,12 +276,14 @@ class SqliteStore:
             row = (dumps(asdict(policy)), self._trainer, time.time())
             base.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
 
+    @_outlasting
     def announced(self) -> Announced | None:
         """See the contract."""
         with self._transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
-        return Announced(Policy(**json.loads(found[0])), found[1], time.time() - found[2]) if found else None
+            return read_announced(found, time.time()) if found else None
 
+    @_outlasting
     def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
         """See the contract."""
         self._name = name
@@ -239,11 +295,13 @@ class SqliteStore:
                 (name, role, now, now, self._redact.row(told or {})),
             )
 
+    @_outlasting
     def leave(self) -> None:
         """See the contract."""
         with self._transaction() as base:
             base.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
+    @_outlasting
     def members(self) -> list[Member]:
         """See the contract."""
         now = time.time()
@@ -253,16 +311,21 @@ class SqliteStore:
                 "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
                 "FROM members ORDER BY role != 'trainer', name"
             )
-            return [
-                Member(role, name, now - seen, now - joined, leases, json.loads(told))
-                for role, name, seen, joined, told, leases in base.execute(asked)
-            ]
+            rows = [(row, read_member(row, now)) for row in base.execute(asked)]
+        for row, member in rows:
+            if member is None:
+                self._warn_of_row("members", row[1])
+        return [member for _, member in rows if member is not None]
 
+    @_outlasting
     def depths(self) -> Depths:
         """See the contract."""
         with self._transaction() as base:
             self._positions.expire(base)
-            found = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            told = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            for state in told.keys() - STATES:
+                self._warn_of_row("positions", state)
+            found = {state: told.get(state, 0) for state in STATES}
             if again := self._used(base):
                 found |= {"closed": found["closed"] - len(again), "again": len(again)}
             return Depths(
@@ -272,9 +335,17 @@ class SqliteStore:
                 oldest_closed=self._positions.oldest(base, "closed", but=again),
             )
 
+    def _warn_of_row(self, table: str, name: object) -> None:
+        """Warn once of a row that ajet never wrote: it is left out."""
+        shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
+        if shown not in self._warned:
+            self._warned.add(shown)
+            logger.warning("a row of the store {} that ajet never wrote is left out ({})", self._path, shown)
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._told():
+            bound_statements(self._base)
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 yield self._base
@@ -290,6 +361,8 @@ class SqliteStore:
         this process, as a person is told it. Any other error of SQLite's is a mistake in ajet, and stays one."""
         try:
             yield
+        except DamagedRow as damaged:
+            raise damaged_file(self._path, damaged) from damaged
         except sqlite3.Error as error:
             found = None
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
@@ -298,12 +371,7 @@ class SqliteStore:
                 raise of_later_version(self._path, found) from error
             if found == VERSION and is_mistake(error):
                 raise
-            raise StoreAway(
-                f"The store {self._path} cannot be worked on: {error}.",
-                where=str(self._path),
-                expected="room on its disk, a file that is whole, and no program that keeps it locked",
-                do="make room, and start again: nothing that was put is lost",
-            ) from error
+            raise explain_error(self._path, error) from error
 
     @contextmanager
     def _taking(self) -> Iterator[sqlite3.Connection]:
@@ -377,6 +445,7 @@ class SqliteStore:
         if self._trainer != latest or not latest:
             raise fenced(str(self._path), self._trainer, latest)
 
+    @_outlasting
     def _end(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
     ) -> None:
@@ -403,5 +472,7 @@ class SqliteStore:
             return {}
         found: dict[int, tuple[int, ...]] = {}
         for order, step in base.execute(_AGAIN):
+            if not isinstance(step, int):
+                raise DamagedRow(f"position {order} was used by step {step!r:.60}")
             found[order] = (*found.get(order, ()), step)
         return found

@@ -18,6 +18,9 @@ from ajet.store.contract import StoreAway
 VERSION = 5
 PATIENCE = 60.0
 """Seconds that a transaction waits for another process's."""
+STEPS, MOST_STEPS = 1_000_000, 2_000_000_000
+"""Instructions of SQLite's machine between two looks, and of one transaction: about half a minute of computing."""
+TABLES = frozenset({"positions", "uses", "ends", "commits", "counts", "members", "policy", "facts"})
 PAUSE = 0.01
 """Seconds between two tries where SQLite itself does not wait."""
 _FIRST = """
@@ -66,7 +69,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            _require_own(base, path, version(base))
+            require_own(base, path, version(base))
             _write_ahead(base)
             base.execute("PRAGMA synchronous=FULL")
             _migrate(base, path)
@@ -86,7 +89,7 @@ def look_at(path: Path, *, made: Path | None = None) -> None:
             alone = not path.with_name(f"{path.name}-wal").exists()  # nobody has it open: all of it is in this file
             seen = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
             with closing(sqlite3.connect(seen, uri=True, timeout=PATIENCE)) as base:
-                _require_own(base, path, version(base))
+                require_own(base, path, version(base))
             if not os.access(path, os.W_OK):
                 raise sqlite3.OperationalError
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
@@ -102,9 +105,11 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
     )
 
 
-def _require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
+def require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
     """Raises UserError for a database that is another program's, or of a later version."""
-    tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    bound_statements(base)
+    made = base.execute("SELECT type, name FROM sqlite_master").fetchall()
+    tables = {name for kind, name in made if kind == "table"}
     if tables and "positions" not in tables:
         raise UserError(
             f"The store {path} cannot be opened: it is the database of another program "
@@ -113,6 +118,23 @@ def _require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
         )
     if found > VERSION:
         raise of_later_version(path, found)
+    added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index")]
+    if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
+        raise UserError(
+            f"The store {path} cannot be opened: another program has put {added[0]} into it.",
+            expected="a file with the tables that ajet makes, and nothing else",
+        )
+    if found == VERSION and (gone := TABLES - tables):
+        raise UserError(
+            f"The store {path} cannot be opened: its table {min(gone)} is gone.",
+            expected="a file that ajet made, with all its tables",
+        )
+
+
+def bound_statements(base: sqlite3.Connection) -> None:
+    """Let no statement run for ever from here on, whatever the file has it do: SQLite ends it with SQLITE_INTERRUPT."""
+    left = iter(range(MOST_STEPS // STEPS))
+    base.set_progress_handler(lambda: next(left, None) is None, STEPS)
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
@@ -162,7 +184,7 @@ def _migrate(base: sqlite3.Connection, path: Path) -> None:
     base.execute("BEGIN IMMEDIATE")
     found = version(base)  # another process may have done it meanwhile
     try:
-        _require_own(base, path, found)
+        require_own(base, path, found)
     except UserError:
         base.execute("ROLLBACK")
         raise

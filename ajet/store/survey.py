@@ -5,16 +5,17 @@ Invariant: nothing is changed: no file is made, no lease ended. A server that do
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
 from ajet.store import findings, sqlite_tables
 from ajet.store.opening import Address, credentials
+from ajet.store.sqlite_rows import DamagedRow, read_announced, read_member, read_reasons
 
 
 def survey(text: str, *, base: Path | None = None, run: str = "") -> list[Finding]:
@@ -36,7 +37,9 @@ def _sqlite(path: Path) -> list[Finding]:
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
             return _looked_at(base, path)
-    except sqlite3.DatabaseError as error:
+    except UserError as error:
+        return [Finding("file", "problem", error.what, error.expected)]
+    except (sqlite3.DatabaseError, DamagedRow) as error:
         return [Finding("file", "problem", f"{path}: {error}", "it is no store, or damaged")]
 
 
@@ -48,15 +51,22 @@ def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
     shown.append(findings.version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown
+    sqlite_tables.require_own(base, path, found)
     states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
     (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
     shown.append(findings.contents(states, ends, path.stat().st_size))
     dead = base.execute("SELECT place, reasons FROM positions WHERE state = 'dead' ORDER BY place").fetchall()
-    shown += findings.letters((order, json.loads(reasons)[-1]) for order, reasons in dead)
-    for said, _, at in base.execute("SELECT said, trainer, time FROM policy"):
-        shown.append(findings.announced(json.loads(said), time.time() - at))
+    shown += findings.letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
+    for row in base.execute("SELECT said, trainer, time FROM policy"):
+        latest = read_announced(row, time.time())
+        shown.append(findings.announced(asdict(latest.policy), latest.age))
     leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
     holds = dict(base.execute(leased).fetchall())
-    for name, role, seen in base.execute("SELECT name, role, seen FROM members ORDER BY role DESC, name"):
-        shown.append(findings.member(role, name, time.time() - seen, holds.get(name, 0)))
+    for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
+        if (member := read_member(row, time.time())) is not None:
+            shown.append(findings.member(member.role, member.name, member.age, holds.get(member.name, 0)))
+        else:
+            shown.append(
+                Finding("members", "warning", f"a row that ajet never wrote ({row[1]!r:.60})", "it is left out")
+            )
     return shown

@@ -21,14 +21,15 @@ from ajet.store import (
     LeaseLost,
     Policy,
     SharedStore,
+    StoreAway,
     open_shared,
     require_store,
     sqlite_store,
     sqlite_tables,
 )
 from ajet.store.mongo import positions
-from ajet.store.mongo.connection import StoreDown
 from ajet.store.opening import credentials
+from ajet.store.outage import limited_patience
 from tests.record_fixtures import episode
 
 Opens = Callable[..., SharedStore]
@@ -274,7 +275,7 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
         from pymongo.errors import OperationFailure, WTimeoutError
 
         for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
-            with pytest.raises(StoreDown, match="cannot write"):
+            with pytest.raises(StoreAway, match="cannot write"), limited_patience(0.1):
                 store._link.ask(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):
@@ -324,7 +325,7 @@ def test_a_process_that_is_stopped_within_a_write_holds_others_up_and_loses_noth
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_tables, "PATIENCE", 0.05)
-    store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
+    store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True, unreachable_timeout=0.2)
     (lease,) = store.lease(1)
     stopped = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     stopped.execute("BEGIN IMMEDIATE")

@@ -105,7 +105,7 @@ class Announcer:
         self.leased = depths.leased
         below = 0 if self._holds else max(self._below, depths.next - open_ones + most)
         unchanged, self._below = below == self._below, below
-        self._show_depths(depths)
+        self._show_depths(depths, last=over)
         if unchanged and not over:
             return
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
@@ -113,10 +113,10 @@ class Announcer:
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
 
-    def _show_depths(self, depths: Depths | None = None) -> None:
-        """Show the store's depths; None: as they are now."""
+    def _show_depths(self, depths: Depths | None = None, *, last: bool = False) -> None:
+        """Show the store's depths; None: as they are now. `last`: nothing is shown after them."""
         with self._showing:
-            if time.monotonic() - self._shown < SHOWN_EVERY:
+            if time.monotonic() - self._shown < SHOWN_EVERY and not last:
                 return
             self._shown = time.monotonic()
             found = depths or self._store.depths()
@@ -190,6 +190,7 @@ def open_for_training(
         address,
         at=at,
         rolls=True,
+        unreachable_timeout=settings.store.unreachable_timeout,
         run=run.run_id,
         settings=recorded_settings(run.path),
         redact=run.redact,

@@ -32,6 +32,13 @@ class Store(Section):
         when=_SHARED,
         gt=0,
     )
+    unreachable_timeout: float = key(
+        600.0,
+        "Seconds that a run waits for a store that is out of reach, of `--from-store` and `ajet sample`, too. Then it "
+        "ends with exit code 75, and the same command goes on.",
+        training=False,
+        gt=0,
+    )
     max_attempts: int = key(
         5,
         "A task whose attempts failed so often, or whose players fell silent, is set aside with the reasons.",

@@ -31,6 +31,7 @@ from ajet.rollout.served.groups import OpenGroups, asked
 from ajet.rollout.served.held_out import HeldOutTasks
 from ajet.rollout.served.ranking import GroupRanking, waits
 from ajet.rollout.served.results import Results
+from ajet.rollout.served.store_calls import ask_store
 from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Split
@@ -301,7 +302,7 @@ class Desk:
             return
         if group.may_repeat(made.repeat, self._settings.rollout.max_retries):
             try:
-                lease = await asyncio.to_thread(self._store.bring)
+                lease = await ask_store(self._store.bring)
             except CANNOT_NOW as error:
                 logger.warning("the attempt {} counts, though it was lost: {}", made.uuid, error)
                 return

@@ -17,6 +17,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.served.episode import Served
 from ajet.rollout.served.ranking import WAITS
+from ajet.rollout.served.store_calls import ask_store
 from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts, by_the_calls
 from ajet.schema.episode import Episode, Verdict
@@ -77,7 +78,7 @@ class Endings:
         assert served.made is not None
         kept = Kept(served.made, alone=served.group is None, ended_by=served.ended_by)
         try:
-            await asyncio.to_thread(self._keeper.put, served.lease, kept)
+            await ask_store(self._keeper.put, served.lease, kept)
         except LeaseLost as lost:
             if served.unrecorded is None:
                 served.unrecorded = time.monotonic()

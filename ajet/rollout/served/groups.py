@@ -16,6 +16,7 @@ from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.served.group import OpenGroup
+from ajet.rollout.served.store_calls import ask_store
 from ajet.schema.task import Task
 from ajet.store import CANNOT_NOW, Lease, LeaseLost, Store
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 async def asked(question: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
     """The store's answer, whose server may be away. Raises Refused while it cannot."""
     try:
-        return await asyncio.to_thread(question, *given, **more)
+        return await ask_store(question, *given, **more)
     except CANNOT_NOW as error:
         logger.warning("the store cannot be asked: {}", error)
         raise Refused(
@@ -131,7 +132,7 @@ class OpenGroups:
     async def give_back(self, group: OpenGroup) -> None:
         """Nobody's attempt at it came to anything: its task is to be had again. Stays here while the store cannot."""
         try:
-            await asyncio.to_thread(self._store.give_back, [group.lease])
+            await ask_store(self._store.give_back, [group.lease])
         except CANNOT_NOW as error:
             if not self._away:
                 logger.warning("position {} is not given back yet: {}", group.lease.order, error)
@@ -147,7 +148,7 @@ class OpenGroups:
         if whole:
             self._leaving.add(group)
             try:
-                await asyncio.to_thread(self._store.close, group.lease)
+                await ask_store(self._store.close, group.lease)
             except (LeaseLost, *CANNOT_NOW) as error:  # the trainer gets the group in any case, and finds the same
                 logger.warning(
                     "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error

@@ -80,8 +80,7 @@ class FromStore:
         conf = str(parts.experiment.yaml_path or "FILE.yaml")
         starts = "" if self.ends else command("sample", "--conf", conf, "--store", self._address.shown)
         self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run), starts=starts)
-        adapters = parts.backbone.adapters.names if parts.backbone.trains else ()
-        terms_of_groups = group_terms(parts.experiment, run.run_id, adapters=adapters)
+        terms_of_groups = group_terms(parts.experiment, run.run_id, adapters=trainer.lora.adapters)
         self._closed = ClosedGroups(self._store, trainer, Quarantine(self._store, terms_of_groups))
         return self._store
 

@@ -30,7 +30,7 @@ from ajet.run.parts import assemble
 from ajet.run.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import AjetError, ConfigError, UserError
-from ajet.store import Address, open_shared
+from ajet.store import CANNOT_NOW, Address, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 
@@ -70,7 +70,12 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     warn_of_unconfined(experiment)
     require_gateway(experiment.ajet)
     name = options.name or f"{socket.gethostname()}-{os.getpid()}"
-    store = open_shared(options.store, lease_seconds=options.lease_seconds, redact=redactor_of(experiment))
+    store = open_shared(
+        options.store,
+        lease_seconds=options.lease_seconds,
+        unreachable_timeout=experiment.ajet.store.unreachable_timeout,
+        redact=redactor_of(experiment),
+    )
     interrupts, played = Interrupts(), Played()
     try:
         with _logged(experiment, name, played), interrupts.installed(), _warm(experiment) as opens:
@@ -88,7 +93,8 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
                         announced = _played(experiment, store, announced, interrupts, options, name, played, there)
     finally:
         console.print(_said(name, played), markup=False, soft_wrap=True)
-        store.leave()
+        with suppress(*CANNOT_NOW):  # a sampler that is silent is taken out by its age
+            store.leave()
         store.disconnect()
     return 0
 

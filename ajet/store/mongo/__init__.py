@@ -9,7 +9,7 @@ store is opened.
 
 from __future__ import annotations
 
-from ajet.store.mongo.connection import StoreDown
+from ajet.store.contract import StoreDown
 from ajet.store.mongo.mongo_store import MongoStore
 from ajet.store.mongo.reading import look_at_database
 

@@ -8,16 +8,13 @@ of the server, or of most of a replica set, with all that was written before it.
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loguru import logger
-
-from ajet.schema.errors import MissingExtra, RunFailed
+from ajet.schema.errors import MissingExtra
 from ajet.schema.secrets import without_secret_shapes
-from ajet.store.contract import StoreAway
+from ajet.store.contract import StoreDown, StoreUnreachable
+from ajet.store.outage import Outage
 
 if TYPE_CHECKING:
     from pymongo.database import Database
@@ -26,11 +23,10 @@ PATIENCE = 60.0
 """Seconds."""
 ANSWER_MS = 30_000
 """Within which a server that is there answers."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_SAID_AFTER, _SAID_EVERY = 3.0, 15.0
-"""Seconds of one operation's asking until that is said: an election of another primary takes less on most servers."""
-_NOT_NOW = (50, 64, 100, 262, 14031)
-"""Codes: not in time, not by enough members, no room on its disk."""
+_NO_ROOM = 14031
+"""Code: no room on its disk."""
+_NOT_NOW = (50, 64, 100, 262)
+"""Codes: not in time, not by enough members. A set that lost members may have them again."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
 """Codes of a member that is shut down, or elected no more, while it waits for its journal or for the others."""
 DUPLICATE = 11000
@@ -39,23 +35,29 @@ CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
-class StoreDown(RunFailed, StoreAway):
-    """Nobody answers there, or not to this user."""
-
-
 class Connection:
     """To one database."""
 
-    def __init__(self, uri: str, database: str, login: tuple[str, str] | None, *, patience: float = PATIENCE) -> None:
-        """`login`: user and password. Raises MissingExtra, StoreDown."""
+    def __init__(
+        self,
+        uri: str,
+        database: str,
+        login: tuple[str, str] | None,
+        later: float | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds that the owner
+        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtra, StoreDown."""
         try:
             from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
         except ImportError as error:
             raise MissingExtra("pymongo", "mongo", needed_for="A store in MongoDB") from error
         self.shown = f"{without_secret_shapes(uri.rstrip('/'), '…')}/{database}"
-        self._patience, self._closing = patience, threading.Event()
-        options: dict[str, Any] = {"appname": "ajet", "connectTimeoutMS": 5000, "socketTimeoutMS": ANSWER_MS}
+        self.outage = Outage(self.shown, patience)
+        answer_ms = int(min(ANSWER_MS, 1000 * max(patience if later is None else later, 0.1)))
+        options: dict[str, Any] = {"appname": "ajet", "connectTimeoutMS": 5000, "socketTimeoutMS": answer_ms}
         options["serverSelectionTimeoutMS"] = int(1000 * min(patience, 5.0))
         options |= {"username": login[0], "password": login[1]} if login else {}
         try:
@@ -66,7 +68,7 @@ class Connection:
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
         self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
         self._unheard = base.with_options(write_concern=WriteConcern(w=0))
-        self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=ANSWER_MS))
+        self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
     def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
         """What the operation answers, durable where it writes. Raises StoreDown, and pymongo's own where the server
@@ -104,46 +106,46 @@ class Connection:
 
     def close(self) -> None:
         """Let go."""
-        self._closing.set()
+        self.outage.close()
         self._client.close()
 
     def _asked(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        return self.outage.outlast(lambda: self._asked_once(operation, base))
+
+    def _asked_once(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        """Raises StoreUnreachable where it may be tried again."""
         from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WriteConcernError
 
-        until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
-        say = time.monotonic() + _SAID_AFTER
-        while True:
-            try:
-                return operation(base)
-            except (AutoReconnect, WriteConcernError) as error:  # also where no server is found
-                if isinstance(error, WriteConcernError) and error.code not in _GOES_DOWN:
-                    raise self._down(error, CANNOT_WRITE) from error
-                if time.monotonic() + pause > until or self._closing.wait(pause):
-                    raise self._down(error) from error
-                if time.monotonic() > say:
-                    left = until - time.monotonic()
-                    logger.warning("the store at {} does not answer: asked again for {:.0f} s", self.shown, left)
-                    say = time.monotonic() + _SAID_EVERY
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except InvalidOperation as error:
-                if not self._closing.is_set():
-                    raise
-                raise self._down(error) from error
-            except OperationFailure as error:
-                if error.code in _NOT_NOW:
-                    raise self._down(error, CANNOT_WRITE) from error
-                if error.code in (13, 18, 8000):  # of who may not, or is not who it says
-                    raise StoreDown(
-                        "The store's server refuses this user.",
-                        where=self.shown,
-                        expected="AJET_STORE_USER and AJET_STORE_PASSWORD of one that may read and write there",
-                    ) from error
+        try:
+            return operation(base)
+        except AutoReconnect as error:  # also where no server is found
+            raise self._unreachable(error) from error
+        except InvalidOperation as error:
+            if not self.outage.is_closing:
                 raise
+            raise self._unreachable(error) from error
+        except OperationFailure as error:
+            if error.code in _GOES_DOWN:
+                raise self._unreachable(error) from error
+            if error.code in _NOT_NOW:
+                raise self._unreachable(error, CANNOT_WRITE) from error
+            if error.code == _NO_ROOM or isinstance(error, WriteConcernError):
+                raise StoreDown(**self._screen(error, CANNOT_WRITE)) from error
+            if error.code in (13, 18, 8000):  # of who may not, or is not who it says
+                raise StoreDown(
+                    "The store's server refuses this user.",
+                    where=self.shown,
+                    expected="AJET_STORE_USER and AJET_STORE_PASSWORD of one that may read and write there",
+                ) from error
+            raise
 
-    def _down(self, error: Exception, what: str = "The store's server does not answer") -> StoreDown:
-        return StoreDown(
-            f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
-            where=self.shown,
-            expected="a server of MongoDB that this machine reaches",
-            do="Start it, or say where it is in store.uri.",
-        )
+    def _unreachable(self, error: Exception, what: str = "The store's server does not answer") -> StoreUnreachable:
+        return StoreUnreachable(**self._screen(error, what))
+
+    def _screen(self, error: Exception, what: str) -> dict[str, str]:
+        return {
+            "what": f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
+            "where": self.shown,
+            "expected": "a server of MongoDB that this machine reaches",
+            "do": "Start it, or say where it is in store.uri; then start the same command again.",
+        }

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.contract import Kept, Lease, LeaseLost, StoreUnreachable
 from ajet.store.mongo import changes
 from ajet.store.mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
@@ -26,6 +27,7 @@ from ajet.store.mongo.ledger import Ledger
 from ajet.store.mongo.positions import Positions
 from ajet.store.mongo.records import TRIES, Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
+from ajet.store.outage import patience_limit
 from ajet.store.seal import OtherKey, of_another_key
 from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
@@ -46,7 +48,8 @@ class MongoStore:
         Raises UserError."""
         who = opener or Opener()
         more = {} if patience is None else {"patience": patience}
-        self._link = Connection(uri, database, login, **more)
+        later = who.unreachable_timeout if patience is None else patience
+        self._link = Connection(uri, database, login, later, **more)
         self._seconds, self._most, self._redact = who.lease_seconds, who.max_attempts, who.redact or Redactor({})
         self._records = Records(self._link, self._redact)
         self._lock = threading.RLock()
@@ -62,6 +65,7 @@ class MongoStore:
             self._mend()
             if who.usable is not None:
                 self._drop(who.usable)
+        self._link.outage.patience = later
 
     def disconnect(self) -> None:
         """Let go of the server."""
@@ -69,7 +73,7 @@ class MongoStore:
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._positions.before_taking()
             leases: list[Lease] = []
             while len(leases) < count and (found := self._positions.claimed(self._name, count - len(leases), below)):
@@ -78,7 +82,7 @@ class MongoStore:
 
     def bring(self) -> Lease:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._positions.before_taking()
             number = self._ledger.bring()
             (lease,) = self._records.leases(
@@ -88,7 +92,7 @@ class MongoStore:
 
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._positions.before_taking()
             found = []
             while one := self._positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
@@ -124,7 +128,7 @@ class MongoStore:
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
@@ -162,7 +166,7 @@ class MongoStore:
 
     def commit(self) -> dict[str, Any]:
         """See the contract. The uses have the commit's name already."""
-        with self._lock:
+        with self._locked():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
             used = self._link.find(TASK, {"uses.of": name}, {"uses": 1})
@@ -172,7 +176,7 @@ class MongoStore:
 
     def forget(self, step: int) -> None:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._ledger.require_trainer()
             last = changes.last_use(self._ledger.held())
             last["$elemMatch"]["step"] = {"$lte": step}
@@ -203,7 +207,7 @@ class MongoStore:
 
     def quarantine(self, order: int, reason: str) -> None:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._ledger.require_trainer()
             change = changes.set_aside(self._redact(reason))
             if not self._positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
@@ -230,7 +234,7 @@ class MongoStore:
     def announce(self, policy: Policy) -> None:
         """See the contract."""
         said = {"policy": {"$literal": asdict(policy)}, "policy_of": self._ledger.own, "policy_at": "$$NOW"}
-        with self._lock:
+        with self._locked():
             self._ledger.require_trainer()
             self._ledger.amend([{"$set": said}])
 
@@ -266,7 +270,7 @@ class MongoStore:
 
     def depths(self) -> Depths:
         """See the contract."""
-        with self._lock:
+        with self._locked():
             self._positions.expire()
             found = self._aged({"ends": {"$ne": None}})
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
@@ -283,6 +287,17 @@ class MongoStore:
                 oldest_lease=found.get(RUNNING, {}).get("age"),
                 oldest_closed=closed.get(CLOSED, {}).get("age"),
             )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. Another thread may hold it throughout an outage: a client's request does not wait so long."""
+        limit = patience_limit()
+        if not self._lock.acquire(timeout=-1 if limit is None else limit):
+            raise StoreUnreachable("Another thread of this process waits for the store.", where=self._link.shown)
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _take_back_late_uses(self) -> None:
         """Take back the uses of an earlier trainer, which was about to write them when this one began."""
@@ -304,7 +319,7 @@ class MongoStore:
     ) -> None:
         wanted = sorted(set(orders))
         stay, end = [order for order in wanted if order in again], [order for order in wanted if order not in again]
-        with self._lock:
+        with self._locked():
             self._ledger.require_trainer()
             name = self._ledger.open
             ending = {"_id": {"$in": end}, "status": {"$in": [RUNNING, CLOSED]}}

@@ -58,9 +58,11 @@ class Positions:
         self._next = max(self._next, self._ledger.floor)
 
     def expire(self) -> None:
-        """End the leases whose time is over."""
+        """End the leases whose time is over. After an outage their holders get the time to renew them first."""
         self.looked = time.monotonic()
         self._ledger.refresh()
+        if self._link.outage.ended_within(self._seconds):
+            return
         latest = self._ledger.trainer
         self._link.update(TASK, changes.fallen_silent(latest), changes.expired(self._most))
         self._link.update(TASK, changes.of_earlier_trainers(latest), [{"$set": {"status": WAITING}}])

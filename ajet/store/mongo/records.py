@@ -26,9 +26,9 @@ from uuid import uuid4
 from loguru import logger
 
 from ajet.record.secrets import Redactor
-from ajet.store.contract import Kept, Lease
+from ajet.store.contract import Kept, Lease, StoreDown
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
-from ajet.store.mongo.connection import DUPLICATE, Connection, StoreDown
+from ajet.store.mongo.connection import DUPLICATE, Connection
 from ajet.store.mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.positions import There
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK

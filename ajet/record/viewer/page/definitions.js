@@ -9,7 +9,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/reward", "reward", "mean over scored episodes"],
 ["(?:train|validation|debug)/success_rate", "0 to 1", "attempts with is_success true, of all but those left out; a failure, a timeout and no score are no success. Missing where neither judge nor workflow says what success is"],
 ["(?:train|validation|debug)/left_out", "count", "attempts at which ajet itself failed (engine, judge, ajet), or that it stopped"],
-["(?:train|validation|debug)/turns", "calls", "model calls per scored episode"],
+["(?:train|validation|debug)/turns", "calls", "model calls per scored episode whose reply the agent received"],
 ["(?:train|validation|debug)/reply_tokens", "tokens", "sampled tokens per scored episode, over all its calls"],
 ["(?:train|validation|debug)/calls", "count", "model calls"],
 ["(?:train|validation|debug)/sampled_tokens", "tokens", "sampled in all episodes"],

@@ -1,0 +1,114 @@
+"""Waits out a store that is out of reach: a server without an answer, a network folder that is gone.
+
+Invariant: all threads of a process share one outage. It is logged once when it begins and once when it ends; after
+`patience` seconds every waiting operation raises StoreUnreachable, and later ones are tried once. What is repeated may
+have happened already: the operation decides whether that is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from loguru import logger
+
+from ajet.store.contract import StoreUnreachable
+
+UNREACHABLE_TIMEOUT = 600.0
+"""Seconds that a run waits, unless `store.unreachable_timeout` says otherwise."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+"""Seconds between two tries; each pause is twice as long as the one before."""
+LOGGED_AFTER = 3.0
+"""Seconds; a shorter outage (an election of another primary) is not logged."""
+_limit: ContextVar[float | None] = ContextVar("store_patience", default=None)
+T = TypeVar("T")
+
+
+@contextmanager
+def limited_patience(seconds: float) -> Iterator[None]:
+    """Within the block, also in threads that `asyncio.to_thread` starts, no operation waits longer than this."""
+    token = _limit.set(seconds)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def patience_limit() -> float | None:
+    """Seconds that the caller may wait for the store; None: as long as the store's own patience."""
+    return _limit.get()
+
+
+class Outage:
+    """The outage of one process' store, if there is one. Thread-safe."""
+
+    def __init__(self, shown: str, patience: float) -> None:
+        """`shown`: the store's address in messages. `patience`: seconds, may be changed later."""
+        self.patience = patience
+        self._shown = shown
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._since: float | None = None
+        """Start of the first operation that failed and that no success followed, by `time.monotonic`."""
+        self._is_logged = self._has_given_up = False
+        self._ended = float("-inf")
+        """End of the last logged outage."""
+
+    @property
+    def is_closing(self) -> bool:
+        """True once `close` was called."""
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """End every wait."""
+        self._closing.set()
+
+    def ended_within(self, seconds: float) -> bool:
+        """True if a logged outage ended in the last `seconds`, or ends with the calling operation.
+
+        Leases could not be renewed while it lasted.
+        """
+        return self._is_logged or time.monotonic() - self._ended < seconds
+
+    def outlast(self, operation: Callable[[], T]) -> T:
+        """Repeat the operation while it raises StoreUnreachable. Raises that once the patience is over."""
+        began, pause = time.monotonic(), FIRST_PAUSE
+        while True:
+            try:
+                result = operation()
+            except StoreUnreachable:
+                if not self._may_wait(began, pause) or self._closing.wait(pause):
+                    raise
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                if self._since is not None or time.monotonic() - began > LOGGED_AFTER:
+                    self._note_back()
+                return result
+
+    def _may_wait(self, began: float, pause: float) -> bool:
+        now, limit = time.monotonic(), _limit.get()
+        with self._lock:
+            self._since = began if self._since is None else self._since
+            if not self._is_logged and now - self._since > LOGGED_AFTER:
+                self._is_logged = True
+                left = max(0.0, self._since + self.patience - now)
+                logger.warning("the store {} is out of reach: it is tried again for up to {:.0f} s", self._shown, left)
+            if limit is not None and now + pause > began + limit:
+                return False
+            if self._has_given_up or now + pause > min(began, self._since) + self.patience:
+                self._has_given_up = True
+                return False
+            return True
+
+    def _note_back(self) -> None:
+        with self._lock:
+            if self._since is None:  # the store answered late: leases could not be renewed meanwhile either
+                self._ended = time.monotonic()
+                return
+            if self._is_logged:
+                self._ended = time.monotonic()
+                logger.warning("the store {} is back after {:.0f} s", self._shown, self._ended - self._since)
+            self._since, self._is_logged, self._has_given_up = None, False, False
