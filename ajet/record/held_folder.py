@@ -8,13 +8,13 @@ ends. What somebody else's folder holds is never looked at.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from ajet.record.own_descriptor import OwnDescriptor, locked
+from ajet.record.remove_folder import remove_folder
 
 LOCK = ".held"
 
@@ -41,7 +41,7 @@ class HeldFolder:
 
     def remove(self) -> None:
         """Remove the folder with what is in it. Idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_folder(self.path)
         if self._lock is not None:
             self._lock.close()
 
@@ -57,7 +57,7 @@ def _sweep(kind: str, place: str) -> None:
         try:
             if folder.stat().st_uid == os.geteuid():
                 locked(lock)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_folder(folder)
         except OSError:
             continue  # its maker lives
         finally:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import resource
-import shutil
 import socket
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
 from ajet.environment.sandbox.program import Walls, walled_program
 from ajet.environment.sandbox.walls import Walled, holds_more
+from ajet.record.remove_folder import remove_folder
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 
@@ -131,7 +131,7 @@ class Cell:
         self._at.close()
         if self._says is not None:
             os.close(self._says)
-        shutil.rmtree(self._root, ignore_errors=True)
+        remove_folder(self._root)
 
     def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()

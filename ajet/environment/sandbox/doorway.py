@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from ajet.record.remove_folder import remove_folder
+
 BACKLOG = 1024
+CONNECT_TIMEOUT_S = 1.0
+"""A full backlog of a live process must not stop the start of this one."""
 
 
 def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
@@ -43,8 +46,11 @@ def sweep(folders: str, name: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         with socket.socket(socket.AF_UNIX) as guest:
             try:
+                if folder.lstat().st_uid != os.geteuid():
+                    continue  # another user may listen there and never accept
+                guest.settimeout(CONNECT_TIMEOUT_S)
                 guest.connect(str(folder / name))
             except ConnectionRefusedError:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_folder(folder)
             except OSError:
                 continue  # it is just being made, or somebody else's

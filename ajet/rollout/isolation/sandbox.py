@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from ajet.environment.sandbox.doorway import BACKLOG, listen_at, run_to_its_end,
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
 from ajet.environment.sandbox.walls import Shown, holds_more, walled
+from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.priority import give_way
 from ajet.rollout.isolation.process import WORKER, ProcessIsolation
@@ -201,7 +201,7 @@ class Door:
         try:
             listening = _listening(self.path)
         except OSError as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
             raise ConfigError(
                 f"The door to the gateway cannot be made at {self.path}: {error}.",
                 where=KEY,
@@ -217,7 +217,7 @@ class Door:
             with suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
 
     def _serve(self, listening: socket.socket) -> None:
         async def connect() -> door.Streams:

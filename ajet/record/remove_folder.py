@@ -1,0 +1,82 @@
+"""Removal of folders that untrusted code filled.
+
+Invariant: two descriptors are open at a time and nothing recurses, so no depth of folders stops it. Every step is
+relative to a descriptor and follows no link, so nothing outside the folder is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder with its content. What cannot be removed stays, without an error."""
+    with suppress(OSError):
+        with _open_folder(folder, None) as top:
+            _empty_folder(top)
+        os.rmdir(folder)
+
+
+def _empty_folder(top: int) -> None:
+    """Remove all entries. The subfolders of an entry move up to `top` before the entry goes."""
+    failed: set[str] = set()
+    count = 0
+    while names := [name for name in os.listdir(top) if name not in failed]:
+        for name in names:
+            try:
+                if not _is_folder(name, top):
+                    os.unlink(name, dir_fd=top)
+                    continue
+                with _open_folder(name, top) as entry:
+                    count = _lift_subfolders(entry, top, count)
+                os.rmdir(name, dir_fd=top)
+            except OSError:
+                failed.add(name)
+
+
+def _lift_subfolders(entry: int, top: int, count: int) -> int:
+    """Remove the files of `entry` and move its subfolders to `top`. Return the next number for a name."""
+    for name in os.listdir(entry):
+        if not _is_folder(name, entry):
+            os.unlink(name, dir_fd=entry)
+            continue
+        with _open_folder(name, entry):  # moving a folder needs the right to write to it
+            pass
+        while True:
+            count += 1
+            try:
+                os.rename(name, f".removed-{count}", src_dir_fd=entry, dst_dir_fd=top)
+                break
+            except OSError as error:  # the name is taken, if the code inside chose it too
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+    return count
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+@contextmanager
+def _open_folder(path: str | Path, parent: int | None) -> Iterator[int]:
+    """Open a folder to list it, also where its owner took its own rights away."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(path, os.O_PATH | flags, dir_fd=parent)
+    try:
+        if stat.S_IMODE(os.fstat(handle).st_mode) & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        opened = os.open(".", os.O_RDONLY | flags, dir_fd=handle)
+    finally:
+        os.close(handle)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
