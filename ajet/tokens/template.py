@@ -4,9 +4,8 @@ Invariant: what the client said reaches the template unchanged in meaning. Only 
 content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
 template knows no developer, reasoning has the name that the template reads. What the template of a text model cannot
 show (an image) is refused, and the date that some put into the prompt is `day`, however long a conversation lasts. A
-template that knows no tools gets them in the Hermes way, in the system message or, where the template has none, in the
-first question: any chat model can be asked to use tools and none loses them silently. Content has the form, a text or
-blocks, that the template shows; each template is probed once.
+template that knows no tools gets them in the Hermes way, so that any chat model can be asked to use tools and none
+loses them silently.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
 from ajet.tokens.control_tokens import ControlTokens, Escaped
@@ -24,11 +22,6 @@ from ajet.tokens.parsing import Style
 from ajet.tokens.tool_call_format import style_of
 
 Message = dict[str, Any]
-ContentForm = Literal["string", "parts"]
-"""A message's content as one text, or as a list of blocks: some templates show only one of them."""
-
-_PROBE = "ajet-probe-7d1f"
-"""A text that no template writes by itself."""
 
 _SYSTEM = """# Tools
 
@@ -108,17 +101,15 @@ class ChatTemplate:
         ready = [self._escaped(message) for message in self._ready(messages, raw or {})]
         tools = self._control.escape_tools(tools)
         if not self.knows_tools:
-            ready, tools = _in_hermes(ready, tools, has_system_role=self.has_system_role), None
+            ready, tools = _in_hermes(ready, tools), None
         elif self.style == "harmony":
             ready = _one_call_each(ready)
-        forms = self._forms
-        ready = [_to_form(message, forms.get(message["role"], forms["user"])) for message in ready]
         options = dict(self._options)
         if self.dated:
             options["strftime_now"] = datetime.combine(self.day, time()).strftime
         uses_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in ready)
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            return self._tokenizer.apply_chat_template(
                 ready,
                 tools=list(tools) if tools else None,
                 chat_template=self.source if uses_tools else self._without_tools,
@@ -128,42 +119,6 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
-        if not self.has_system_role and any(each["role"] == "system" and each["content"] for each in ready):
-            raise TemplateRefused("the model's chat template leaves system messages out: put the text into a question")
-        return text
-
-    @cached_property
-    def has_system_role(self) -> bool:
-        """False if the template refuses system messages or leaves them out."""
-        return self._forms["system"] is not None
-
-    @cached_property
-    def _forms(self) -> dict[str, ContentForm | None]:
-        """How content of each role must be handed over to be shown; None: the template shows it in no form."""
-        user = self._find_form("user", []) or self._find_form("user", [{"role": "system", "content": "."}])
-        ask = _to_form({"role": "user", "content": "?"}, user)
-        system, assistant = self._find_form("system", [], ask), self._find_form("assistant", [ask])
-        return {"user": user, "system": system, "assistant": assistant or user}
-
-    def _find_form(self, role: str, before: Sequence[Message], *after: Message) -> ContentForm | None:
-        from jinja2 import TemplateError
-
-        forms: tuple[ContentForm, ...] = ("string", "parts")
-        for form in forms:
-            probe = _to_form({"role": role, "content": _PROBE}, form)
-            try:
-                shown = self._tokenizer.apply_chat_template(
-                    [*before, probe, *after], chat_template=self._without_tools, tokenize=False, **self._probe_options()
-                )
-            except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
-                continue
-            if _PROBE in shown:
-                return form
-        return None
-
-    def _probe_options(self) -> dict[str, Any]:
-        dated = {"strftime_now": datetime.combine(self.day, time()).strftime} if self.dated else {}
-        return {**self._options, **dated}
 
     def _ready(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
         names: dict[str, str] = {}
@@ -248,13 +203,6 @@ def _shown(message: Message) -> str | list[Message]:
     ]
 
 
-def _to_form(message: Message, form: ContentForm | None) -> Message:
-    content = message["content"]
-    if form != "parts" or not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
-
-
 def arguments_of(call: Mapping[str, Any]) -> Any:
     """A tool call's arguments as the JSON value they spell; the text itself if they spell none."""
     arguments = call["function"].get("arguments")
@@ -298,9 +246,7 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
     return single
 
 
-def _in_hermes(
-    messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, has_system_role: bool
-) -> list[Message]:
+def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
     spelled: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -323,16 +269,4 @@ def _in_hermes(
     section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if spelled and spelled[0]["role"] == "system":
         return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
-    if has_system_role:
-        return [{"role": "system", "content": section}, *spelled]
-    for at, message in enumerate(spelled):  # the first question bears the tools
-        if message["role"] == "user" and not message.get("results"):
-            return [*spelled[:at], _add_before(section, message), *spelled[at + 1 :]]
-    return [{"role": "user", "content": section}, *spelled]
-
-
-def _add_before(text: str, message: Message) -> Message:
-    content = message["content"]
-    if isinstance(content, str):
-        return {**message, "content": f"{text}\n\n{content}"}
-    return {**message, "content": [{"type": "text", "text": f"{text}\n\n"}, *content]}
+    return [{"role": "system", "content": section}, *spelled]

@@ -42,7 +42,7 @@ def examine(renderer: Renderer) -> list[Finding]:
     if not renderer.end_ids:
         text = "No token ends a reply: every reply would run to its length limit."
         return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
-    found = [_ends(renderer), _text(renderer), *_date(renderer), *_system(renderer), *_turns(renderer)]
+    found = [_ends(renderer), _text(renderer), *_date(renderer), *_turns(renderer)]
     return [*found, *_tools(renderer), *_episodes(renderer)]
 
 
@@ -69,18 +69,6 @@ def _date(renderer: Renderer) -> list[Finding]:
         return []
     text = "The template writes today's date into the prompt; an episode keeps the day it began on."
     return [Finding("date", "note", text)]
-
-
-def _system(renderer: Renderer) -> list[Finding]:
-    if renderer.template.has_system_role:
-        return []
-    text = "The template refuses or drops system messages: requests with one are refused."
-    return [Finding("system message", "warning", text, "put the instructions into the user's message")]
-
-
-def _opening(renderer: Renderer) -> list[Message]:
-    """Return the messages that a rehearsed conversation begins with."""
-    return [_SYSTEM, _ASK] if renderer.template.has_system_role else [_ASK]
 
 
 def _turns(renderer: Renderer) -> list[Finding]:
@@ -128,7 +116,7 @@ def _tools(renderer: Renderer) -> list[Finding]:
         found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
     else:
         found.append(_verdict("several calls", outcome, "two adjacent results after two calls"))
-    later = Rehearsal(renderer, _opening(renderer), [TOOL])
+    later = Rehearsal(renderer, [_SYSTEM, _ASK], [TOOL])
     if later.play(calling, results[0]) in ("extends", "forks"):
         found.append(
             _verdict(
@@ -142,7 +130,7 @@ def _tools(renderer: Renderer) -> list[Finding]:
 
 def _play(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
     tools = [TOOL] if reply.get("tool_calls") else None
-    return Rehearsal(renderer, _opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
+    return Rehearsal(renderer, [_SYSTEM, _ASK], tools).play(reply, *then, cut=cut, respell=respell)
 
 
 def _verdict(topic: str, outcome: Outcome, turn: str) -> Finding:
@@ -162,14 +150,14 @@ def _said(outcome: Outcome, turn: str) -> str:
 
 def _episodes(renderer: Renderer) -> list[Finding]:
     thought = _thought(renderer)
-    talk = Rehearsal(renderer, _opening(renderer))
+    talk = Rehearsal(renderer, [_SYSTEM, _ASK])
     played = [
         talk.play({**_ANSWER, **thought}, {"role": "user", "content": f"{_MORE['content']} ({turn})"})
         for turn in range(TURNS)
     ]
     found = [_cost(f"{TURNS} answers", talk, played)]
     if renderer.reads_tool_calls:
-        work, played = Rehearsal(renderer, _opening(renderer), [TOOL]), []
+        work, played = Rehearsal(renderer, [_SYSTEM, _ASK], [TOOL]), []
         for turn in range(TURNS):
             made = call("skiff", turn)
             reply = {"role": "assistant", "content": None, "tool_calls": [made], **thought}
