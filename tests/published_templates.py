@@ -102,13 +102,18 @@ FAMILIES = {
 }
 
 
+def published(file: str) -> str:
+    """A template of trl's; skips the test where it is not at hand."""
+    if not _FOLDER.is_dir():
+        pytest.skip("the published chat templates are not here: `make setup` fetches them")
+    return (_FOLDER / file).read_text()
+
+
 @lru_cache(maxsize=16)
 def family(name: str) -> Any:
     """The tokenizer of a family; skips the test where its template is not at hand."""
     told = FAMILIES[name]
     template = told.template
     if isinstance(template, str) and template.endswith(".jinja"):
-        if not _FOLDER.is_dir():
-            pytest.skip("the published chat templates are not here: `make setup` fetches them")
-        template = (_FOLDER / template).read_text()
+        template = published(template)
     return made(template, told.added, told.eos, bos=told.bos)

@@ -1,11 +1,12 @@
 """Template: a tokenizer's chat template as a function of messages and tools.
 
 Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
-content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
-template knows no developer, reasoning has the name that the template reads. What the template of a text model cannot
-show (an image) is refused, and the date that some put into the prompt is `day`, however long a conversation lasts. A
-template that knows no tools gets them in the Hermes way, so that any chat model can be asked to use tools and none
-loses them silently.
+content is empty, text blocks are one string, or one part where the template shows only parts, a call's arguments are
+an object, `developer` is `system` where the template knows no developer, reasoning has the name that the template
+reads. What the template cannot show (an image, a role's text) is refused. The date that some templates put into the
+prompt is `day`, however long a conversation lasts. A template that knows no tools gets them in the Hermes way, in the
+system message, or in the first user message where it takes no system message, so that any chat model can be asked to
+use tools and none loses them silently.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from datetime import date, datetime, time
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
+from ajet.tokens.content_format import accepts_system, probe_content_forms, probe_image_text, text_parts
 from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
 from ajet.tokens.tool_call_format import style_of
@@ -76,6 +78,10 @@ class ChatTemplate:
         self.dated = "strftime_now" in self.source and "strftime_now" not in self._options
         """Whether it writes a date into the prompt."""
         self.day = date.today()
+        self._forms = probe_content_forms(self._render_probe)
+        self.takes_system = accepts_system(self._render_probe, self._forms)
+        """False: the template raises on a system message, or drops it."""
+        self._shows_image_text = not images or probe_image_text(self._render_probe)
 
     def on_day(self, day: date) -> ChatTemplate:
         """A copy of this template whose prompts have another date."""
@@ -96,21 +102,27 @@ class ChatTemplate:
         `raw` maps the index of an assistant message to the text that stands for its content and tool calls as they
         were sampled. Raises TemplateRefused.
         """
-        from jinja2 import TemplateError
-
         ready = [self._escaped(message) for message in self._ready(messages, raw or {})]
         tools = self._control.escape_tools(tools)
         if not self.knows_tools:
-            ready, tools = _in_hermes(ready, tools), None
+            ready, tools = _in_hermes(ready, tools, in_system=self.takes_system), None
         elif self.style == "harmony":
             ready = _one_call_each(ready)
+        return self._apply([self._in_form(message) for message in ready], tools, prompt=prompt)
+
+    def _apply(
+        self, ready: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, prompt: bool = True
+    ) -> str:
+        """Messages in the template's own forms as text. Raises TemplateRefused."""
+        from jinja2 import TemplateError
+
         options = dict(self._options)
         if self.dated:
             options["strftime_now"] = datetime.combine(self.day, time()).strftime
         uses_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in ready)
         try:
             return self._tokenizer.apply_chat_template(
-                ready,
+                list(ready),
                 tools=list(tools) if tools else None,
                 chat_template=self.source if uses_tools else self._without_tools,
                 add_generation_prompt=prompt,
@@ -119,6 +131,24 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
+
+    def _render_probe(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._apply(messages)
+        except TemplateRefused:
+            return None
+
+    def _in_form(self, message: Message) -> Message:
+        """A message in the form that the template shows. Raises TemplateRefused where it shows none."""
+        role, content = message["role"], message["content"]
+        form = self._forms.get(role, "string")
+        if isinstance(content, list):
+            if not self._shows_image_text and any(block.get("text", "").strip() for block in content):
+                raise TemplateRefused("the model's chat template does not show text beside an image")
+            return message
+        if form == "hidden" and content.strip():
+            raise TemplateRefused(f"the model's chat template does not show messages of the role {role!r}")
+        return {**message, "content": text_parts(content)} if form == "parts" else message
 
     def _ready(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
         names: dict[str, str] = {}
@@ -246,7 +276,8 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
     return single
 
 
-def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
+def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, in_system: bool) -> list[Message]:
+    """Calls, results and tools as plain messages. `in_system` False: tools open the first user message."""
     spelled: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -267,6 +298,18 @@ def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | Non
     if not tools:
         return spelled
     section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if spelled and spelled[0]["role"] == "system":
+    if in_system and spelled and spelled[0]["role"] == "system":
         return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
-    return [{"role": "system", "content": section}, *spelled]
+    if in_system:
+        return [{"role": "system", "content": section}, *spelled]
+    return _before_first_question(spelled, section)
+
+
+def _before_first_question(messages: list[Message], section: str) -> list[Message]:
+    at = 1 if messages and messages[0]["role"] == "system" else 0
+    if at == len(messages) or messages[at]["role"] != "user":
+        return [*messages[:at], {"role": "user", "content": section}, *messages[at:]]
+    first = messages[at]
+    content: Any = first["content"]
+    joined = f"{section}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{section}\n\n"), *content]
+    return [*messages[:at], {**first, "content": joined}, *messages[at + 1 :]]

@@ -42,7 +42,7 @@ def examine(renderer: Renderer) -> list[Finding]:
     if not renderer.end_ids:
         text = "No token ends a reply: every reply would run to its length limit."
         return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
-    found = [_ends(renderer), _text(renderer), *_date(renderer), *_turns(renderer)]
+    found = [_ends(renderer), _text(renderer), *_date(renderer), *_check_system(renderer), *_turns(renderer)]
     return [*found, *_tools(renderer), *_episodes(renderer)]
 
 
@@ -69,6 +69,18 @@ def _date(renderer: Renderer) -> list[Finding]:
         return []
     text = "The template writes today's date into the prompt; an episode keeps the day it began on."
     return [Finding("date", "note", text)]
+
+
+def _check_system(renderer: Renderer) -> list[Finding]:
+    if renderer.template.takes_system:
+        return []
+    text = "The template takes no system message: requests with one are refused, tools open the first user message."
+    return [Finding("system message", "warning", text, "put instructions into the first user message")]
+
+
+def _opening(renderer: Renderer) -> list[Message]:
+    """The messages that open each rehearsed conversation."""
+    return [_SYSTEM, _ASK] if renderer.template.takes_system else [_ASK]
 
 
 def _turns(renderer: Renderer) -> list[Finding]:
@@ -116,7 +128,7 @@ def _tools(renderer: Renderer) -> list[Finding]:
         found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
     else:
         found.append(_verdict("several calls", outcome, "two adjacent results after two calls"))
-    later = Rehearsal(renderer, [_SYSTEM, _ASK], [TOOL])
+    later = Rehearsal(renderer, _opening(renderer), [TOOL])
     if later.play(calling, results[0]) in ("extends", "forks"):
         found.append(
             _verdict(
@@ -130,7 +142,7 @@ def _tools(renderer: Renderer) -> list[Finding]:
 
 def _play(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
     tools = [TOOL] if reply.get("tool_calls") else None
-    return Rehearsal(renderer, [_SYSTEM, _ASK], tools).play(reply, *then, cut=cut, respell=respell)
+    return Rehearsal(renderer, _opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
 
 
 def _verdict(topic: str, outcome: Outcome, turn: str) -> Finding:
@@ -150,14 +162,14 @@ def _said(outcome: Outcome, turn: str) -> str:
 
 def _episodes(renderer: Renderer) -> list[Finding]:
     thought = _thought(renderer)
-    talk = Rehearsal(renderer, [_SYSTEM, _ASK])
+    talk = Rehearsal(renderer, _opening(renderer))
     played = [
         talk.play({**_ANSWER, **thought}, {"role": "user", "content": f"{_MORE['content']} ({turn})"})
         for turn in range(TURNS)
     ]
     found = [_cost(f"{TURNS} answers", talk, played)]
     if renderer.reads_tool_calls:
-        work, played = Rehearsal(renderer, [_SYSTEM, _ASK], [TOOL]), []
+        work, played = Rehearsal(renderer, _opening(renderer), [TOOL]), []
         for turn in range(TURNS):
             made = call("skiff", turn)
             reply = {"role": "assistant", "content": None, "tool_calls": [made], **thought}

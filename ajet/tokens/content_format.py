@@ -1,0 +1,69 @@
+"""Content format: which roles a chat template shows, and whether it takes their content as a string or as parts.
+
+Invariant: found by rendering a marked conversation, once for each template, never by a model's name. A role whose text
+appears in neither form is not shown, so its messages are refused instead of lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+ContentForm = Literal["string", "parts", "hidden"]
+Render = Callable[[Sequence[dict[str, Any]]], str | None]
+"""Messages -> their text; None where the template raises."""
+
+_MARK = "\u2b1aAJET-CONTENT\u2b1a"
+_CALL = {"type": "function", "id": "callabc12", "function": {"name": "f", "arguments": {}}}
+
+
+def text_parts(text: str) -> list[dict[str, Any]]:
+    """A text as the one part of a message's content."""
+    return [{"type": "text", "text": text}]
+
+
+def probe_content_forms(render: Render) -> Mapping[str, ContentForm]:
+    """Return the form in which each role's content is shown."""
+    forms: dict[str, ContentForm] = {}
+    for role in ("user", "assistant", "system", "tool"):
+        forms[role] = _probe_role(render, role, forms)
+    return forms
+
+
+def probe_image_text(render: Render) -> bool:
+    """Return False if the template drops text before or after an image of the same message."""
+    first, last = f"{_MARK}1", f"{_MARK}2"
+    content = [*text_parts(first), {"type": "image"}, *text_parts(last)]
+    text = render([{"role": "user", "content": content}])
+    return text is None or (first in text and last in text)
+
+
+def accepts_system(render: Render, forms: Mapping[str, ContentForm]) -> bool:
+    """Return False if the template raises on a system message or does not show it."""
+    text = render(_conversation("system", forms["system"], forms))
+    return text is not None and _MARK in text
+
+
+def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> ContentForm:
+    texts = {form: render(_conversation(role, form, known)) for form in ("string", "parts")}
+    shown: list[ContentForm] = [
+        form for form in ("string", "parts") if (text := texts[form]) is not None and _MARK in text
+    ]
+    if shown:
+        return shown[0]
+    return "hidden" if texts["string"] is not None else "string"  # where it raises, it refuses by itself
+
+
+def _conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]) -> list[dict[str, Any]]:
+    def message(of: str, text: str) -> dict[str, Any]:
+        as_parts = (form if of == role else known.get(of)) == "parts"
+        return {"role": of, "content": text_parts(text) if as_parts else text}
+
+    if role == "user":
+        return [message("user", _MARK)]
+    if role == "assistant":
+        return [message("user", "?"), message("assistant", _MARK), message("user", "?")]
+    if role == "system":
+        return [message("system", _MARK), message("user", "?")]
+    calling = {**message("assistant", ""), "tool_calls": [_CALL]}
+    return [message("user", "?"), calling, {**message("tool", _MARK), "tool_call_id": _CALL["id"], "name": "f"}]
