@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError
 
 SESSIONS = "2025-11-25"
@@ -66,7 +67,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
     """A message; None for anything else."""
     try:
-        message = json.loads(frame)
+        message = load_json(frame)
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
