@@ -16,7 +16,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.gateway.callers import Headers, caller_of, grant_of
-from ajet.gateway.dialects.contract import Dialect
+from ajet.gateway.dialects.contract import Asked, Dialect
 from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Held, after_wrong_key, peer_of, welcome
 from ajet.gateway.reply import Reader
@@ -24,6 +24,7 @@ from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.running_calls import Load
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
+from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
 from ajet.tokens.tool_calls import finite, no_constant
 
 Scope = Any
@@ -43,6 +44,7 @@ NO_RETRY = (b"x-should-retry", b"false")
 _JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite).decode
+_SCHEMA_FIELDS = ("response_format", "text", "output_config", "output_format")
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -87,11 +89,12 @@ class Endpoint:
             asking = session.askings.earlier(digest, signal) if signal else None
             if asking is None:
                 try:
-                    told = _object(body)
-                    asked = self._dialect.read(told, caller_of(grant, headers, told))
+                    asked = await self._read(body, headers, grant)
                 except Refused as refused:
                     session.note(refused)
                     raise
+                asking = session.askings.earlier(digest, signal) if signal else None
+            if asking is None:
                 if asked.count is not None:
                     await answer(send, 200, asked.count(await session.count(asked.turns[0])))
                     return
@@ -116,6 +119,13 @@ class Endpoint:
                 session.askings.undelivered(digest, asking)
         if exchange.delivered:
             scope["state"][LOST] = lambda: session.askings.undelivered(digest, asking)
+
+    async def _read(self, body: bytes, headers: Headers, grant: Grant[Session]) -> Asked:
+        """Read a request, on a thread where that takes long: it is large, or asks for schemas. Raises Refused."""
+        is_long = len(body) > LONG_BYTES
+        told = await asyncio.to_thread(_object, body) if is_long else _object(body)
+        read = partial(self._dialect.read, told, caller_of(grant, headers, told))
+        return await asyncio.to_thread(read) if is_long or _asks_for_schema(told) else read()
 
     async def _refuse(self, send: Send, refused: Refused) -> None:
         await refuse(send, refused, self._dialect.error(refused))
@@ -343,14 +353,32 @@ def _too_large() -> Refused:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = _DECODE(body.decode(json.detect_encoding(body), "surrogatepass"))
+        value = load_json(body, _decode)
         if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
             json.dumps(value, ensure_ascii=False).encode()
+    except TooManyNodesError as error:
+        raise Refused(f"The request's body is too large: {error}.", status=413, code="request_too_large") from error
     except (ValueError, RecursionError) as error:
         raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise Refused("The request's body must be a JSON object.", code="invalid_json")
     return value
+
+
+def _decode(body: bytes) -> Any:
+    return _DECODE(body.decode(json.detect_encoding(body), "surrogatepass"))
+
+
+def _asks_for_schema(body: Mapping[str, Any]) -> bool:
+    """True if a schema of the request is to be checked: that of its reply, or of a strict tool."""
+    if any(body.get(name) for name in _SCHEMA_FIELDS):
+        return True
+    tools = body.get("tools")
+    return isinstance(tools, list) and any(
+        isinstance(tool, dict)
+        and (tool.get("strict") or isinstance(function := tool.get("function"), dict) and function.get("strict"))
+        for tool in tools
+    )
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from urllib.parse import urlsplit
 
 from ajet.schema.errors import UserError
 
@@ -27,6 +28,22 @@ def is_loopback(host: str | None) -> bool:
     except ValueError:
         return False
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def host_of(url: str) -> str:
+    """The host and port that a URL names ("" for none, and for what is no URL): an Origin's, to compare with a Host."""
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
+
+
+def hostname_of(url: str) -> str | None:
+    """The host that a URL names; None for none, and for what is no URL."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def loopback_hosts(host: str, port: int) -> frozenset[str]:

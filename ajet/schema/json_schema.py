@@ -1,19 +1,54 @@
 """JSON schemas: whether one can be held to, and whether what a model wrote (a reply, a tool's arguments) keeps to it.
 
 Invariant: nothing is fetched, and no schema can hold its reader up: references stay inside the schema, patterns get a
-bounded time.
+bounded time, and every application of a keyword is charged to the budget of its check, so that a small schema with
+exponentially many paths ends after about a second. A check may take that long: an event loop runs it on a thread.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
+MAX_SCHEMA_CHARS = 256 << 10
+"""Characters of a schema, as JSON."""
+MAX_CHECK_COST = 400_000
+"""Charges of one check; one stands for about a microsecond."""
+_REFERENCE_COST = 20
+"""Charges for following a reference, which takes that many times as long as another keyword. An anchor is looked for in
+the whole schema, so that it costs more for each of its parts."""
+_ANCHOR_PART_COST = 5
+_CHARS_PER_ERROR_COST = 100
+"""Characters of the checked text for which an error is charged once: its message spells the value."""
 _PATTERN_SECONDS = 0.1
 NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "enum", "default", "examples", "required", "type")
+
+
+class _BudgetExceededError(Exception):
+    """The check of a value would take too long."""
+
+
+class _CheckBudget:
+    """The charges that are left to one check of a text of `chars` characters."""
+
+    def __init__(self, chars: int) -> None:
+        self._left = MAX_CHECK_COST
+        self.error_cost = 1 + chars // _CHARS_PER_ERROR_COST
+
+    def charge(self, cost: int) -> None:
+        """Raises _BudgetExceededError if less is left."""
+        self._left -= cost
+        if self._left < 0:
+            raise _BudgetExceededError
+
+
+_BUDGET: ContextVar[_CheckBudget] = ContextVar("budget of a JSON schema check")
+_Keyword = Callable[[Any, Any, Any, Any], Any]
+"""As jsonschema has them: (validator, value of the keyword, instance, schema) -> errors."""
 
 
 def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
@@ -35,11 +70,14 @@ def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
         validator, problem = _checked(json.dumps(schema, sort_keys=True))
         if problem is not None:
             return problem
+        _BUDGET.set(_CheckBudget(len(text)))
         error = next(validator.iter_errors(value), None)
     except ValueError as error:
         return f"it is not JSON: {error}"
     except RecursionError:
         return "it is nested too deeply"
+    except _BudgetExceededError:
+        return f"its check against the schema takes more than {MAX_CHECK_COST:,} steps"
     except TimeoutError:
         return "one of the schema's patterns takes too long on it"
     return None if error is None else f"{error.json_path}: {error.message[:200]}"
@@ -47,33 +85,103 @@ def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _checked(text: str) -> tuple[Any, str | None]:
-    from jsonschema import SchemaError, validators
+    from jsonschema import validators
     from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
 
+    if len(text) > MAX_SCHEMA_CHARS:
+        return None, f"it has more than {MAX_SCHEMA_CHARS >> 10} KiB"
     schema = json.loads(text)
     if not isinstance(schema.get("$schema", ""), str):
         return None, "`$schema` is no text"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
+    parts = list(_parts(schema))
+    budget = _CheckBudget(0)  # an error of the metaschema spells a few letters of the schema
+    _BUDGET.set(budget)
     try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        return None, f"{error.json_path}: {error.message[:200]}"
+        meta = _charging_validator(kind, 0)(kind.META_SCHEMA, format_checker=kind.FORMAT_CHECKER)
+        error = next(meta.iter_errors(schema), None)
+        if error is not None:
+            return None, f"{error.json_path}: {error.message[:200]}"
+        problem = _problem_of_parts(schema, parts, budget)
+    except _BudgetExceededError:
+        return None, "it takes too long to check"
+    if problem is not None:
+        return None, problem
+    return _charging_validator(kind, len(parts))(schema, registry=Registry()), None
+
+
+def _problem_of_parts(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _CheckBudget) -> str | None:
+    """Why one of the parts of a schema is not supported. Raises _BudgetExceededError."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
     registry: Any = Registry()
     resolver = registry.resolver_with_root(DRAFT202012.create_resource(schema))
-    for part in _parts(schema):
+    for part in parts:
         for name in ("$ref", "$dynamicRef"):
             if name in part:
+                budget.charge(_reference_cost(part[name], len(parts)))
                 if not str(part[name]).startswith("#"):
-                    return None, f"the reference {part[name]!r} leads out of it"
+                    return f"the reference {part[name]!r} leads out of it"
                 try:
                     resolver.lookup(part[name])
                 except (Unresolvable, TypeError):  # TypeError: it leads through a value that is no schema
-                    return None, f"the reference {part[name]!r} leads nowhere"
+                    return f"the reference {part[name]!r} leads nowhere"
         if part.get("patternProperties"):
-            return None, "'patternProperties' is not supported"
-    return validators.extend(kind, {"pattern": _pattern})(schema, registry=registry), None
+            return "'patternProperties' is not supported"
+    return None
+
+
+def _charging_validator(kind: Any, parts: int) -> Any:
+    """The validator class, each application of whose keywords is charged; two of them have our own implementation."""
+    import attrs
+    from jsonschema import validators
+
+    own: dict[str, _Keyword] = {**kind.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
+    extended: Any = validators.extend(kind, {name: _charged(name, keyword, parts) for name, keyword in own.items()})
+    # jsonschema's own `evolve` goes over to a class without our keywords where a subschema says `$schema`.
+    extended.evolve = attrs.evolve
+    return extended
+
+
+def _charged(name: str, keyword: _Keyword, parts: int) -> _Keyword:
+    is_reference = name in ("$ref", "$dynamicRef")
+
+    def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        budget = _BUDGET.get()
+        cost = _reference_cost(value, parts) if is_reference else 1
+        for walked in (value, instance):  # a keyword may walk through its list and through what it is applied to
+            if isinstance(walked, (list, dict)):
+                cost += len(walked)
+        budget.charge(cost)
+        for error in keyword(validator, value, instance, schema) or ():
+            budget.charge(budget.error_cost)
+            yield error
+
+    return apply
+
+
+def _reference_cost(reference: Any, parts: int) -> int:
+    is_pointer = not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
+    return _REFERENCE_COST + (0 if is_pointer else parts * _ANCHOR_PART_COST)
+
+
+def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """In linear time: jsonschema compares every pair of objects."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(instance, list) and len({_hashable(item) for item in instance}) < len(instance):
+        yield ValidationError(f"{instance!r} has non-unique elements")
+
+
+def _hashable(value: Any) -> Any:
+    """Two values of JSON are equal if these are: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((name, _hashable(item)) for name, item in value.items())
+    if isinstance(value, list):
+        return tuple(_hashable(item) for item in value)
+    return (value,) if isinstance(value, bool) else value
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:

@@ -10,14 +10,18 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
+
 DEEPEST = 100
 """Levels; what is nested deeper is kept as text."""
 
 
 def settled_json(data: bytes) -> Any:
-    """A body as JSON; what is none, as text."""
+    """A body as JSON; what is none, as text; the beginning of one that has too many values."""
     try:
-        return settled(json.loads(data))
+        return settled(load_json(data))
+    except TooManyNodesError:
+        return {"text": data[:LONG_BYTES].decode("utf-8", "replace")}
     except (ValueError, RecursionError):
         return {"text": data.decode("utf-8", "replace")}
 

@@ -104,6 +104,7 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
     seen = Counter(task.task_id for task in tasks)
     result: list[Task] = []
     used = {task_id for task_id, count in seen.items() if count == 1 and task_id}
+    numbers: Counter[str] = Counter()
     shared = 0
     for task in tasks:
         if task.task_id and seen[task.task_id] == 1:
@@ -111,10 +112,10 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
             continue
         shared += bool(task.task_id)
         base = f"{task.task_id}-{_content(task)}" if task.task_id else _content(task)
-        name, number = base, 1
+        name = base
         while name in used:
-            number += 1
-            name = f"{base}-{number}"
+            numbers[base] += 1
+            name = f"{base}-{numbers[base] + 1}"
         used.add(name)
         result.append(task.model_copy(update={"task_id": name}))
     return result, shared

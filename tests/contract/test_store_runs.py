@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,7 @@ def test_what_samplers_play_for_a_run_is_that_run_s(tmp_path: Path, monkeypatch:
         ends = [(failed if fails else episode)(f"{lease.order}-{at}") for at, fails in enumerate(failing)]
         if lease.order == 1:
             ends = [replace(end, calls=[], timelines=[]) for end in ends]  # of the policy that training began with
+        ends = [replace(end, untrained=Counter()) for end in ends]  # counts that do not add up would be refused
         sampler.put(lease, *map(Kept, ends))
         if len(failing) == 2:
             sampler.close(lease)

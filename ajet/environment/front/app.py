@@ -23,20 +23,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet.environment.front import speech
 from ajet.environment.front.dock import dock_routes
 from ajet.environment.front.episodes import Episode, Episodes, Full, NoSuchTool
-from ajet.environment.front.http import BODY_LIMIT, TooLong, json_body, refused
+from ajet.environment.front.http import BODY_LIMIT, EscapingJsonResponse, TooLong, json_body, refused
 from ajet.environment.front.speech import Wrong
+from ajet.schema.addresses import host_of
 from ajet.schema.errors import BoundaryError
 
 REAP_EVERY = 5.0
@@ -57,7 +57,7 @@ class Access:
         if self.hosts is not None and host.lower() not in self.hosts:
             return refused(421, f"this address is not {host!r}")
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and host_of(origin) != host:
             return refused(403, "a page of another origin may not call tools")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -131,8 +131,8 @@ class Front:
                 result = await self._result(asked, episode, self._servers(request))
         except Wrong as wrong:
             status, told = speech.refusal(wrong, id, modern)
-            return JSONResponse(told, status, headers=headers)
-        return JSONResponse(speech.answer(asked, result, self.name), headers=headers)
+            return EscapingJsonResponse(told, status, headers=headers)
+        return EscapingJsonResponse(speech.answer(asked, result, self.name), headers=headers)
 
     def _created(self, servers: Sequence[str] | None) -> Episode:
         try:
@@ -199,18 +199,20 @@ def build_front(front: Front) -> Starlette:
         own: dict[str, Any] = {"url": front.address + path} if front.address else {}
         if lacks := front.lacking(request):
             own["lacks"] = lacks
-        return JSONResponse({"episode": episode.name, "path": path, **own}, 201)
+        return EscapingJsonResponse({"episode": episode.name, "path": path, **own}, 201)
 
     async def end(request: Request) -> Response:
         episode = front.episodes.find(request.path_params["episode"])
         if episode is None or not await front.episodes.end(episode.name):
             return refused(404, "no such episode")
-        return JSONResponse({"lost": episode.lost}) if episode.lost else Response(status_code=204)
+        return EscapingJsonResponse({"lost": episode.lost}) if episode.lost else Response(status_code=204)
 
     async def health(request: Request) -> Response:
         servers = {name: _state(server) for name, server in front.episodes.servers.items()}
         status = "draining" if front.episodes.draining else "success"
-        return JSONResponse({"status": status, "name": front.name, "episodes": len(front.episodes), "servers": servers})
+        return EscapingJsonResponse(
+            {"status": status, "name": front.name, "episodes": len(front.episodes), "servers": servers}
+        )
 
     async def metrics(request: Request) -> Response:
         lines = [f"ajet_env_open_episodes {len(front.episodes)}"]
@@ -255,7 +257,7 @@ async def _too_long(request: Request, problem: Exception) -> Response:
 
 async def _no_json(request: Request, problem: Exception) -> Response:
     status, told = speech.refusal(Wrong(speech.PARSE, f"no JSON: {problem}"), None, True)
-    return JSONResponse(told, status)
+    return EscapingJsonResponse(told, status)
 
 
 async def _mcp(front: Front, request: Request, episode: Episode | None) -> Response:

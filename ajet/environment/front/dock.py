@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ajet.environment.front.episodes import Episode, Episodes, NoSuchTool
-from ajet.environment.front.http import json_body
+from ajet.environment.front.http import EscapingJsonResponse, json_body
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 
 _FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
@@ -26,16 +26,18 @@ def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -
     """Its four. `aliases`: other names of servers; `begun_at`: the path where an episode begins."""
 
     async def servers(request: Request) -> Response:
-        return JSONResponse({"servers": list(episodes.servers)}, headers={"x-episodes": begun_at})
+        return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": begun_at})
 
     async def tools(request: Request) -> Response:
-        return JSONResponse({"tools": [_described(name, tool) for name in episodes.servers for tool in _of(name)]})
+        return EscapingJsonResponse(
+            {"tools": [_described(name, tool) for name in episodes.servers for tool in _of(name)]}
+        )
 
     async def tools_of(request: Request) -> Response:
         name = aliases.get(request.path_params["server"], request.path_params["server"])
         if name not in episodes.servers:
             return _failed(404, f"no server {name!r}")
-        return JSONResponse({"server": name, "tools": [_described(name, tool) for tool in _of(name)]})
+        return EscapingJsonResponse({"server": name, "tools": [_described(name, tool) for tool in _of(name)]})
 
     async def call(request: Request) -> Response:
         server, _, tool = request.path_params["tool"].partition(".")
@@ -55,7 +57,7 @@ def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -
             return _failed(500, f"environment lost: {problem}", problem)
         if result.get("isError"):
             return _failed(500, _text(result))
-        return JSONResponse({"content": result.get("content", [])})
+        return EscapingJsonResponse({"content": result.get("content", [])})
 
     def _of(name: str) -> Any:
         return episodes.servers[name].tools
@@ -74,7 +76,7 @@ def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -
 
 def _failed(status: int, detail: str, problem: BoundaryError | None = None) -> Response:
     whose = {} if problem is None else {"boundary": problem.boundary, "retryable": problem.retryable}
-    return JSONResponse({"status_code": status, "detail": detail, **whose})
+    return EscapingJsonResponse({"status_code": status, "detail": detail, **whose})
 
 
 def _text(result: Any) -> str:

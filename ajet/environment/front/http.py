@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
 
 BODY_LIMIT = 4 << 20
@@ -16,6 +18,16 @@ BODY_LIMIT = 4 << 20
 
 class TooLong(AjetError):
     """More than BODY_LIMIT bytes."""
+
+
+class EscapingJsonResponse(JSONResponse):
+    """JSON in UTF-8; with a lone surrogate, which UTF-8 cannot hold and a client's message may, in ASCII."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content).encode()
 
 
 async def json_body(request: Request) -> Any:
@@ -30,7 +42,8 @@ async def json_body(request: Request) -> Any:
             raise TooLong
         parts.append(part)
     try:
-        return json.loads(b"".join(parts) or b"{}")
+        body = b"".join(parts) or b"{}"
+        return await asyncio.to_thread(load_json, body) if size > LONG_BYTES else load_json(body)
     except json.JSONDecodeError:
         raise
     except (ValueError, RecursionError) as problem:  # no UTF-8, a number without end, no end of brackets
@@ -39,4 +52,4 @@ async def json_body(request: Request) -> Any:
 
 def refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
     """A reply that says why not."""
-    return JSONResponse({"error": why}, status, headers=dict(headers or {}))
+    return EscapingJsonResponse({"error": why}, status, headers=dict(headers or {}))

@@ -35,6 +35,8 @@ PAUSE_S = 0.1
 LOST: frozenset[ToolError] = frozenset({"transport", "environment", "sandbox"})
 """Nothing that a model could go on with: these are raised."""
 LONGEST_NAME = 64
+_LONGEST_TAIL = 8
+"""Characters of the number that tells two tools of one name apart."""
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -152,7 +154,7 @@ class Toolset:
                 raise _Wrong(f"there is no tool {name!r}; there are {', '.join(self._offered)}", "unknown_tool")
             given = _read(arguments, place.tool)
             if place.session is None:
-                _hold(given, place.tool)
+                await _hold(given, place.tool)
             again = self._replay(name, given) if self._replay is not None else None
             if again is not None:
                 return self._repeated(again, given, call_id, started)
@@ -162,7 +164,7 @@ class Toolset:
             if self._browse is not None and place.browsed:
                 sent, purpose = self._browse.taken(place.tool, given)
                 condensed = partial(self._browse.condensed, place.tool.name, purpose)
-            _hold(sent, place.tool)
+            await _hold(sent, place.tool)
             reply = await self._called(place, sent, call_id)
             images = self._images is None or not has_image(reply) or await self._images()
             result = await shown(reply, self._count, self._result_tokens, images=images, condensed=condensed)
@@ -298,11 +300,15 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     return read
 
 
-def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
+async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
     """Raises _Wrong for what does not keep to the tool's schema; one that nobody can hold to is the server's."""
-    problem = None
-    if problem_of_schema(tool.schema) is None:
-        problem = problem_of_reply(json.dumps(arguments), tool.schema)
+
+    def find_problem() -> str | None:
+        if problem_of_schema(tool.schema) is not None:
+            return None
+        return problem_of_reply(json.dumps(arguments), tool.schema)
+
+    problem = await asyncio.to_thread(find_problem)  # the schema is the server's: its check may take a second
     if problem is not None:
         raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
 
@@ -316,13 +322,16 @@ def _told(problem: CallFailed) -> str:
 def _names(places: Sequence[_Place]) -> list[str]:
     """The names that models are told, in the same order: each once, of characters that requests allow."""
     times = Counter(place.tool.name for place in places)
-    found: list[str] = []
+    found: dict[str, None] = {}
+    numbers: dict[str, int] = {}
+    """The number that the next tool is tried with whose name begins so; long names share what is cut off of them."""
     for place in places:
         name = place.tool.name if times[place.tool.name] == 1 else f"{place.server}__{place.tool.name}"
         name = wanted = _NOT_IN_NAMES.sub("_", name)[:LONGEST_NAME]
-        number = 2
+        start = wanted[: LONGEST_NAME - _LONGEST_TAIL]
         while name in found:
-            tail = f"_{number}"
-            name, number = wanted[: LONGEST_NAME - len(tail)] + tail, number + 1
-        found.append(name)
-    return found
+            tail = f"_{numbers.setdefault(start, 2)}"
+            name = wanted[: LONGEST_NAME - len(tail)] + tail
+            numbers[start] += 1
+        found[name] = None
+    return list(found)

@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
-from ajet.schema.addresses import is_loopback, loopback_hosts
+from ajet.schema.addresses import host_of, is_loopback, loopback_hosts
+from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
 
 LONGEST = 16 << 20
@@ -133,9 +133,9 @@ class WorldServer:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if self._hosts is not None and host.lower() not in self._hosts:
             return _refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and host_of(origin) != host:
             return _refusal(403, "a page of another origin may not use environments")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         health = request.path in ("/healthz", "/health")
         if self._token and not health and not hmac.compare_digest(given, self._token.encode()):
             return _refusal(401, "the bearer token is missing or wrong (ENV_SERVICE_TOKEN)")
@@ -159,7 +159,8 @@ class WorldServer:
             if request.content_type != "application/json":  # what a page of another site can send without being asked
                 return _refusal(415, "the request is no application/json")
             try:
-                asked = await request.json()
+                body = await request.read()
+                asked = await asyncio.to_thread(load_json, body) if len(body) > LONG_BYTES else load_json(body)
             except (ValueError, RecursionError):
                 return _refusal(400, "the request is no JSON")
             if not isinstance(asked, dict):

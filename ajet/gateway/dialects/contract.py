@@ -22,7 +22,7 @@ class Caller:
     debug_model: str | None = None
     kept: dict[str, Any] = field(default_factory=dict)
     """The session's: what a dialect must remember from one request to the next, by the dialect's own names. It is
-    read and written on the gateway's loop only, and dies with the session."""
+    written on the gateway's loop only, read by `read` on a thread too, and dies with the session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from ajet.gateway.observing.no_reply import what_came
 from ajet.gateway.observing.session import Ended
 from ajet.gateway.observing.sessions import CLIENT_LEFT
 from ajet.gateway.observing.streams import Stream
+from ajet.schema.bounded_json import LONG_BYTES
 from ajet.schema.settled import settled_json
 
 MOST_KEPT = MAX_BODY
@@ -81,6 +82,11 @@ class CopiedReply:
             self._stream.feed(part)
         else:
             self._parts.append(part)
+
+    @property
+    def is_long(self) -> bool:
+        """True if `ended` takes so long that it belongs on a thread."""
+        return self._size > LONG_BYTES
 
     def ended(self) -> Ended:
         """The call's end: its body, its problem."""

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import httpx
 from loguru import logger
@@ -35,7 +35,8 @@ from ajet.gateway.observing.requests import DIALECTS, without_keys
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import is_loopback
+from ajet.schema.addresses import hostname_of, is_loopback
+from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import settled, settled_json
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ _CONNECTION = {
     b"proxy-authorization", b"proxy-authenticate", b"accept-encoding",
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 ENDED = "the proxy was ended before the reply was whole"
 TIMEOUT = 600.0
@@ -92,6 +94,8 @@ class Proxy:
         path = ""
         try:
             named, path = _named(scope)
+            if path != "/health":
+                _refuse_pages(scope, headers)
             if path == "/health":
                 await answer(send, 200, {"status": "ok"})
             elif path in ("/feedback", "/v1/feedback"):
@@ -129,8 +133,6 @@ class Proxy:
             raise Refused("Feedback is a POST.", status=405)
         if self._key is not None and not _bears(headers, self._key):
             raise Refused("Incorrect key for feedback.", status=401, code="invalid_api_key")
-        if self._key is None and not _is_here(headers.get(b"origin", b"").decode("latin-1")):
-            raise Refused("Feedback is not taken from a page of another machine.", status=403)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip()
         if kind != b"application/json":  # no web page sends it here without being asked
             raise Refused("Feedback is sent as content-type: application/json.", status=415)
@@ -138,7 +140,7 @@ class Proxy:
         if body is None:
             return
         try:
-            said = settled(json.loads(body))
+            said = await asyncio.to_thread(_parse, body) if len(body) > LONG_BYTES else _parse(body)
         except (ValueError, RecursionError) as error:
             raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
         if named is not None and isinstance(said, dict):
@@ -166,7 +168,8 @@ class Proxy:
         dialect = DIALECTS.get(path) if scope["method"] == "POST" else None
         session, asked = None, None
         if dialect is not None:
-            said = without_keys(hidden.tree(settled_json(body)))
+            is_long = len(body) > LONG_BYTES
+            said = await asyncio.to_thread(_kept, hidden, body) if is_long else _kept(hidden, body)
             if isinstance(said, dict):
                 name = named or _header(headers, SESSION) or self._digest(headers)
                 agent = _header(headers, AGENT) or DEFAULT_AGENT
@@ -191,7 +194,7 @@ class Proxy:
                 with suppress(asyncio.CancelledError):
                     await passing
             finally:
-                ended = copy.ended()
+                ended = await self._to_its_end(asyncio.to_thread(copy.ended)) if copy.is_long else copy.ended()
                 if session is not None and asked is not None:
                     await self._to_its_end(self._sessions.call_ended(session, asked, ended))
                 self._say(copy, asked.entry.call.error if asked is not None else ended.problem)
@@ -263,7 +266,7 @@ class Proxy:
         if not self._token_ids or dialect not in ("chat", "completions"):
             return body
         try:
-            return json.dumps({**json.loads(body), "return_token_ids": True}).encode()
+            return json.dumps({**load_json(body), "return_token_ids": True}).encode()
         except (ValueError, TypeError, RecursionError):  # the endpoint says what is wrong with it
             return body
 
@@ -282,12 +285,38 @@ def _named_error(problem: Exception) -> str:
 def _named(scope: Scope) -> tuple[str | None, str]:
     """(the session that a path /s/NAME/… names, the path after it)."""
     path = scope["raw_path"].decode("latin-1")  # as it was sent: %2F is no /
-    if any(unquote(part) in (".", "..") for part in path.split("/")):
+    if _leads_out(path):
         raise Refused(f"Not Found: {path}.", status=404)
     if not path.startswith("/s/"):
         return None, path
     name, _, rest = path.removeprefix("/s/").partition("/")
     return _checked(unquote(name)), "/" + rest
+
+
+def _leads_out(path: str) -> bool:
+    """True if a server that decodes a path, once or twice, could read one of another folder in it."""
+    plain = unquote(unquote(path))
+    parts = re.split(r"[/\\]", plain)
+    return _CONTROL.search(plain) is not None or any(part.partition(";")[0] in (".", "..") for part in parts)
+
+
+def _refuse_pages(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """Raises Refused for a web page of another machine, also one that gave its own name to this machine's address."""
+    origin, host = (headers.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
+    if origin and not is_loopback(hostname_of(origin)):
+        raise Refused("A page of another machine may not use this proxy.", status=403)
+    here = scope.get("server")
+    if host and here and is_loopback(here[0]) and not is_loopback(hostname_of(f"//{host}")):
+        raise Refused(f"This address is not {host!r}.", status=421)
+
+
+def _parse(body: bytes) -> Any:
+    return settled(load_json(body))
+
+
+def _kept(hidden: Hidden, body: bytes) -> Any:
+    """The part of a request that is recorded."""
+    return without_keys(hidden.tree(settled_json(body)))
 
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
@@ -308,11 +337,6 @@ def _passed(name: bytes) -> bool:
 def _bears(headers: Mapping[bytes, bytes], key: str) -> bool:
     offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
     return hmac.compare_digest(offered, key.encode())
-
-
-def _is_here(origin: str) -> bool:
-    """Whether no page of another machine says so: one that gave its own name to this machine's address could."""
-    return not origin or is_loopback(urlsplit(origin).hostname)
 
 
 def _error(path: str, refused: Refused) -> dict[str, Any]:

@@ -227,10 +227,15 @@ class Sessions:
 
     async def _write(self, session: Session, row: Mapping[str, Any]) -> None:
         head = {"session": session.name, "number": session.number, "began": session.began}
-        lines = [self.redact.row(each) for each in ([row] if session.bytes else [head, row])]
+        rows = [row] if session.bytes else [head, row]
         self.folder.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(append_lines, session.file, lines)
-        session.bytes += sum(map(len, lines))
+
+        def write() -> int:
+            lines = [self.redact.row(each) for each in rows]
+            append_lines(session.file, lines)
+            return sum(map(len, lines))
+
+        session.bytes += await asyncio.to_thread(write)
 
 
 def _key(given: Feedback) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.schema.bounded_json import load_json
 from ajet.schema.settled import is_shallow
 
 _CHOICE_IDS = ("token_ids", "prompt_token_ids")
@@ -47,7 +48,7 @@ class Stream:
                 self.ended = True
                 continue
             try:
-                event = json.loads(said)
+                event = load_json(said)
                 if isinstance(event, dict) and is_shallow(event):
                     self._event(event)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -6,6 +6,7 @@ object with a status, a code and the field at fault; a request that is repeated 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from ajet.record.tool_uses import decode_uses, kept
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.episode import Opening
 from ajet.rollout.served.protocol import Finish, Open, openapi
+from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
 from ajet.schema.episode import Failure
 from ajet.schema.finite import non_finite
 from ajet.schema.task import Task, WorkflowOutput
@@ -109,10 +111,17 @@ async def _object(request: Request) -> dict[str, Any]:
     except ClientDisconnect:
         raise Refused("The client left.", status=400, code="client_left") from None
     try:
-        value = json.loads(raw or b"{}")
-        json.dumps(value, ensure_ascii=False).encode()
+        return await asyncio.to_thread(_parse, raw) if len(raw) > LONG_BYTES else _parse(raw)
+    except TooManyNodesError as error:
+        raise Refused(f"The body is too large: {error}.", status=413, code="request_too_large") from None
     except (ValueError, RecursionError) as error:
         raise Refused(f"The body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def _parse(raw: bytes | bytearray) -> dict[str, Any]:
+    """Raises Refused, ValueError and RecursionError."""
+    value = load_json(raw or b"{}")
+    json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
     found = non_finite(value)

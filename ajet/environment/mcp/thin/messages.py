@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.settled import settled
 
@@ -68,7 +69,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
     """A message; None for anything else."""
     try:
-        message = settled(json.loads(frame))
+        message = settled(load_json(frame))
     except (ValueError, RecursionError):  # also an integer beyond what Python reads
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None

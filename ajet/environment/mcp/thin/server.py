@@ -7,7 +7,6 @@ sent. A server whose connections break is a `CallFailed` at once.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,6 +19,7 @@ from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin.messages import EventStream, asks, decoded, encoded, id_of, refusal
 from ajet.schema.addresses import is_loopback
+from ajet.schema.bounded_json import load_json
 from ajet.schema.settled import settled
 from ajet.schema.tool_use import ToolError
 
@@ -107,7 +107,7 @@ class HttpServer:
                 self._refuse_token(reply.status)
                 found = await self._whole(reply, limit)
                 try:
-                    return reply.status, reply.headers, settled(json.loads(found))
+                    return reply.status, reply.headers, settled(load_json(found))
                 except (ValueError, RecursionError):
                     return reply.status, reply.headers, None
 

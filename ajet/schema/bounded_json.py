@@ -1,0 +1,53 @@
+"""JSON of a client, bounded by its number of values before any object is built.
+
+Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, so that parsing and walking it take a
+bounded time and memory: 57 MiB of `{}` are 3.5 GiB of objects. All servers and clients of servers parse with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+MAX_NODES = 500_000
+"""Keys and values of one document, about: its brackets, commas and colons outside of strings."""
+LONG_BYTES = 100_000
+"""A body that is longer is parsed and read on a thread: on the loop it would take a millisecond and more."""
+_MARKS = (b"[", b"{", b",", b":")
+_CHUNK_BYTES = 256 << 10
+
+
+class TooManyNodesError(ValueError):
+    """A document has more than MAX_NODES keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it has more than {MAX_NODES:,} keys and values")
+
+
+def load_json(data: bytes | bytearray | str, loads: Callable[[Any], Any] = json.loads) -> Any:
+    """Parse a document with `loads`. Raises TooManyNodesError, or what `loads` raises."""
+    if len(data) > MAX_NODES:  # a shorter one cannot have more
+        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"))
+    return loads(data)
+
+
+def _check_nodes(data: bytes | bytearray) -> None:
+    """Raises TooManyNodesError."""
+    encoding = json.detect_encoding(data)
+    if encoding not in ("utf-8", "utf-8-sig"):
+        data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+    if sum(map(data.count, _MARKS)) <= MAX_NODES:  # an upper bound: those in strings count as well
+        return
+    nodes, inside, carried = 0, False, b""
+    for start in range(0, len(data), _CHUNK_BYTES):
+        chunk = carried + bytes(data[start : start + _CHUNK_BYTES])
+        backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
+        carried = b"\\" * (backslashes % 2)  # it escapes what comes next
+        chunk = chunk[: len(chunk) - len(carried)]
+        pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[inside::2])
+        nodes += sum(map(outside.count, _MARKS))
+        if nodes > MAX_NODES:
+            raise TooManyNodesError
+        inside ^= len(pieces) % 2 == 0
