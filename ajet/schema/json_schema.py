@@ -181,7 +181,7 @@ def _hashable(value: Any) -> Any:
         return frozenset((name, _hashable(item)) for name, item in value.items())
     if isinstance(value, list):
         return tuple(_hashable(item) for item in value)
-    return (value,) if isinstance(value, bool) else value
+    return (bool, value) if isinstance(value, bool) else value
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:

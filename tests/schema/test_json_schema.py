@@ -1,0 +1,49 @@
+"""Checks of JSON schemas that would not end."""
+
+import json
+
+import pytest
+
+from ajet.schema.json_schema import problem_of_reply, problem_of_schema
+from tests.hostile_requests import lattice
+
+CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "$dynamicRef": f"#/$defs/a{i + 1}"} for i in range(26)}
+OWN_DIALECT = {**lattice(26), "$schema": "https://json-schema.org/draft/2020-12/schema"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply"),
+    [
+        (lattice(26), "{}"),
+        ({"$defs": {"a": OWN_DIALECT["$defs"], **OWN_DIALECT["$defs"]}, "$ref": "#/$defs/a0"}, "{}"),
+        ({"unevaluatedProperties": False, "$ref": "#/$defs/a0", "$defs": {**CHAIN, "a26": {}}}, "{}"),
+        ({"anyOf": [{"properties": {"a": {"type": "string"}}}] * 500}, json.dumps({"a": ["x" * 100] * 3000})),
+        ({"items": {"items": {"enum": [*range(5000)]}}}, json.dumps([[4999] * 100] * 10)),
+    ],
+)
+def test_check_beyond_its_budget_is_a_problem(schema, reply):
+    assert problem_of_reply(reply, schema) is not None
+
+
+@pytest.mark.parametrize("parts", [{"allOf": [{}] * 60_000}, {"allOf": [{"enum": [1]}] * 6_000}])
+def test_schema_of_too_many_parts_is_refused(parts):
+    assert problem_of_schema(parts) is not None
+
+
+def test_own_dialect_in_a_part_keeps_the_bounds():
+    part = {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": "^(a+)+$"}
+    assert problem_of_reply(json.dumps({"a": "a" * 40 + "!"}), {"properties": {"a": part}}) is not None
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [([{"x": n} for n in range(20_000)], True), ([1, True, [1], [True], "1"], True), ([{"a": 1}, {"a": 1.0}], False)],
+)
+def test_unique_items_are_compared_by_value(items, unique):
+    assert (problem_of_reply(json.dumps(items), {"uniqueItems": True}) is None) == unique
+
+
+def test_reply_of_many_rows_is_admitted():
+    row = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20)}, "required": ["p0"]}
+    rows = [{f"p{n}": "x" for n in range(20)}] * 2000
+    assert problem_of_reply(json.dumps(rows), {"type": "array", "items": row}) is None
