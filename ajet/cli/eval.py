@@ -139,7 +139,9 @@ def evaluate(
         if file is not None:
             require_place(file, option, new=False)  # the same command again writes them anew
     keys = tuple(by) if by else TAG_KEYS
-    asked = EvaluationOptions(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training)
+    asked = EvaluationOptions(
+        tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training, mark is not None
+    )
     with beside_json(as_json):
         experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
         result = evaluate_models(experiment, models, asked)

@@ -27,7 +27,10 @@ def to_plain(value: Any, place: str = "") -> Any:
     """Return the value as JSON holds it. Raises BadRow."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, (str, bool)):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        _check_text(value, place)
         return value
     if isinstance(value, int):
         limit = sys.get_int_max_str_digits()
@@ -43,12 +46,42 @@ def to_plain(value: Any, place: str = "") -> Any:
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise BadRow(f"{place}: {value} is no JSON; expected a finite number or null")
     if isinstance(value, (Decimal, UUID)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
+        names = [str(name) for name in value]
+        if len(set(names)) < len(names):
+            raise BadRow(f"{place}: two keys read alike as text")
+        _check_text("".join(names), place)
         return {str(name): to_plain(part, f"{place}.{name}" if place else str(name)) for name, part in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [to_plain(part, f"{place}.{at}" if place else str(at)) for at, part in enumerate(value)]
     raise BadRow(f"{place}: JSON has no form for a {type(value).__name__}")
+
+
+def check_json(value: Any, place: str = "") -> None:
+    """Raise BadRow unless JSON holds the value as it is: nothing is converted."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise BadRow(f"{place}: the key {name!r:.80} is no text")
+            _check_text(name, place)
+            check_json(part, f"{place}.{name}" if place else name)
+    elif isinstance(value, (list, tuple)):
+        for at, part in enumerate(value):
+            check_json(part, f"{place}.{at}" if place else str(at))
+    elif value is None or isinstance(value, (str, bool, int, float)):
+        to_plain(value, place)
+    else:
+        raise BadRow(f"{place}: JSON has no form for a {type(value).__name__}")
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"{place}: half of a letter (a lone surrogate); it is no text in any encoding") from None

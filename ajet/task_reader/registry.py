@@ -18,6 +18,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskReader, TaskSplit
+from ajet.task_reader.plain_values import BadRow, check_json
 from ajet.task_reader.rows import with_ids, without_question
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class OpenedReader:
             self._read[split] = self._checked(split)
         return self._read[split]
 
+    def json_tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Return the split's tasks for those who write them as JSON. Raises TaskError for one that JSON cannot hold."""
+        tasks = self.tasks(split)
+        for index, task in enumerate(tasks):
+            require_json(task, f"{self._name}, {split} task {index}")
+        return tasks
+
     def _checked(self, split: TaskSplit) -> list[Task]:
         tasks = list(self._reader.tasks(split))
         if not tasks:
@@ -66,10 +74,28 @@ class OpenedReader:
         if self._name in known().readers and not self._told and (said := without_question(tasks)):
             self._told = True
             logger.warning("{}: {}", self._name, said)
-        tasks, shared = with_ids(tasks)
+        try:
+            tasks, shared = with_ids(tasks)
+        except ValueError:  # an integer that is too long to be written: no record could hold the task
+            for index, task in enumerate(tasks):
+                require_json(task, f"{self._name}, {split} task {index}")
+            raise
         if shared:
             logger.warning("{} of {} {} tasks share their id: told apart by their content", shared, len(tasks), split)
         return tasks
+
+
+def require_json(task: Task, where: str) -> None:
+    """Raise TaskError if JSON cannot hold the task. `where`: the reader, and which task it is."""
+    try:
+        check_json(dict(task))
+    except (BadRow, RecursionError) as problem:
+        raise TaskError(
+            f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
+            where=where,
+            expected="text, finite numbers, true, false, null, lists and objects of these",
+            do="write dates, decimals and bytes as text where the task is made",
+        ) from None
 
 
 class OfTraining(OpenedReader):

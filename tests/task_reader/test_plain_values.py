@@ -15,6 +15,7 @@ from ajet.config.experiment import defaults_only
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
+from ajet.task_reader.plain_values import BadRow, to_plain
 
 
 def read(folder: Path, name: str, reader: str = "huggingface_dat_repo") -> list[Task]:
@@ -94,3 +95,11 @@ def test_another_encoding_is_named_with_a_way_out(tmp_path: Path, encoding: str)
     with pytest.raises(TaskError) as caught:
         read(tmp_path, "t.jsonl", "jsonl_dataset_file")
     assert "t.jsonl:1" in caught.value.where and f"iconv -f {encoding} " in caught.value.do
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": "\ud800"}, {"\udfff": 1}, {1: "a", "1": "b"}, [Decimal("NaN")], {"x": Decimal("-Infinity")}]
+)
+def test_values_without_a_faithful_form_are_refused(value):
+    with pytest.raises(BadRow):
+        to_plain(value)

@@ -53,6 +53,8 @@ class EvaluationOptions:
     fresh: bool = False
     training: bool = False
     """The training tasks in place of the validation tasks."""
+    writes_tasks: bool = False
+    """The tasks are written as JSON afterwards: those that cannot be are refused first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
     reader = open_reader(experiment)
     if asked.training:
         reader = OfTraining(reader)
+    if asked.writes_tasks:
+        reader.json_tasks("validation")
     evaluations = _evaluations(experiment, models, asked, reader)
     played: list[tuple[Model, Path, list[Attempt]]] = []
     for evaluation in evaluations:

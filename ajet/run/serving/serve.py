@@ -138,7 +138,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         reader = open_reader(experiment) if experiment.names_tasks else None
         require_rubrics(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
-        known = reader.tasks("train") if reader else None
+        known = reader.json_tasks("train") if reader else None
         backbone = open_backbone(experiment)
         if judge.ranks is not None:
             how = (
@@ -314,7 +314,7 @@ def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> 
     from ajet.task_reader.overlong import within_prompt_length
 
     settings = experiment.ajet
-    tasks = within_prompt_length(reader.tasks("train"), settings.data, backbone.tokenizer)
+    tasks = within_prompt_length(reader.json_tasks("train"), settings.data, backbone.tokenizer)
     return TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
 
 
