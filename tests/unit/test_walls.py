@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandbox.bubblewrap import bubblewrap_program
 from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.program import Walls, walled_program
 from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box
@@ -69,24 +65,3 @@ def test_keys_of_other_folders_that_a_workflow_imports_from_are_empty_too(projec
     home = Home("flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key"))
     shown = Box(home, "/nowhere", "http://127.0.0.1:9", Limits())._shown
     assert sorted(shown.secrets) == sorted(keys) and str(project.parent / "library") in shown.folders
-
-
-def test_record_of_run_cannot_be_locked_inside(project: Path) -> None:
-    record = project / "records" / "run"
-    with_files(record, ".lock", "samples.db-shm", ".env")
-    with_files(project, "code.py")
-    shown = Shown.of([project])
-    assert shown.hidden == (str(record),)
-    assert Shown.of([project, record]).hidden == (), "shown by name"
-    if bubblewrap_program() is None:
-        pytest.skip("no bubblewrap")
-    command = ["/bin/sh", "-c", f"ls -A {record}; ls {project}"]
-    workdir = project.parent / "work"
-    workdir.mkdir()
-    wall = walled_program(command, Walls(workdir, (project,)), {}, shown)
-    done = subprocess.run(wall.argv, pass_fds=wall.descriptors, capture_output=True, text=True, timeout=30)
-    for each in wall.descriptors:
-        os.close(each)
-    if "code.py" not in done.stdout and "namespace" in done.stderr:
-        pytest.skip("no user namespaces")
-    assert done.stdout.split() == ["code.py", "records"], done.stderr

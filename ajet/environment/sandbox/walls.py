@@ -29,7 +29,6 @@ from ajet.environment.sandbox.bubblewrap import (
 )
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
-from ajet.record.lock import GUARD
 from ajet.schema.errors import SandboxFailure
 
 _NOT_THE_PERSONS = frozenset({".git", "node_modules", "__pycache__"})
@@ -43,8 +42,6 @@ class Shown:
 
     folders: tuple[str, ...]
     secrets: tuple[str, ...]
-    hidden: tuple[str, ...] = ()
-    """Folders that are empty inside: records of runs, whose locks can be taken through read-only files."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> Shown:
@@ -53,7 +50,7 @@ class Shown:
         wanted = [Path(os.path.abspath(each)) for each in folders]
         also = [each for each in (*code, *_own_python()) if each.exists() and not holds_more(each)]
         shown = tuple(outermost([*wanted, *also]))
-        return cls(shown, tuple(sorted(_secrets(wanted, shown))), tuple(sorted(_find_records(wanted))))
+        return cls(shown, tuple(sorted(_secrets(wanted, shown))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +90,6 @@ def walled(
         for secret in shown.secrets:
             descriptors.append(filled(b""))
             argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), secret]
-        for record in shown.hidden:  # after the files, which may lie in one
-            argv += ["--perms", "0555", "--size", "4096", "--tmpfs", record, "--remount-ro", record]
     except OSError as error:
         _close(descriptors)
         raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
@@ -141,16 +136,6 @@ def _secrets(searched: Sequence[Path], shown: Sequence[str]) -> set[str]:
         target = file.resolve()
         found |= {str(top / target.relative_to(there)) for top, there in real.items() if target.is_relative_to(there)}
     return found
-
-
-def _find_records(searched: Sequence[Path]) -> Iterator[str]:
-    """Find folders that hold a run's lock. One that is shown by its own name, or holds such a folder, is not hidden."""
-    for top in searched:
-        for here, below, files in os.walk(top):
-            below[:] = [name for name in below if name not in _NOT_THE_PERSONS]
-            if GUARD in files and not any(each.is_relative_to(here) for each in searched):
-                below.clear()
-                yield here
 
 
 def _own_python() -> Iterator[Path]:
