@@ -96,6 +96,7 @@ COVERED = {
     "ajet/run/cluster/kuberay.py::kuberay": "",
     "ajet/run/cluster/slurm.py::_accelerators": "",
     "ajet/run/cluster/slurm.py::_resources": "",
+    "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
     "ajet/run/plan.py::_sides": "beside",
     "ajet/run/room.py::room_of": "local",
     "ajet/run/sampling/beside.py::half_of_the_cores": "beside",

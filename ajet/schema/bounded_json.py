@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ajet.schema.errors import AjetError
+
 MAX_NODES = 500_000
 """Keys and values of one document, about: its brackets, commas and colons outside of strings."""
 LONG_BYTES = 100_000
@@ -18,7 +20,7 @@ _MARKS = (b"[", b"{", b",", b":")
 _CHUNK_BYTES = 256 << 10
 
 
-class TooManyNodesError(ValueError):
+class TooManyNodesError(AjetError, ValueError):
     """A document has more than MAX_NODES keys and values."""
 
     def __init__(self) -> None:

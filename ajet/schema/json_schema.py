@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
+from ajet.schema.errors import AjetError
+
 MAX_SCHEMA_CHARS = 256 << 10
 """Characters of a schema, as JSON."""
 MAX_CHECK_COST = 400_000
@@ -28,7 +30,7 @@ NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "enum", "default", "examples", "required", "type")
 
 
-class _BudgetExceededError(Exception):
+class _BudgetExceededError(AjetError):
     """The check of a value would take too long."""
 
 

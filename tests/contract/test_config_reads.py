@@ -58,6 +58,7 @@ IN_VAIN: dict[str, dict[str, str]] = {
 """Read there, and without effect nevertheless."""
 LABEL = {"project_name": "a label: the record holds it"}
 UNUSUAL = {
+    "store.unreachable_timeout": "read where a run has a store of its own or of others (store/test_outage.py)",
     "rollout.agent_madness_reward": "read where a check finds abnormal output",
     "context_tracker.log_tool_format_error_detail": "read where a tool call has the wrong form",
 }

@@ -131,7 +131,7 @@ def test_a_tool_with_an_invalid_schema(endpoint, language, tool):
 
 @pytest.mark.parametrize("language", [CHAT, RESPONSES, INPUT_TOKENS, MESSAGES, COUNT], ids=named)
 def test_a_template_that_raises(language):
-    strict = "{{ raise_exception('never') if messages[0].content == 'No' else 'x' }}"
+    strict = "{{ raise_exception('never') if messages[0].content == 'No' else messages[0].content }}"
     renderer = Renderer(variant("smollm2", template=strict))
     engine = ScriptedEngine(lambda request: [5], end_id=renderer.end_ids[0])
     gateway = Gateway(engine, renderer, max_model_len=400, max_response_tokens=50).start()

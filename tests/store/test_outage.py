@@ -60,7 +60,7 @@ def until(holds: Callable[[], bool], log: Path, seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.extra_slow
 def test_trainer_and_sampler_outlast_a_server(server: Mongod, tmp_path: Path) -> None:
     project, address = project_in(tmp_path), f"{server.uri}/ajet"
     log, run, hold = project / "log", project / "runs" / "sums", project / "hold"

@@ -58,8 +58,9 @@ class Play:
 
     async def to_thread(self, function, *arguments):
         await self.rest()
-        function(*arguments)
+        result = function(*arguments)
         await self.rest()
+        return result
 
     async def call(self, name, turns):
         reply = f"reply {self.begun.total()}"
