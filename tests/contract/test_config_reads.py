@@ -58,10 +58,10 @@ IN_VAIN: dict[str, dict[str, str]] = {
 """Read there, and without effect nevertheless."""
 LABEL = {"project_name": "a label: the record holds it"}
 UNUSUAL = {
-    "store.unreachable_timeout": "read where a run has a store of its own or of others (store/test_outage.py)",
     "rollout.agent_madness_reward": "read where a check finds abnormal output",
     "context_tracker.log_tool_format_error_detail": "read where a tool call has the wrong form",
 }
+STORE = {"store.unreachable_timeout": "read where a run has a store (store/test_outage.py)"}
 AGENT = {
     key: "read by the agent mcp_agent, or a class made of it (test_mcp_agent.py)"
     for key in KEYS if key.startswith(("environment.mcp_client", "environment.agent_config", "rollout.mcp_agent."))
@@ -79,9 +79,10 @@ BY_MODELS = {
 }  # fmt: skip
 UNREAD: dict[str, dict[str, str]] = {
     "debug": {**LABEL, **UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX},
-    "local": {**UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX, **BY_STEP, **BY_WEIGHTS},
+    "local": {**UNUSUAL, **STORE, **BY_MODELS, **AGENT, **IN_SANDBOX, **BY_STEP, **BY_WEIGHTS},
     "serve": {
         **UNUSUAL,
+        **STORE,
         **BY_STEP,
         **BY_MODELS,
         **AGENT,
@@ -90,6 +91,7 @@ UNREAD: dict[str, dict[str, str]] = {
     },
     "verl": {
         **UNUSUAL,
+        **STORE,
         **BY_MODELS,
         **AGENT,
         **IN_SANDBOX,
