@@ -78,13 +78,15 @@ class Endpoint:
             if body is None:
                 return
             session = grant.session
-            digest = digest_of(
+            digesting = partial(
+                digest_of,
                 self._dialect.path.encode(),
                 secret.encode(),
                 headers.get(b"x-ajet-agent", b""),
                 headers.get(b"x-ajet-target", b""),
                 body,
             )
+            digest = await asyncio.to_thread(digesting) if len(body) > LONG_BYTES else digesting()
             signal = Signal.of(headers)
             asking = session.askings.earlier(digest, signal) if signal else None
             if asking is None:

@@ -39,10 +39,12 @@ def _check_nodes(data: bytes | bytearray) -> None:
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
-    if sum(map(data.count, _MARKS)) <= MAX_NODES:  # an upper bound: those in strings count as well
+    # In pieces, between which other threads run. An upper bound first: marks in strings count as well.
+    starts = range(0, len(data), _CHUNK_BYTES)
+    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= MAX_NODES:
         return
     nodes, inside, carried = 0, False, b""
-    for start in range(0, len(data), _CHUNK_BYTES):
+    for start in starts:
         chunk = carried + bytes(data[start : start + _CHUNK_BYTES])
         backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
         carried = b"\\" * (backslashes % 2)  # it escapes what comes next

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -32,6 +32,7 @@ from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
 MAX_BODY = 16 << 20
 """Bytes."""
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
@@ -39,22 +40,11 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
     """The routes, for the holder of the key."""
 
     async def opened(request: Request) -> dict[str, Any]:
-        body = _read(Open, await _object(request))
-        targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
-        trains = body.train and not body.held_out
-        return await desk.open(Opening(_task(body.task), body.agent, targets, trains, body.held_out))
+        return await desk.open(await _parsed_body(request, _parse_opening))
 
     async def finished(request: Request) -> dict[str, Any]:
-        body = _read(Finish, await _object(request))
-        outcome: WorkflowOutput | Failure
-        if body.error is not None:
-            said = body.error or "the client says that its agent failed"
-            outcome = Failure(body.boundary, "client", said, body.boundary != "agent", policy=body.boundary == "agent")
-        else:
-            outcome = WorkflowOutput(
-                reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
-            )
-        return await desk.finish(request.path_params["name"], outcome, _uses(body.tool_uses))
+        outcome, uses = await _parsed_body(request, _parse_outcome)
+        return await desk.finish(request.path_params["name"], outcome, uses)
 
     async def deleted(request: Request) -> dict[str, Any]:
         return await desk.delete(request.path_params["name"])
@@ -98,8 +88,30 @@ def _refuse_strangers(request: Request, admin_key: str) -> None:
         raise Refused("Incorrect admin key.", status=401, code="invalid_admin_key")
 
 
-async def _object(request: Request) -> dict[str, Any]:
-    """The body; an empty one is {}. Raises Refused."""
+def _parse_opening(given: dict[str, Any]) -> Opening:
+    """Raises Refused."""
+    body = _read(Open, given)
+    targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
+    trains = body.train and not body.held_out
+    return Opening(_task(body.task), body.agent, targets, trains, body.held_out)
+
+
+def _parse_outcome(given: dict[str, Any]) -> tuple[WorkflowOutput | Failure, list[ToolUse]]:
+    """Raises Refused."""
+    body = _read(Finish, given)
+    outcome: WorkflowOutput | Failure
+    if body.error is not None:
+        said = body.error or "the client says that its agent failed"
+        outcome = Failure(body.boundary, "client", said, body.boundary != "agent", policy=body.boundary == "agent")
+    else:
+        outcome = WorkflowOutput(
+            reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
+        )
+    return outcome, _uses(body.tool_uses)
+
+
+async def _parsed_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+    """The body as `parse` reads it, on a thread if it is long; an empty one is {}. Raises Refused."""
     raw = bytearray()
     try:
         with Held(request.scope) as held:
@@ -111,14 +123,16 @@ async def _object(request: Request) -> dict[str, Any]:
     except ClientDisconnect:
         raise Refused("The client left.", status=400, code="client_left") from None
     try:
-        return await asyncio.to_thread(_parse, raw) if len(raw) > LONG_BYTES else _parse(raw)
+        if len(raw) > LONG_BYTES:
+            return await asyncio.to_thread(lambda: parse(_parse_object(raw)))
+        return parse(_parse_object(raw))
     except TooManyNodesError as error:
         raise Refused(f"The body is too large: {error}.", status=413, code="request_too_large") from None
     except (ValueError, RecursionError) as error:
         raise Refused(f"The body is not valid JSON: {error}", code="invalid_json") from None
 
 
-def _parse(raw: bytes | bytearray) -> dict[str, Any]:
+def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Raises Refused, ValueError and RecursionError."""
     value = load_json(raw or b"{}")
     json.dumps(value, ensure_ascii=False).encode()
