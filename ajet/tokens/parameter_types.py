@@ -31,20 +31,9 @@ def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
     return additional
 
 
-def is_text_only(schema: Any, parameters: Mapping[str, Any]) -> bool:
-    """True if the schema admits text, and besides it at most null."""
-    types = _types(schema, parameters)
-    return types is not None and "string" in types and types <= {"string", "null"}
-
-
-def admits_null(schema: Any, parameters: Mapping[str, Any]) -> bool:
-    """True if the schema admits null."""
-    types = _types(schema, parameters)
-    return types is None or "null" in types
-
-
-def _types(schema: Any, root: Mapping[str, Any]) -> Types:
-    return _TypeReader(root).read(schema)
+def admitted_types(schema: Any, parameters: Mapping[str, Any]) -> Types:
+    """Return the types that the schema of a parameter admits."""
+    return _TypeReader(parameters).read(schema)
 
 
 def _conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -55,12 +44,12 @@ def _conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, An
         if isinstance(part, Mapping):
             yield part
             if "$ref" in part:
-                waiting.append(resolve_local_ref(part["$ref"], root))
+                waiting.append(_resolve_local_ref(part["$ref"], root))
             if isinstance(part.get("allOf"), list):
                 waiting += part["allOf"]
 
 
-def resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
+def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
     """Return what a reference within the schema (`#/$defs/Zip`) points to; None if that is nothing."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -109,7 +98,7 @@ class _TypeReader:
         if not isinstance(reference, str) or reference in self._following:
             return None
         self._following.add(reference)
-        types = self.read(resolve_local_ref(reference, self._root))
+        types = self.read(_resolve_local_ref(reference, self._root))
         self._following.discard(reference)
         return types
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ajet.tokens.call_end import holds_next_call
-from ajet.tokens.parameter_types import admits_null, is_text_only, parameter_schema
+from ajet.tokens.parameter_types import admitted_types, parameter_schema
 
 Tools = Sequence[Mapping[str, Any]]
 Function = dict[str, str]
@@ -129,8 +129,9 @@ def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Fu
 
 
 def _typed(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
-    if is_text_only(schema, parameters):
-        return None if text in ("null", "None") and admits_null(schema, parameters) else text
+    types = admitted_types(schema, parameters)
+    if types is not None and "string" in types and types <= {"string", "null"}:
+        return None if "null" in types and text in ("null", "None") else text
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):

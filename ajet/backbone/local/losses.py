@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,14 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from ajet.context_tracker.packing import Indices, Targets
+
+
+def summed_fields(kind: type[DataclassInstance], tallies: Sequence[DataclassInstance]) -> dict[str, Any]:
+    """Return the sums of the fields of several tallies, by name."""
+    return {each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(kind)}
 
 
 @dataclass(slots=True)
@@ -57,7 +64,7 @@ class LossTally:
     @classmethod
     def merge(cls, tallies: Sequence[LossTally]) -> LossTally:
         """Return the tally of all their tokens."""
-        merged = cls(**{each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(cls)})
+        merged = cls(**summed_fields(cls, tallies))
         merged.gap_max = max((tally.gap_max for tally in tallies), default=0.0)
         return merged
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ajet.algorithm.value_loss import value_loss
 from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.backbone.local.losses import summed_fields
 from ajet.backbone.local.optimizer import FlatAdamW
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class ValueTally:
     @classmethod
     def merge(cls, tallies: Sequence[ValueTally]) -> ValueTally:
         """Return the tally of all their tokens."""
-        return cls(**{each.name: sum(getattr(tally, each.name) for tally in tallies) for each in fields(cls)})
+        return cls(**summed_fields(cls, tallies))
 
     def means(self) -> dict[str, float]:
         """Return the metrics, means over tokens; `critic/loss` is the mean over optimizer steps."""
