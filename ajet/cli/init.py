@@ -17,8 +17,8 @@ from ajet.schema.commands import command, program
 from ajet.schema.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
-OWN_TASKS = ("math", "tool")
-"""Templates that make their tasks in code; the others have them in files."""
+OWN_TASKS = ("app", "math", "tool")
+"""Templates that bring their own tasks, in code or as a table; the others share `train.jsonl` and `test.jsonl`."""
 
 
 class Template(str, Enum):
@@ -30,6 +30,7 @@ class Template(str, Enum):
     function = "function"
     command = "command"
     langchain = "langchain"
+    app = "app"
     serve = "serve"
 
 
@@ -42,7 +43,8 @@ def init(
             metavar="NAME",
             help="math: one question, one answer; tool: an agent with a tool; jsonl: tasks in a file, a workflow and a "
             "judge; function: agent and reward as functions; command: an agent that is a program; langchain: its "
-            "create_agent; serve: agents that ajet does not start.",
+            "create_agent; app: an app with its own client and a CSV of questions and answers; serve: agents that "
+            "ajet does not start.",
         ),
     ] = Template.math,
 ) -> None:
@@ -60,7 +62,7 @@ def init(
     for name, text in files.items():
         try:
             (directory / name).parent.mkdir(exist_ok=True)
-            (directory / name).write_text(text, encoding="utf-8")
+            (directory / name).write_bytes(text.encode())
         except OSError as error:
             raise _cannot_write(directory / name, error) from None
         typer.echo(f"wrote {directory / name}")
@@ -71,6 +73,12 @@ def init(
         typer.echo(f"A client:  {directory / 'client.py'} says how it is started")
         return
     typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
+    if template is Template.app:
+        typer.echo(f"Answers:     python {directory / 'make_demonstrations.py'}")
+        typer.echo(f"Learn them:  {command('sft', '--conf', directory / 'sft.yaml')}")
+        typer.echo(f"Compare:     {command('eval', conf, '--model', 'base', '--model', 'sft')}")
+        typer.echo(f"Use it:      {command('deploy', 'sft')}")
+        return
     typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")
 
 
@@ -84,9 +92,9 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     """The files of a template by name, in the order in which they are told, and what they hold."""
-    own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml")]
+    own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
     for path in own:
-        yield path.name, path.read_text(encoding="utf-8")
+        yield path.name, path.read_bytes().decode()
     shared = TEMPLATES / "shared"
     if template not in OWN_TASKS:
         for name in ("train.jsonl", "test.jsonl"):

@@ -5,9 +5,11 @@ The model is replaced by one that comes with ajet; what a template is about is t
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -46,9 +48,23 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return tmp_path / "mine"
 
 
+@pytest.fixture
+def conf(made: Path, request) -> Path:
+    """The project's YAML, named after its template."""
+    return made / f"{request.node.callspec.params['made']}.yaml"
+
+
+def wait_for_address(server: subprocess.Popen[str], log: Path) -> str:
+    """Return the address that a server prints once it listens."""
+    shown = re.compile(r"http://127\.0\.0\.1:\d+")
+    while (found := shown.search(log.read_text())) is None:
+        assert server.poll() is None, log.read_text()
+        threading.Event().wait(0.05)
+    return found[0]
+
+
 @pytest.mark.parametrize("made", PLAYED, indirect=True, ids=PLAYED)
-def test_a_template_plays_an_episode(made, capsys):
-    (conf,) = made.glob("*.yaml")
+def test_a_template_plays_an_episode(made, conf, capsys):
     if conf.stem == "langchain":
         pytest.importorskip("langchain_openai")
     assert "is valid" in ajet(capsys, "config", "validate", "--conf", str(conf))
@@ -64,10 +80,9 @@ def test_a_template_plays_an_episode(made, capsys):
 @pytest.mark.parametrize(
     "made", [each.value for each in Template], indirect=True, ids=[each.value for each in Template]
 )
-def test_editors_and_coding_agents_are_told(made, capsys):
+def test_editors_and_coding_agents_are_told(made, conf, capsys):
     launch = json.loads((made / ".vscode" / "launch.json").read_text())
     first = launch["configurations"][0]
-    (conf,) = made.glob("*.yaml")
     assert f"${{workspaceFolder}}/{conf.name}" in first["args"] and first["module"] == "ajet"
     assert (
         json.loads((made / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"] == sys.executable
@@ -86,6 +101,50 @@ def test_editors_and_coding_agents_are_told(made, capsys):
     assert len(held) == 32 and not held & trained
 
 
+@pytest.mark.parametrize("made", ["app"], indirect=True)
+def test_app_learns_its_table_by_demonstrations(made, capsys):
+    """The table is a spreadsheet's (byte order mark, CRLF); its last fifth is held out by both YAMLs."""
+    table = (made / "examples.csv").read_bytes()
+    assert table.startswith(b"\xef\xbb\xbfQuestion,Team\r\n") and table.count(b"\r\n") == 81
+    subprocess.run([sys.executable, str(made / "make_demonstrations.py")], check=True)
+    rows = [json.loads(line) for line in (made / "demonstrations.jsonl").read_text().splitlines()]
+    shown = ajet(capsys, "--conf", str(made / "app.yaml"), "--dry-run", "model.path=embedded:tiny-tools")
+    assert re.search(r"tasks +64 train, 16 validation", shown), shown
+    assert len(rows) == 64 and rows[0]["messages"][1]["content"] in re.sub(r"\s+", " ", shown)
+    small = ["model.path=embedded:tiny-tools", "rollout.max_model_len=512", "trainer_common.threads=1"]
+    ajet(capsys, "sft", "--conf", str(made / "sft.yaml"), *small, "trainer_common.total_training_steps=1")
+    assert (made.parent / "launcher_record/sft/checkpoints/step-1").is_dir()
+
+
+@pytest.mark.extra_slow
+@pytest.mark.parametrize("made", ["app"], indirect=True)
+def test_app_template_from_table_to_deployed_model(made, capsys):
+    """The road of the README with its own model: learn, compare on held-out rows, deploy, run the app unchanged."""
+    subprocess.run([sys.executable, str(made / "make_demonstrations.py")], check=True)
+    ajet(capsys, "sft", "--conf", str(made / "sft.yaml"), "trainer_common.threads=1")
+    results = made.parent / "results.csv"
+    ajet(capsys, "eval", str(made / "app.yaml"), "--model", "base", "--model", "sft", "--csv", str(results))
+    with results.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rates = {
+        model: statistics.mean(float(row["reward"]) for row in rows if row["model"] == model)
+        for model in ("base", "sft")
+    }
+    assert rates["sft"] - rates["base"] >= 0.5, rates
+    key = "a-key-of-the-test-with-enough-bits-0123456789"
+    server = start("deploy", "sft", "--port", "0", cwd=made.parent, log=made / "log", AJET_API_KEY=key)
+    try:
+        url = wait_for_address(server, made / "log")
+        done = subprocess.run(
+            [sys.executable, "support_agent.py", rows[0]["question"]],
+            cwd=made, capture_output=True, text=True, timeout=120, env={**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key},
+        )  # fmt: skip
+        assert done.stdout.strip() in ("account", "billing", "returns", "shipping"), done.stdout + done.stderr
+    finally:
+        server.terminate()
+        server.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["serve"], indirect=True)
 def test_the_client_of_the_serve_template_plays_an_episode(made):
@@ -94,12 +153,9 @@ def test_the_client_of_the_serve_template_plays_an_episode(made):
     arguments = ["serve", "--conf", "mine/serve.yaml", *SMALL[:1], *SMALL[3:]]
     server = start(*arguments, cwd=made.parent, log=made / "log", AJET_ADMIN_KEY=key)
     try:
-        shown = re.compile(r"http://127\.0\.0\.1:\d+")
-        while (found := shown.search((made / "log").read_text())) is None:
-            assert server.poll() is None, (made / "log").read_text()
-            threading.Event().wait(0.05)
+        url = wait_for_address(server, made / "log")
         done = subprocess.run(
-            [sys.executable, "mine/client.py", found[0], "2"],
+            [sys.executable, "mine/client.py", url, "2"],
             cwd=made.parent,
             env=environment,
             capture_output=True,
