@@ -135,10 +135,9 @@ def test_app_template_from_table_to_deployed_model(made, capsys):
     server = start("deploy", "sft", "--port", "0", cwd=made.parent, log=made / "log", AJET_API_KEY=key)
     try:
         url = wait_for_address(server, made / "log")
-        done = subprocess.run(
-            [sys.executable, "support_agent.py", rows[0]["question"]],
-            cwd=made, capture_output=True, text=True, timeout=120, env={**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key},
-        )  # fmt: skip
+        client = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
+        asked = [sys.executable, "support_agent.py", rows[0]["question"]]
+        done = subprocess.run(asked, cwd=made, env=client, capture_output=True, text=True, timeout=120)
         assert done.stdout.strip() in ("account", "billing", "returns", "shipping"), done.stdout + done.stderr
     finally:
         server.terminate()

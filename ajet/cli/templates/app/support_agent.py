@@ -1,6 +1,6 @@
 """The app, which knows nothing of ajet: says which team a customer's question belongs to.
 
-    OPENAI_BASE_URL=… OPENAI_API_KEY=… python support_agent.py "Where is my parcel?"
+OPENAI_BASE_URL=… OPENAI_API_KEY=… python support_agent.py "Where is my parcel?"
 """
 
 import os
