@@ -14,10 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.schema.messages import text_of
 from ajet.schema.task import Task
+from ajet.task_reader.column_names import RowColumns, fold_name
 from ajet.task_reader.plain_values import BadRow, to_plain
 
-_QUERY = ("main_query", "question", "query", "prompt", "problem")
+_PROMPT = "prompt"
+_QUERY = ("main_query", "question", "query", _PROMPT, "problem", "messages")
 _ID = ("task_id", "id")
 _ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
 
@@ -39,28 +42,36 @@ def row_of(task: Task) -> dict[str, Any]:
 def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
-    A row without a question is one for a workflow that makes it of the other columns. Raises BadRow when the question
-    is empty (or null, in a column that `columns` names), a field has the wrong type, or JSON cannot hold a value.
+    A list of messages opens the dialogue. Where it is no `prompt`, a last reply of the assistant is the reference
+    answer: rows for supervised training end with it. A row without a question is one for a workflow that makes it of
+    the other columns. Raises BadRow when the question is empty (or null, in a column that `columns` names), a field has
+    the wrong type, two columns have one name, or JSON cannot hold a value.
     """
     try:
-        row = to_plain(row)
+        found = RowColumns(to_plain(row))
     except RecursionError:
         raise BadRow("nested too deeply") from None
-    query = _pick(row, columns.main_query, _QUERY)
-    messages = row.get("init_messages") or []
+    row = found.row
+    query_column = columns.main_query or found.first(_QUERY)
+    query = None if query_column is None else found.look_up(query_column)
+    messages = found.get("init_messages") or []
+    reply = None
     if isinstance(query, list):
         messages, query = query, ""
+        if fold_name(query_column or _PROMPT) != _PROMPT:
+            messages, reply = _split_reply(messages)
     query = "" if query is None else query
-    env_type = row.get("env_type") or "no_env"
-    own = row.get("metadata")
+    env_type = found.get("env_type") or "no_env"
+    own = found.get("metadata")
     metadata = dict(row)
     if isinstance(own, Mapping):
-        metadata = {key: value for key, value in row.items() if key not in Task.model_fields}
+        metadata = {name: value for name, value in row.items() if not found.is_any_of(name, Task.model_fields)}
         metadata.update(own)
-    answer = _pick(row, columns.answer, _ANSWER)
+    answer = found.look_up(columns.answer) if columns.answer else found.first_value(_ANSWER)
+    answer = reply if answer is None else answer
     if answer is not None and (columns.answer or metadata.get("answer") is None):
         metadata["answer"] = answer
-    task_id = _pick(row, columns.task_id, _ID)
+    task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(_ID)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
             raise BadRow(f"{name} is {type(value).__name__}, expected text")
@@ -70,8 +81,7 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
     if not row:
         raise BadRow("no question, nor anything else")
-    named = columns.main_query is not None or any(isinstance(row.get(q), str) for q in _QUERY)
-    if named and not query.strip() and not messages and env_type == "no_env":
+    if query_column is not None and not query.strip() and not messages and env_type == "no_env":
         raise BadRow(f"no question: {columns.main_query or 'its text'} is empty")
     return Task(
         main_query=query,
@@ -80,6 +90,15 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         env_type=env_type,
         metadata=metadata,
     )
+
+
+def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
+    """Split off a last reply of the assistant. Returns the messages before it, and its text if it has one."""
+    last = messages[-1] if messages else None
+    if len(messages) < 2 or not isinstance(last, Mapping) or last.get("role") != "assistant":
+        return messages, None
+    text = text_of(last)
+    return messages[:-1], text or None
 
 
 def without_question(tasks: Sequence[Task]) -> str:
@@ -147,20 +166,3 @@ def kind_of(value: Any) -> str:
 def _content(task: Task) -> str:
     text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _pick(row: Mapping[str, Any], chosen: str | None, usual: Sequence[str]) -> Any:
-    if chosen:
-        return _look(row, chosen)
-    return next((row[name] for name in usual if row.get(name) is not None), None)
-
-
-def _look(row: Mapping[str, Any], name: str) -> Any:
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise BadRow(f"no column {name}; there are {', '.join(map(str, row)) or 'none'}")
-        value = value[part]
-    return value

@@ -251,9 +251,9 @@ class Tracing(Section):
 
 
 class Columns(Section):
-    """Which columns of a row mean what; null finds the usual names."""
+    """Which columns of a row mean what; null finds the usual names. Case and surrounding blanks do not matter."""
 
-    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt or problem.")
+    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
     task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
     answer: str | None = key(
         None,
