@@ -72,7 +72,7 @@ class HuggingFaceReader:
         self._base = experiment.base
         self._path, self._config = section.dataset_path, section.dataset_name
         self._splits = {"train": section.training_split, "validation": section.validation_split}
-        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._columns = Columns.of(experiment)
         self._skip = reader.on_bad_row == "skip"
 
     def has(self, split: TaskSplit) -> bool:
@@ -102,12 +102,20 @@ class HuggingFaceReader:
                     raise TaskError(
                         f"A row cannot be used as a task: {problem}.",
                         where=f"{where}, row {index}",
-                        do="name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
+                        do=problem.do
+                        or "name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
                     ) from None
                 bad.append((index, str(problem)))
         if bad:
             total = len(bad) + len(tasks)
             logger.warning("{}: {} of {} rows left out; the first, {}: {}", where, len(bad), total, *bad[0])
+        if bad and not tasks:
+            raise TaskError(
+                f"None of {len(bad)} rows can be used as a task. The first: {bad[0][1]}.",
+                where=f"{where}, row {bad[0][0]}",
+                expected="a question, or messages",
+                do="name the columns in ajet.task_reader.columns",
+            )
         return tasks
 
 

@@ -45,7 +45,7 @@ class JsonlReader:
             "train": files.training.file_path,
             "validation": files.validation.file_path,
         }
-        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._columns = Columns.of(experiment)
         self._skip = reader.on_bad_row == "skip"
         self.skipped = 0
         """Bad rows left out so far."""
@@ -89,7 +89,7 @@ def read_tasks(
                     f"A task row cannot be used: {problem}.",
                     where=f"{file}:{number}",
                     expected="one JSON object a line, with a question",
-                    do="mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                    do=problem.do or "mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                 ) from None
             bad.append((number, str(problem)))
     if bad:
@@ -98,7 +98,8 @@ def read_tasks(
         if counter is not None:
             counter.skipped += len(bad)
     if not tasks:
-        raise TaskError("The task file holds no task.", where=str(file), expected="one JSON object a line")
+        why = f": each of its {len(bad)} rows was left out, the first because {bad[0][1]}" if bad else ""
+        raise TaskError(f"The task file holds no task{why}.", where=str(file), expected="one JSON object a line")
     return tasks
 
 

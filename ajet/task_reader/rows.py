@@ -10,19 +10,26 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ajet.environment.services.chosen import is_service_url, is_world
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
-from ajet.task_reader.column_names import RowColumns, fold_name
+from ajet.task_reader.column_names import RowColumns, fold_name, nearest_name
 from ajet.task_reader.plain_values import BadRow, to_plain
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 _PROMPT = "prompt"
 _QUERY = ("main_query", "question", "query", _PROMPT, "problem", "messages")
 _ID = ("task_id", "id")
 _ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
+
+SHOWN = 20
+"""Columns that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,16 @@ class Columns:
     main_query: str | None = None
     task_id: str | None = None
     answer: str | None = None
+    require_question: bool = False
+    """Refuse a row with neither a text question nor messages."""
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Columns:
+        """Return what an experiment says. An environment that its tasks are played in opens the dialogue itself."""
+        reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
+        opened = bool(used) and (is_service_url(used) or is_world(used))
+        names = reader.columns
+        return cls(names.main_query, names.task_id, names.answer, reader.require_question and not opened)
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -83,6 +100,8 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         raise BadRow("no question, nor anything else")
     if query_column is not None and not query.strip() and not messages and env_type == "no_env":
         raise BadRow(f"no question: {columns.main_query or 'its text'} is empty")
+    if columns.require_question and query_column is None and not messages and env_type == "no_env":
+        raise _no_question(row)
     return Task(
         main_query=query,
         init_messages=[dict(item) for item in messages],
@@ -101,16 +120,33 @@ def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
     return messages[:-1], text or None
 
 
-def without_question(tasks: Sequence[Task]) -> str:
-    """What to say where tasks have neither a question nor messages nor an environment; "" where none is so."""
-    found = [task for task in tasks if not task.main_query and not task.init_messages and task.env_type == "no_env"]
-    if not found:
-        return ""
-    return (
-        f"{len(found)} of {len(tasks)} tasks have no text question: none of the columns "
-        f"{', '.join(map(str, found[0].metadata))} is one of {', '.join(_QUERY)}. Their rows are in `task.metadata`, "
-        "for a workflow that makes the question of them; task_reader.columns.main_query names a column that holds it"
+def _no_question(row: Mapping[str, Any]) -> BadRow:
+    """Return the error for a row of which no column is a question, with the column that most likely is."""
+    near = _nearest_question(row)
+    listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
+    named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
+    return BadRow(
+        f"it has neither a text question nor messages: none of its columns ({listed}) is one of {', '.join(_QUERY)}"
+        + (f"; most like them is {near}" if near else ""),
+        do=f"{named}set ajet.task_reader.require_question=false if the workflow makes the question of other columns",
     )
+
+
+def _nearest_question(row: Mapping[str, Any]) -> str | None:
+    """Return the column most like a usual name; else the first of text that is no answer or id. Dots look inside."""
+    texts = [name for name, value in row.items() if isinstance(value, str | list)]
+    texts += [
+        f"{name}.{part}"
+        for name, value in row.items()
+        if isinstance(value, Mapping)
+        for part, inner in value.items()
+        if isinstance(inner, str | list)
+    ]
+    for usual in _QUERY:
+        if found := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
+            return found
+    taken = (*_ANSWER, *_ID)
+    return next((name for name in texts if not any(usual in fold_name(name) for usual in taken)), None)
 
 
 def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:

@@ -269,6 +269,11 @@ class TaskReader(Section):
     on_bad_row: Literal["error", "skip"] = key(
         "error", "A row that is no task: an error that names its line, or left out and counted."
     )
+    require_question: bool = key(
+        True,
+        "Refuse rows that hold neither a text question nor messages; false: the workflow makes the question of the "
+        "other columns. Tasks of an environment and of a reader of your own need none.",
+    )
     columns: Columns = section(Columns, "Which columns of a row mean what.")
     huggingface_dat_repo: HuggingfaceDatRepo = section(
         HuggingfaceDatRepo,
