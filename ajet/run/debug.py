@@ -28,6 +28,7 @@ from ajet.run.own_frames import frames_of
 from ajet.run.parts import assemble, pins_of
 from ajet.run.room import room_of
 from ajet.run.runner import algorithm_of
+from ajet.run.unasked_question import unasked_hint
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.engine.watched import Watch
     from ajet.record import RunDirectory
+    from ajet.workflow import Workflow
 
 Signature = tuple[str, str, str, str]
 """What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
@@ -49,7 +51,8 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
         assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as parts,
     ):
         tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
-        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, getattr(parts.backbone, "watch", None))
+        watch = getattr(parts.backbone, "watch", None)
+        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, watch, parts.workflow)
         run.status.set(phase="rollout", step=0)
         try:
             for _ in parts.rollout.play(tasks, step=0, split="debug"):
@@ -79,11 +82,12 @@ class DebugSession:
         self._began = time.monotonic()
         self._expected = 0
         self._watch: Watch | None = None
+        self._workflow: type[Workflow] | None = None
         self._same: dict[Signature, list[Episode]] = {}
 
-    def begin(self, episodes: int, watch: Watch | None) -> None:
+    def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
         """Everything is loaded; so many episodes are played from now on."""
-        self._expected, self._watch = episodes, watch
+        self._expected, self._watch, self._workflow = episodes, watch, workflow
         self._began = time.monotonic()
 
     def now(self) -> Sequence[str]:
@@ -155,9 +159,12 @@ class DebugSession:
             console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
-        self._verdict(pace)
+        unasked = unasked_hint(self.episodes, self._workflow) if self._workflow is not None else ""
+        if unasked:
+            console.print(f"hint: {unasked}", markup=False, soft_wrap=True)
+        self._verdict(pace, bool(unasked))
 
-    def _verdict(self, pace: Pace) -> None:
+    def _verdict(self, pace: Pace, unasked: bool) -> None:
         settings, groups = self._experiment.ajet, self._groups()
         try:
             learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
@@ -180,7 +187,8 @@ class DebugSession:
             free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
             console.print(f"Its memory: {memory_words(room.local)}{free}.", markup=False, soft_wrap=True)
         if not teaching:
-            console.print(f"Before training: {advice(groups, settings)}.", markup=False, soft_wrap=True)
+            told = "mend what the hint above names" if unasked else advice(groups, settings)
+            console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
         command = command_for(self._experiment, "local" if teaching else "debug")
         if command:
             told = f"{'Train it' if teaching else 'Look again'}: {command}"

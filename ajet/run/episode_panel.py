@@ -237,6 +237,8 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
         lines.append(f"(thinks) {_clipped(message['reasoning_content'])}\n", style="dim")
     if message.get("content"):
         lines.append(_clipped(_as_text(message["content"])))
+    elif role == "user":
+        lines.append("(empty)", style="bold red")
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
         lines.append(

@@ -6,24 +6,25 @@ Invariant: it imports nothing of theirs, starts nothing and asks no network; wha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
-from ajet.config.schema.task_reader import Benchmark
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import is_local, locate
 from ajet.store import look_at_store, store_address
-from ajet.task_reader.benchmark_files import located
-from ajet.task_reader.contract import find_file, require_place
+from ajet.task_reader import TaskSplit, open_reader
+from ajet.task_reader.contract import find, require_place
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
 _LOCAL = (".", "/", "~")
+_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
+"""Readers of files on this machine."""
 
 
 def require_present(experiment: Experiment) -> list[str]:
@@ -38,24 +39,7 @@ def require_present(experiment: Experiment) -> list[str]:
         if is_reference(value):
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
-    if (kind := settings.task_reader.type) in ("jsonl_dataset_file", "agentrl"):
-        files = getattr(settings.task_reader, kind)
-        for name, file in (("training", files.training), ("validation", files.validation)):
-            if file.file_path:
-                key = f"ajet.task_reader.{kind}.{name}.file_path"
-                find_file(file.file_path, experiment.base, key=key)
-        unseen.append("the rows of the task files")
-    elif isinstance(files := getattr(settings.task_reader, str(kind), None), Benchmark):
-        for name, file in (("training", files.training), ("validation", files.validation)):
-            if file.file_path:
-                located(file.file_path, experiment.base, key=f"ajet.task_reader.{kind}.{name}.file_path")
-        unseen.append("the rows of the benchmark")
-    else:
-        data = settings.task_reader.huggingface_dat_repo.dataset_path
-        if settings.task_reader.type == "huggingface_dat_repo" and data is not None and data.startswith(_LOCAL):
-            require_place(
-                data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set"
-            )
+    if not _read_local_tasks(experiment):
         unseen.append("the tasks")
     model = settings.model.path
     if settings.rollout.engine == "endpoint":
@@ -67,6 +51,23 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None:
         unseen.append(f"whether the hub has {model}")
     return unseen
+
+
+def _read_local_tasks(experiment: Experiment) -> bool:
+    """Read the tasks that lie in files on this machine. Returns False for any others. Raises UserError."""
+    reader = experiment.ajet.task_reader
+    data = reader.huggingface_dat_repo.dataset_path
+    if reader.type == "huggingface_dat_repo":
+        if data is None or not (data.startswith(_LOCAL) or find(data, experiment.base)):
+            return False
+        require_place(data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
+    elif reader.type not in _FILES:
+        return False
+    opened = open_reader(experiment)
+    for split in get_args(TaskSplit):
+        if opened.has(split):
+            opened.tasks(split)
+    return True
 
 
 def _require_store(experiment: Experiment) -> list[str]:
@@ -85,4 +86,6 @@ def _require_store(experiment: Experiment) -> list[str]:
 
 def not_looked_at(unseen: list[str], conf: Path) -> str:
     """The sentence about it."""
-    return f"{conf} is valid. Not looked at: {', '.join(unseen[:-1])} and {unseen[-1]}, which --dry-run opens."
+    *others, last = unseen
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"{conf} is valid. Not looked at: {listed}, which --dry-run opens."

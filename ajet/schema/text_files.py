@@ -29,6 +29,14 @@ def guess_encoding(data: bytes) -> str:
     return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "latin-1"
 
 
+def marked_encoding(path: Path) -> str:
+    """Return the encoding that the file's byte order mark names, as Python calls it; "utf-8" without a mark."""
+    with path.open("rb") as stream:
+        head = stream.read(4)
+    found = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), "utf-8")
+    return found.removesuffix("-le").removesuffix("-be")  # these read the mark, and leave it out
+
+
 def convert_command(path: Path, encoding: str) -> str:
     """Return a command line that writes the file as UTF-8 under another name."""
     return f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}.utf8{path.suffix}"
@@ -42,10 +50,11 @@ def read_text(path: Path) -> str:
         text = data[len(mark) :].decode(encoding)
         if "\0" not in text:
             return text
-        line = 1
+        start = 0
     except UnicodeDecodeError as problem:
-        line = data[: problem.start].count(b"\n") + 1
+        start = problem.start
     guess = guess_encoding(data)
+    line = 1 if guess.startswith("utf-") else data[:start].count(b"\n") + 1
     raise UserError(
         f"{path.name} is not UTF-8; it looks like {guess}.",
         where=f"{path}:{line}",

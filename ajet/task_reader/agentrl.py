@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.task import Task
+from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.task_reader.rows import BadRow
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+COLUMNS = ("answer_schema", "scorer")
 SCHEMAS = ("answer", "boxed")
 
 
@@ -29,6 +31,7 @@ class AgentrlReader(JsonlReader):
 
     def task_of(self, row: dict[str, Any]) -> Task:
         """The task of a row. Raises BadRow."""
+        row = RowColumns(row).rename(COLUMNS)
         schema, scorer = row.get("answer_schema"), row.get("scorer")
         if schema is not None and schema not in SCHEMAS:
             raise BadRow(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")

@@ -17,6 +17,7 @@ from ajet.schema.errors import TaskError
 from ajet.schema.finite import non_finite
 from ajet.schema.task import Task
 from ajet.task_reader.benchmark_files import located, rows
+from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit
 from ajet.task_reader.rows import BadRow
 
@@ -32,6 +33,8 @@ class BenchmarkReader:
     """Of `task_reader`: where its files are named."""
     shape: ClassVar[str]
     """Of a row, in words."""
+    columns: ClassVar[tuple[str, ...]]
+    """Names of the columns that `made` reads."""
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
@@ -56,7 +59,7 @@ class BenchmarkReader:
                 try:
                     if isinstance(row, BadRow):
                         raise row
-                    tasks.append(self.made(row, file))
+                    tasks.append(self.made(RowColumns(row).rename(self.columns), file))
                 except BadRow as problem:
                     if not self._skip:
                         raise TaskError(
@@ -80,6 +83,7 @@ class Gsm8kReader(BenchmarkReader):
     """`gsm8k`: the answer is what follows ####."""
 
     section = "gsm8k"
+    columns = ("question", "answer")
     shape = '{"question": "…", "answer": "… #### 42"}'
 
     def made(self, row: Mapping[str, Any], file: Path) -> Task:
@@ -95,6 +99,7 @@ class MathReader(BenchmarkReader):
     r"""`math`: the answer is in the last \boxed{} of the solution, or in a field of its own, as in MATH-500."""
 
     section = "math"
+    columns = ("problem", "solution", "answer", "type", "subject", "level", "unique_id")
     shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
 
     def made(self, row: Mapping[str, Any], file: Path) -> Task:
@@ -116,6 +121,7 @@ class GaiaReader(BenchmarkReader):
     """`gaia`: the question names the task's file, where its environment has it."""
 
     section = "gaia"
+    columns = ("task_id", "Question", "Level", "Final answer", "file_name")
     shape = '{"task_id": "…", "Question": "…", "Level": 1, "Final answer": "…", "file_name": ""}'
 
     def __init__(self, experiment: Experiment) -> None:
@@ -139,6 +145,7 @@ class HotpotQaReader(BenchmarkReader):
     """`hotpotqa`: the question alone, or with its paragraphs."""
 
     section = "hotpotqa"
+    columns = ("_id", "id", "question", "answer", "context", "type", "level")
     shape = '{"_id": "…", "question": "…", "answer": "…", "supporting_facts": […], "type": "bridge", "context": […]}'
 
     def __init__(self, experiment: Experiment) -> None:

@@ -17,9 +17,9 @@ from loguru import logger
 
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.task import Task
-from ajet.schema.text_files import convert_command, guess_encoding
 from ajet.task_reader.benchmark_files import rows_of_array
 from ajet.task_reader.contract import TaskSplit, being_read, find
+from ajet.task_reader.csv_format import SEPARATORS, find_csv_format, require_no_spreadsheet
 from ajet.task_reader.image_columns import ImageColumns
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRow, Columns, task_of
@@ -72,7 +72,7 @@ class HuggingFaceReader:
         self._base = experiment.base
         self._path, self._config = section.dataset_path, section.dataset_name
         self._splits = {"train": section.training_split, "validation": section.validation_split}
-        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._columns = Columns.of(experiment)
         self._skip = reader.on_bad_row == "skip"
 
     def has(self, split: TaskSplit) -> bool:
@@ -102,12 +102,20 @@ class HuggingFaceReader:
                     raise TaskError(
                         f"A row cannot be used as a task: {problem}.",
                         where=f"{where}, row {index}",
-                        do="name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
+                        do=problem.do
+                        or "name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
                     ) from None
                 bad.append((index, str(problem)))
         if bad:
             total = len(bad) + len(tasks)
             logger.warning("{}: {} of {} rows left out; the first, {}: {}", where, len(bad), total, *bad[0])
+        if bad and not tasks:
+            raise TaskError(
+                f"None of {len(bad)} rows can be used as a task. The first: {bad[0][1]}.",
+                where=f"{where}, row {bad[0][0]}",
+                expected="a question, or messages",
+                do="name the columns in ajet.task_reader.columns",
+            )
         return tasks
 
 
@@ -115,7 +123,8 @@ def locate(path: str, config: str | None, base: Path) -> Place:
     """What `dataset_path` (with `dataset_name` as its configuration, if set) means. Raises TaskError."""
     found = find(path, base)
     if found is not None and found.is_file():
-        if found.suffix not in FORMATS:
+        require_no_spreadsheet(found)
+        if found.suffix.lower() not in FORMATS:
             raise TaskError(
                 f"{found.name} is no data file that can be read.",
                 where=f"{KEY}.dataset_path",
@@ -213,14 +222,14 @@ def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
 def _of_file(datasets: Any, place: Place, split: str) -> Any:
     assert place.file is not None
     name = split.partition("[")[0]
-    if FORMATS[place.file.suffix] == "json":
+    if FORMATS[place.file.suffix.lower()] == "json":
         return _sliced(datasets, _json_rows(place.file), split)
     options: dict[str, Any] = {}
     try:
-        if FORMATS[place.file.suffix] == "csv":
-            options = _text_columns(datasets, place.file, "\t" if place.file.suffix == ".tsv" else ",")
+        if FORMATS[place.file.suffix.lower()] == "csv":
+            options = _text_columns(datasets, place.file, "\t" if place.file.suffix.lower() == ".tsv" else ",")
         return datasets.load_dataset(
-            FORMATS[place.file.suffix], data_files={name: str(place.file)}, split=split, **options
+            FORMATS[place.file.suffix.lower()], data_files={name: str(place.file)}, split=split, **options
         )
     except StopIteration:
         raise TaskError("The data file holds no rows.", where=str(place.file)) from None
@@ -234,25 +243,23 @@ def _of_file(datasets: Any, place: Place, split: str) -> Any:
 def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
     """Return options by which each cell of a CSV is the text of the file, and an empty cell is null.
 
-    Left to itself, pandas makes numbers of 007 and 1.10, and nothing of NA.
+    Left to itself, pandas makes numbers of 007 and 1.10, nothing of NA, and an index of the first column where rows end
+    with a separator.
     """
     import pandas
 
-    encoding = "utf-8"
-    head = file.read_bytes()
-    try:
-        head.decode(encoding)
-    except UnicodeDecodeError as problem:
-        guess, line = guess_encoding(head), head[: problem.start].count(b"\n") + 1
-        raise TaskError(
-            f"{file.name} is not UTF-8; it looks like {guess}.",
-            where=f"{file}:{line}",
-            expected="UTF-8",
-            do=f"save it as UTF-8, say by `{convert_command(file, guess)}`",
-        ) from None
-    names = pandas.read_csv(file, sep=separator, nrows=0).columns
-    features = datasets.Features({str(name): datasets.Value("string") for name in names})
-    return {"sep": separator, "features": features, "keep_default_na": False, "na_values": [""]}
+    found = find_csv_format(file, separator)
+    if found.separator != separator:
+        logger.info("{} is read as separated by {}", file.name, SEPARATORS[found.separator])
+    names = pandas.read_csv(file, sep=found.separator, encoding=found.encoding, nrows=0, index_col=False).columns
+    return {
+        "sep": found.separator,
+        "encoding": found.encoding,
+        "features": datasets.Features({str(name): datasets.Value("string") for name in names}),
+        "keep_default_na": False,
+        "na_values": [""],
+        "index_col": False,
+    }
 
 
 def _json_rows(file: Path) -> list[dict[str, Any]]:
@@ -346,7 +353,8 @@ def _config_folders(folder: Path) -> list[str]:
 
 
 def _data_files(folder: Path, *, deep: bool = False) -> bool:
-    return any(item.suffix in FORMATS for item in (folder.rglob("*") if deep else folder.iterdir()) if item.is_file())
+    items = folder.rglob("*") if deep else folder.iterdir()
+    return any(item.suffix.lower() in FORMATS for item in items if item.is_file())
 
 
 def _is_data_set(folder: Path) -> bool:

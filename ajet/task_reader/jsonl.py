@@ -6,6 +6,7 @@ Invariant: no line is lost silently. A bad one stops the reading and is named by
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.schema.text_files import convert_command, guess_encoding
 from ajet.task_reader.contract import TaskSplit, being_read, find_file
+from ajet.task_reader.csv_format import require_no_spreadsheet
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class JsonlReader:
             "train": files.training.file_path,
             "validation": files.validation.file_path,
         }
-        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._columns = Columns.of(experiment)
         self._skip = reader.on_bad_row == "skip"
         self.skipped = 0
         """Bad rows left out so far."""
@@ -80,21 +82,14 @@ def read_tasks(
                 raise TaskError(
                     f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]
                 ) from None
-            encoding = _foreign_encoding(line)
-            of_whole_file = encoding.startswith("utf-") and not tasks and not bad
-            if encoding and (of_whole_file or not skip):
-                raise TaskError(
-                    f"The task file is not UTF-8; it looks like {encoding}: {problem}.",
-                    where=f"{file}:{number}",
-                    expected=LINES,
-                    do=f"save it as UTF-8, say by `{convert_command(file, encoding)}`",
-                ) from None
+            if not skip and not _is_utf8(line):
+                raise _encoding_error(file, number, line, f": {problem}") from None
             if not skip:
                 raise TaskError(
                     f"A task row cannot be used: {problem}.",
                     where=f"{file}:{number}",
                     expected="one JSON object a line, with a question",
-                    do="mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                    do=problem.do or "mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
                 ) from None
             bad.append((number, str(problem)))
     if bad:
@@ -103,7 +98,8 @@ def read_tasks(
         if counter is not None:
             counter.skipped += len(bad)
     if not tasks:
-        raise TaskError("The task file holds no task.", where=str(file), expected="one JSON object a line")
+        why = f": each of its {len(bad)} rows was left out, the first because {bad[0][1]}" if bad else ""
+        raise TaskError(f"The task file holds no task{why}.", where=str(file), expected="one JSON object a line")
     return tasks
 
 
@@ -120,12 +116,26 @@ def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _foreign_encoding(line: bytes) -> str:
-    """Return the likely encoding of a line that is no UTF-8 text; "" for one that is."""
+def _is_utf16(line: bytes) -> bool:
+    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line
+
+
+def _is_utf8(line: bytes) -> bool:
     try:
-        return guess_encoding(line) if "\0" in line.decode() else ""
+        line.decode()
     except UnicodeDecodeError:
-        return guess_encoding(line)
+        return False
+    return True
+
+
+def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> TaskError:
+    encoding = guess_encoding(line)
+    return TaskError(
+        f"{file.name} is not UTF-8; it looks like {encoding}{why}.",
+        where=f"{file}:{number}",
+        expected=LINES,
+        do=f"save it as UTF-8 in your editor, or run: {convert_command(file, encoding)}",
+    )
 
 
 def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
@@ -139,9 +149,12 @@ def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with being_read(file), file.open("rb") as stream:
+        require_no_spreadsheet(file)
         for number, line in enumerate(stream, start=1):
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                if _is_utf16(line) and file.suffix.lower() not in TABLES:
+                    raise _encoding_error(file, number, line)
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield number, line
 
@@ -152,7 +165,7 @@ def _row(line: bytes) -> dict[str, Any]:
         if b"\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as problem:
-        raise BadRow(f"not UTF-8 at byte {problem.start + 1}") from None
+        raise BadRow(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
     except UnicodeEncodeError:
         raise BadRow("half of a surrogate pair, which is no text") from None
     except json.JSONDecodeError as problem:

@@ -20,7 +20,11 @@ from ajet.schema.errors import AjetError
 
 
 class BadRow(AjetError, ValueError):
-    """A row that makes no task; the message says why."""
+    """A row that makes no task; the message says why. `do`: what mends it, where more is known than for any row."""
+
+    def __init__(self, message: str, *, do: str = "") -> None:
+        super().__init__(message)
+        self.do = do
 
 
 def to_plain(value: Any, place: str = "") -> Any:

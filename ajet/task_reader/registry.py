@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskReader, TaskSplit
 from ajet.task_reader.plain_values import BadRow, check_json
-from ajet.task_reader.rows import with_ids, without_question
+from ajet.task_reader.rows import with_ids
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -31,7 +31,6 @@ class OpenedReader:
     def __init__(self, reader: TaskReader, name: str) -> None:
         self._reader, self._name = reader, name
         self._read: dict[TaskSplit, list[Task]] = {}
-        self._told = False
 
     @property
     def judge(self) -> Any:
@@ -71,9 +70,6 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
-        if self._name in known().readers and not self._told and (said := without_question(tasks)):
-            self._told = True
-            logger.warning("{}: {}", self._name, said)
         try:
             tasks, shared = with_ids(tasks)
         except ValueError:  # an integer that is too long to be written: no record could hold the task

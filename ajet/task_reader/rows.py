@@ -10,16 +10,26 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ajet.environment.services.chosen import is_service_url, is_world
+from ajet.schema.messages import text_of
 from ajet.schema.task import Task
+from ajet.task_reader.column_names import RowColumns, fold_name, nearest_name
 from ajet.task_reader.plain_values import BadRow, to_plain
 
-_QUERY = ("main_query", "question", "query", "prompt", "problem")
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+_PROMPT = "prompt"
+_QUERY = ("main_query", "question", "query", _PROMPT, "problem", "messages")
 _ID = ("task_id", "id")
 _ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
+
+SHOWN = 20
+"""Columns that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,16 @@ class Columns:
     main_query: str | None = None
     task_id: str | None = None
     answer: str | None = None
+    require_question: bool = False
+    """Refuse a row with neither a text question nor messages."""
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Columns:
+        """Return what an experiment says. An environment that its tasks are played in opens the dialogue itself."""
+        reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
+        opened = bool(used) and (is_service_url(used) or is_world(used))
+        names = reader.columns
+        return cls(names.main_query, names.task_id, names.answer, reader.require_question and not opened)
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -39,28 +59,36 @@ def row_of(task: Task) -> dict[str, Any]:
 def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
-    A row without a question is one for a workflow that makes it of the other columns. Raises BadRow when the question
-    is empty (or null, in a column that `columns` names), a field has the wrong type, or JSON cannot hold a value.
+    A list of messages opens the dialogue. Where it is no `prompt`, a last reply of the assistant is the reference
+    answer: rows for supervised training end with it. A row without a question is one for a workflow that makes it of
+    the other columns. Raises BadRow when the question is empty (or null, in a column that `columns` names), a field has
+    the wrong type, two columns have one name, or JSON cannot hold a value.
     """
     try:
-        row = to_plain(row)
+        found = RowColumns(to_plain(row))
     except RecursionError:
         raise BadRow("nested too deeply") from None
-    query = _pick(row, columns.main_query, _QUERY)
-    messages = row.get("init_messages") or []
+    row = found.row
+    query_column = columns.main_query or found.first(_QUERY)
+    query = None if query_column is None else found.look_up(query_column)
+    messages = found.get("init_messages") or []
+    reply = None
     if isinstance(query, list):
         messages, query = query, ""
+        if fold_name(query_column or _PROMPT) != _PROMPT:
+            messages, reply = _split_reply(messages)
     query = "" if query is None else query
-    env_type = row.get("env_type") or "no_env"
-    own = row.get("metadata")
+    env_type = found.get("env_type") or "no_env"
+    own = found.get("metadata")
     metadata = dict(row)
     if isinstance(own, Mapping):
-        metadata = {key: value for key, value in row.items() if key not in Task.model_fields}
+        metadata = {name: value for name, value in row.items() if not found.is_any_of(name, Task.model_fields)}
         metadata.update(own)
-    answer = _pick(row, columns.answer, _ANSWER)
+    answer = found.look_up(columns.answer) if columns.answer else found.first_value(_ANSWER)
+    answer = reply if answer is None else answer
     if answer is not None and (columns.answer or metadata.get("answer") is None):
         metadata["answer"] = answer
-    task_id = _pick(row, columns.task_id, _ID)
+    task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(_ID)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
             raise BadRow(f"{name} is {type(value).__name__}, expected text")
@@ -70,9 +98,10 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
     if not row:
         raise BadRow("no question, nor anything else")
-    named = columns.main_query is not None or any(isinstance(row.get(q), str) for q in _QUERY)
-    if named and not query.strip() and not messages and env_type == "no_env":
+    if query_column is not None and not query.strip() and not messages and env_type == "no_env":
         raise BadRow(f"no question: {columns.main_query or 'its text'} is empty")
+    if columns.require_question and query_column is None and not messages and env_type == "no_env":
+        raise _no_question(row)
     return Task(
         main_query=query,
         init_messages=[dict(item) for item in messages],
@@ -82,16 +111,42 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     )
 
 
-def without_question(tasks: Sequence[Task]) -> str:
-    """What to say where tasks have neither a question nor messages nor an environment; "" where none is so."""
-    found = [task for task in tasks if not task.main_query and not task.init_messages and task.env_type == "no_env"]
-    if not found:
-        return ""
-    return (
-        f"{len(found)} of {len(tasks)} tasks have no text question: none of the columns "
-        f"{', '.join(map(str, found[0].metadata))} is one of {', '.join(_QUERY)}. Their rows are in `task.metadata`, "
-        "for a workflow that makes the question of them; task_reader.columns.main_query names a column that holds it"
+def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
+    """Split off a last reply of the assistant. Returns the messages before it, and its text if it has one."""
+    last = messages[-1] if messages else None
+    if len(messages) < 2 or not isinstance(last, Mapping) or last.get("role") != "assistant":
+        return messages, None
+    text = text_of(last)
+    return messages[:-1], text or None
+
+
+def _no_question(row: Mapping[str, Any]) -> BadRow:
+    """Return the error for a row of which no column is a question, with the column that most likely is."""
+    near = _nearest_question(row)
+    listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
+    named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
+    return BadRow(
+        f"it has neither a text question nor messages: none of its columns ({listed}) is one of {', '.join(_QUERY)}"
+        + (f"; most like them is {near}" if near else ""),
+        do=f"{named}set ajet.task_reader.require_question=false if the workflow makes the question of other columns",
     )
+
+
+def _nearest_question(row: Mapping[str, Any]) -> str | None:
+    """Return the column most like a usual name; else the first of text that is no answer or id. Dots look inside."""
+    texts = [name for name, value in row.items() if isinstance(value, str | list)]
+    texts += [
+        f"{name}.{part}"
+        for name, value in row.items()
+        if isinstance(value, Mapping)
+        for part, inner in value.items()
+        if isinstance(inner, str | list)
+    ]
+    for usual in _QUERY:
+        if found := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
+            return found
+    taken = (*_ANSWER, *_ID)
+    return next((name for name in texts if not any(usual in fold_name(name) for usual in taken)), None)
 
 
 def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
@@ -147,20 +202,3 @@ def kind_of(value: Any) -> str:
 def _content(task: Task) -> str:
     text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def _pick(row: Mapping[str, Any], chosen: str | None, usual: Sequence[str]) -> Any:
-    if chosen:
-        return _look(row, chosen)
-    return next((row[name] for name in usual if row.get(name) is not None), None)
-
-
-def _look(row: Mapping[str, Any], name: str) -> Any:
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise BadRow(f"no column {name}; there are {', '.join(map(str, row)) or 'none'}")
-        value = value[part]
-    return value

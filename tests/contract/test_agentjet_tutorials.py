@@ -186,7 +186,9 @@ FORMS = {
         MATH, other=["<Correct>"], agent="MathByHttp",
         more=["task_judge.judge_protocol=tests.agentjet_agents->AskingJudge"],
     ),
-    "countdown": Form(COUNTDOWN, ["\\boxed{1+2}"], {"target": 3, "nums": [1, 2]}),
+    "countdown": Form(
+        COUNTDOWN, ["\\boxed{1+2}"], {"target": 3, "nums": [1, 2]}, more=["task_reader.require_question=false"]
+    ),
     "frozenlake": Form(LAKE, ["```Right```", "```Right```"], None),
     "learn2ask": Form(
         ASKS, ["Since when?"], {"messages": [], "init_messages": [{"role": "user", "content": "It hurts."}],

@@ -251,9 +251,9 @@ class Tracing(Section):
 
 
 class Columns(Section):
-    """Which columns of a row mean what; null finds the usual names."""
+    """Which columns of a row mean what; null finds the usual names. Case and surrounding blanks do not matter."""
 
-    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt or problem.")
+    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
     task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
     answer: str | None = key(
         None,
@@ -268,6 +268,11 @@ class TaskReader(Section):
     type: str = key("huggingface_dat_repo", "One of {names}, or a reference to a reader of your own.", part="reader")
     on_bad_row: Literal["error", "skip"] = key(
         "error", "A row that is no task: an error that names its line, or left out and counted."
+    )
+    require_question: bool = key(
+        True,
+        "Refuse rows that hold neither a text question nor messages; false: the workflow makes the question of the "
+        "other columns. Tasks of an environment and of a reader of your own need none.",
     )
     columns: Columns = section(Columns, "Which columns of a row mean what.")
     huggingface_dat_repo: HuggingfaceDatRepo = section(

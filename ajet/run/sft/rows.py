@@ -17,12 +17,14 @@ from typing import Any
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
+from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import find_file
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRow, kind_of
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
+COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
 TEXTS = ("name", "tool_call_id", "reasoning_content")
 """What else of a message is text, where it is there."""
 WEIGHT = "weight"
@@ -72,6 +74,7 @@ def _read(file: Path, pairs: bool, title: str) -> Iterator[Row]:
         try:
             if isinstance(row, BadRow):
                 raise row
+            row = RowColumns(row).rename(COLUMNS)
             talks = _pair(row) if pairs else (_plain(row),)
         except BadRow as problem:
             raise TaskError(

@@ -1,0 +1,108 @@
+"""Columns of a row, found by name as people write names.
+
+Invariant: names are compared without case, byte order mark and surrounding blanks. Two columns that a name means are
+never chosen from: the row is refused with both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from ajet.task_reader.plain_values import BadRow
+
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def trim_name(name: str) -> str:
+    """Return the name without byte order mark and surrounding blanks; a name of nothing else as it is."""
+    return name.strip().strip(_BYTE_ORDER_MARK).strip() or name
+
+
+@lru_cache(maxsize=4096)
+def fold_name(name: str) -> str:
+    """Return the form in which names are compared."""
+    return trim_name(name).casefold()
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that is most alike; None if none is close."""
+    folded = {fold_name(each): each for each in names}
+    near = get_close_matches(fold_name(name), folded, 1)
+    return folded[near[0]] if near else None
+
+
+class RowColumns:
+    """The columns of one row. Raises BadRow if two names differ in blanks or a byte order mark only."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.row: dict[str, Any] = {}
+        """The row with trimmed names."""
+        self._same: dict[str, list[str]] = {}
+        for name, value in row.items():
+            trimmed = trim_name(name)
+            if trimmed in self.row:
+                raise BadRow(f"two columns are named {trimmed!r}, one with blanks or a byte order mark around it")
+            self.row[trimmed] = value
+            self._same.setdefault(fold_name(name), []).append(trimmed)
+
+    def find(self, name: str) -> str | None:
+        """Return the column that a usual name means and that holds a value; None without one. Raises BadRow."""
+        found = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
+        if len(found) > 1:
+            raise BadRow(
+                f"the columns {' and '.join(map(repr, found))} both mean {name}: rename one, or name the right one in "
+                "ajet.task_reader.columns"
+            )
+        return found[0] if found else None
+
+    def first(self, names: Iterable[str]) -> str | None:
+        """Return the column of the first of these names that holds a value. Raises BadRow."""
+        return next((found for name in names if (found := self.find(name)) is not None), None)
+
+    def get(self, name: str) -> Any:
+        """Return the value of the column that a usual name means, or None. Raises BadRow."""
+        found = self.find(name)
+        return None if found is None else self.row[found]
+
+    def first_value(self, names: Iterable[str]) -> Any:
+        """Return the first value in the columns of these names, or None. Raises BadRow."""
+        found = self.first(names)
+        return None if found is None else self.row[found]
+
+    def is_any_of(self, name: str, names: Collection[str]) -> bool:
+        """Return True if a column means one of these names."""
+        return fold_name(name) in names
+
+    def rename(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the row with each column that means one of `names` under that name. Raises BadRow."""
+        usual = {column: name for name in names if (column := self.find(name)) is not None and name not in self.row}
+        return {usual.get(column, column): value for column, value in self.row.items()}
+
+    def look_up(self, name: str) -> Any:
+        """Return the value of the column that a person named; dots look into objects. Raises BadRow without one."""
+        value: Any = self.row
+        if (whole := _named(self.row, name)) is not None:
+            return self.row[whole]
+        for part in name.split("."):
+            key = _named(value, part) if isinstance(value, Mapping) else None
+            if key is None:
+                near = nearest_name(name, self.row)
+                hint = f"; did you mean {near}?" if near else ""
+                raise BadRow(f"no column {name}; there are {', '.join(self.row) or 'none'}{hint}")
+            value = value[key]
+        return value
+
+
+def _named(row: Mapping[str, Any], name: str) -> str | None:
+    """Return the key of `row` that `name` names: the very same first. Raises BadRow if two others do."""
+    if name in row:
+        return name
+    found = [each for each in row if fold_name(each) == fold_name(name)]
+    if len(found) > 1:
+        raise BadRow(
+            f"the columns {' and '.join(map(repr, found))} are both named {name}: write one as it stands there"
+        )
+    return found[0] if found else None

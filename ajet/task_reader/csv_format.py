@@ -1,0 +1,99 @@
+"""How a CSV file is written: its encoding, its separator, its columns.
+
+Invariant: a file is read only as it certainly is. Encodings come from a byte order mark, separators from the number of
+cells in each of the first rows; what is no text table (a spreadsheet's own file) is refused by name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ajet.schema.errors import TaskError
+from ajet.schema.text_files import marked_encoding, read_text
+from ajet.task_reader.column_names import trim_name
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+SAMPLE = 50
+"""Rows that are looked at."""
+_SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""First bytes of the files of spreadsheet programs, newer and older."""
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """Encoding as Python calls it, separator, and the names of the columns as they stand there."""
+
+    encoding: str
+    separator: str
+    columns: tuple[str, ...]
+
+
+def require_no_spreadsheet(file: Path) -> None:
+    """Raise TaskError for a file of a spreadsheet program."""
+    with file.open("rb") as stream:
+        packed = stream.read(4).startswith(_PACKED)
+    if packed or file.suffix.lower() in _SPREADSHEETS:
+        kind = file.suffix.lower() if file.suffix.lower() in _SPREADSHEETS else ".xlsx or .xls"
+        raise TaskError(
+            f"{file.name} is a spreadsheet ({kind}), which is not read.",
+            where=str(file),
+            expected="a table as text, or JSON Lines",
+            do=f'save it as "CSV UTF-8" in the spreadsheet program, and name that file: {{type: huggingface_dat_repo, '
+            f"huggingface_dat_repo: {{dataset_path: {file.stem}.csv, validation_split: null}}}} below task_reader",
+        )
+
+
+def find_csv_format(file: Path, usual: str) -> CsvFormat:
+    """Find how a CSV file is written. `usual`: the separator for a file of its name. Raises UserError."""
+    require_no_spreadsheet(file)
+    text = read_text(file)
+    separator = _find_separator(text, usual)
+    (line, header), *rows = _first_rows(text, separator) or [(1, [])]
+    names = [trim_name(name) for name in header]
+    doubled = sorted({name for name in names if name and names.count(name) > 1})
+    if doubled:
+        raise TaskError(
+            f"Two columns of {file.name} are named {doubled[0]}.",
+            where=f"{file}:{line}",
+            expected="a name of its own for each column",
+            do="rename one",
+        )
+    for line, row in rows:
+        if any(row[len(names) :]):
+            raise TaskError(
+                f"A row of {file.name} has {len(row)} cells, and its first line names {len(names)} columns.",
+                where=f"{file}:{line}",
+                expected=f"cells that are separated by {SEPARATORS[separator]}",
+                do='put a text that holds the separator between double quotes ("…")',
+            )
+    return CsvFormat(marked_encoding(file), separator, tuple(names))
+
+
+def _find_separator(text: str, usual: str) -> str:
+    """Return the usual separator, unless only another one divides the first rows into equally many cells."""
+    if _is_regular(text, usual):
+        return usual
+    others = [each for each in SEPARATORS if each != usual and _is_regular(text, each)]
+    return others[0] if len(others) == 1 else usual
+
+
+def _is_regular(text: str, separator: str) -> bool:
+    """Return True if a separator divides the header into several cells, and no row into more."""
+    rows = [row for _, row in _first_rows(text, separator)]
+    return bool(rows) and all(len(row) > 1 and not any(row[len(rows[0]) :]) for row in rows)
+
+
+def _first_rows(text: str, separator: str) -> list[tuple[int, list[str]]]:
+    """Return the first rows that hold anything, each with the line that it ends at, up to one that csv cannot read."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    found: list[tuple[int, list[str]]] = []
+    try:
+        found += islice(((rows.line_num, row) for row in rows if any(row)), SAMPLE)
+    except csv.Error:  # a cell of more than 131,072 letters, which pandas reads
+        return found
+    return found
