@@ -126,7 +126,7 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     validations = [row for row in rows_of_last_judge(rows) if "validation/tasks" in row]
     if earlier := [row for row in rows if "validation/tasks" in row][: -len(validations) or None]:
         console.print(
-            f"The judge changed after the validation of step {earlier[-1]['step']}: what it measured up to then is "
+            f"The judge changed after the validation of step {earlier[-1]['step']}: held-out numbers up to then are "
             "not compared with later numbers.",
             soft_wrap=True,
         )
