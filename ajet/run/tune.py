@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.run.job import AgentJetJob
 from ajet.run.own_reference import live_reference
+from ajet.run.script_errors import brief_if_uncaught
 from ajet.run.tuned import Tuned
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
@@ -24,6 +25,7 @@ Tasks = str | Path | Iterable["Task | Mapping[str, Any] | str"]
 a row as such a file has it, or a question."""
 
 
+@brief_if_uncaught
 def tune(
     *,
     agent: Callable[[Any, Any], Any] | type[Any] | str,
@@ -46,7 +48,8 @@ def tune(
     training steps in all; None: `trainer_common.total_epochs`. `name`: the run's; called again with the same one, the
     run goes on, or begins anew where `fresh`; with other code or settings it is refused, unless `resume` names the
     run's folder (or that of a checkpoint). `settings`: any other key of `ajet`, dotted, which wins:
-    `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend.
+    `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
+    SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(live_reference(agent))
     if reward is not None:
