@@ -263,16 +263,18 @@ def _last_user_line(error: BaseException) -> str:
     if not frames:
         return ""
     raised = f"{frames[-1].filename}:{frames[-1].lineno}"
-    theirs = [frame for frame in frames if not _is_library(frame.filename)]
+    theirs = [frame for frame in frames if not is_library_file(frame.filename)]
     if not theirs or theirs[-1] is frames[-1]:
         return raised
     return f"{theirs[-1].filename}:{theirs[-1].lineno}, which led to {raised}"
 
 
-def _is_library(file: str) -> bool:
+def is_library_file(file: str | Path) -> bool:
     """Whether a file is Python's, an installed package's or ajet's, and not a person's own."""
     roots = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
-    return any(Path(file).is_relative_to(root) for root in [*roots, Path(__file__).parents[1]])
+    path = Path(file)
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)  # another user's or another Python's
+    return installed or any(path.is_relative_to(root) for root in [*roots, Path(__file__).parents[1]])
 
 
 def _check_name(parsed: Reference, file: Path, what: str) -> None:

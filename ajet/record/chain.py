@@ -206,6 +206,17 @@ class Chain:
             self.commit("end", step, outcome=outcome)
 
 
+def has_saved_checkpoint(folder: Path) -> bool:
+    """True if a link of the chain in a run's folder says that a checkpoint was saved."""
+    if not has_record_file(folder / FILE):
+        return False
+    with open_record_file(folder / FILE) as file:
+        try:
+            return any(b'"kind": "checkpoint"' in link for link in links_of(file))
+        except ValueError:  # a damaged chain is kept, not overwritten
+            return True
+
+
 def last_link(path: Path) -> Head:
     """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged
     last link."""

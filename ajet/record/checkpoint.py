@@ -57,6 +57,11 @@ class Checkpoint:
     chain: str = ""
     """The head of its run's chain when it was saved; "" where there was none."""
 
+    @property
+    def judge(self) -> str:
+        """What scored its measurement; "" where that is not known."""
+        return self.measured.judge if self.measured is not None else ""
+
     def better_than(self, other: Checkpoint) -> bool:
         """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
         if self.measured is not None and other.measured is not None:

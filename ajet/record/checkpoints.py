@@ -109,10 +109,12 @@ class Checkpoints:
 
     def best(self) -> Checkpoint | None:
         """The best that was measured; None when none was. A later one takes the place of an earlier one only where it
-        is better by more than chance explains. Scores without the measurement behind them are compared as they are."""
+        is better by more than chance explains. Scores without the measurement behind them are compared as they are.
+        Only those of the judge that measured last are compared."""
         best: Checkpoint | None = None
-        for checkpoint in self.all():
-            if checkpoint.score is not None and (best is None or checkpoint.better_than(best)):
+        measured = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
+        for checkpoint in measured:
+            if checkpoint.judge == measured[-1].judge and (best is None or checkpoint.better_than(best)):
                 best = checkpoint
         return best
 

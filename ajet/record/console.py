@@ -8,6 +8,8 @@ two words, and what can be copied (a command, a path) is never broken by us.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -41,8 +43,28 @@ def label(name: str) -> str:
     return printable(line if len(line) <= LONGEST_LABEL else f"{line[: LONGEST_LABEL - 1]}…")
 
 
+def leave_terminal() -> None:
+    """Write nowhere from now on, if the terminal is gone: a write to it would be an error."""
+    with open(os.devnull, "r+b", buffering=0) as nowhere:
+        for descriptor in (0, 1, 2):
+            try:
+                os.ttyname(descriptor)
+            except OSError as problem:
+                if problem.errno == errno.EIO:
+                    os.dup2(nowhere.fileno(), descriptor)
+
+
 class Screen(Console):
     """A console that obeys nobody but the program."""
+
+    def _check_buffer(self) -> None:
+        """See rich. A terminal that was closed under a program in the background costs its output alone."""
+        try:
+            super()._check_buffer()
+        except OSError as problem:
+            if problem.errno != errno.EIO:
+                raise
+            leave_terminal()
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         """See rich."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.console import console
+from ajet.record.held_out import rows_of_last_judge
 from ajet.schema.commands import installs_extra
 
 HALF_LIFE_STEPS = 2.0
@@ -57,20 +58,24 @@ class Course:
 
 def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
     """What was trained on: success over all attempts where the reward is nothing else, so that failing does not look
-    like getting better; otherwise the reward of the scored ones. Where replies were given: the loss."""
+    like getting better; otherwise the reward of the scored ones. Where replies were given: the loss. Since the judge
+    changed last."""
     if any("train/rows" in row for row in rows):
         return Course(points(rows, "loss"), "training loss")
+    rows, since = _of_last_judge(rows)
     played = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
     if played and all(_reward_is_success(row) for row in played):
-        return Course(points(rows, "train/success_rate"), "training success, of all attempts")
+        return Course(points(rows, "train/success_rate"), f"training success, of all attempts{since}")
     some_failed = any(row.get("train/scored", 0) < row.get("train/episodes", 0) for row in played)
-    return Course(points(rows, "train/reward"), "training reward" + (", of scored attempts" if some_failed else ""))
+    of = ", of scored attempts" if some_failed else ""
+    return Course(points(rows, "train/reward"), f"training reward{of}{since}")
 
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
-    """The values of validations, with their intervals."""
+    """The values of validations since the judge changed last, with their intervals."""
     if any("validation/rows" in row for row in rows):
         return Course(points(rows, "validation/loss"), "held-out loss")
+    rows, since = _of_last_judge(rows)
     measured = [row for row in rows if row.get("validation/tasks") or row.get("validation/reward") is not None]
     if measured and all(row.get("validation/success_rate") is not None for row in measured):
         name, kind = "validation/success_rate", "success, of all tasks"
@@ -79,7 +84,14 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
         measured = [row for row in measured if row.get(name) is not None]
     reaches = [reach for row in measured if (reach := _reach(row, name)) is not None]
     errors = ([low for low, _ in reaches], [high for _, high in reaches]) if len(reaches) == len(measured) else None
-    return Course(points(measured, name), f"held-out {kind}{_scored(measured)}", errors)
+    return Course(points(measured, name), f"held-out {kind}{_scored(measured)}{since}", errors)
+
+
+def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The rows since the judge changed last, and words that say so; "" where it never did."""
+    found = rows_of_last_judge(rows)
+    left_out = rows[: len(rows) - len(found)]
+    return found, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> bool:

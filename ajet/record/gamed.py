@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from ajet.record.held_out import rows_of_last_judge
 from ajet.schema.episode import Episode
 
 GAMED = "gamed"
@@ -96,9 +97,11 @@ class Alarm:
 def alarm(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[Glimpse]) -> Alarm | None:
     """Whether the run whose rows of metrics and episodes of the first and the last `WINDOW` steps these are looks as if
     its rewards were gamed."""
+    rows = rows_of_last_judge(rows)
     steps = [row for row in rows if isinstance(row.get("train/reward"), int | float)]
     if len(steps) < 2 * WINDOW:
         return None
+    glimpses = [each for each in glimpses if each.step >= steps[0]["step"]]
     rise = _rise([row["train/reward"] for row in steps])
     if rise is None:
         return None

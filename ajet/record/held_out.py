@@ -6,7 +6,7 @@ what ajet itself failed at is not part of it, and a measurement that lacks too m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -28,6 +28,8 @@ class Measurement:
     """By task: the reward of each attempt that counts, None where it came to none."""
     left_out: float = 0.0
     """Share of all attempts that do not count, 0 to 1: ajet itself failed at them."""
+    judge: str = ""
+    """What scored; measurements of different judges are not compared. "": not known."""
 
     @property
     def comparable(self) -> bool:
@@ -51,14 +53,16 @@ class Measurement:
 
     def as_json(self) -> dict[str, Any]:
         """The measurement as JSON values."""
-        return {"attempts": {task: list(rewards) for task, rewards in self.attempts.items()}, "left_out": self.left_out}
+        attempts = {task: list(rewards) for task, rewards in self.attempts.items()}
+        return {"attempts": attempts, "left_out": self.left_out, "judge": self.judge}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
         """The measurement that `as_json` gave; None for None."""
         if value is None:
             return None
-        return cls({task: tuple(rewards) for task, rewards in value["attempts"].items()}, value["left_out"])
+        attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}
+        return cls(attempts, value["left_out"], str(value.get("judge", "")))
 
     def _lowest(self) -> float | None:
         return min((value for each in self.attempts.values() for value in each if value is not None), default=None)
@@ -68,6 +72,15 @@ class Measurement:
             task: fmean(failed if value is None else value for value in rewards)
             for task, rewards in self.attempts.items()
         }
+
+
+def rows_of_last_judge(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of metrics since the judge changed last; all where it never did."""
+    judge, first = next((row["judge"] for row in reversed(rows) if row.get("judge")), None), 0
+    for index, row in enumerate(rows):
+        if row.get("judge") and row["judge"] != judge:
+            first = index + 1
+    return list(rows[first:])
 
 
 NUMBERS = (

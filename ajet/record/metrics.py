@@ -37,10 +37,14 @@ class Metrics:
         self._every = every
         self.chain: Chain | None = None
         """A row ends the link of what was recorded before it."""
+        self.judge = ""
+        """What scored, in each row: numbers of different judges are not compared. "": nothing is compared."""
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
         """Record one row. `more` (tasks=[…]) goes to the file only; trackers get the finite numbers."""
+        if self.judge:
+            more = {"judge": self.judge, **more}
         numbers = {name: _finite(value) for name, value in values.items()}
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:

@@ -1,24 +1,29 @@
 """Which checkpoint a new start continues from (DESIGN decision 11).
 
-Invariant: a run is continued only with the same backbone and the same training-relevant configuration, or because
-the person named the checkpoint; a key that nobody set keeps the default that the run began with; nothing that an
-earlier run wrote is removed or overwritten unasked.
+Invariant: a run is continued only with the same backbone, the same training-relevant configuration, the same code and
+from the same project, or because the person named the checkpoint; a key that nobody set keeps the default that the run
+began with; nothing that an earlier run wrote is removed or overwritten unasked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ajet.config.code_digests import CodeDigests, changed_files
 from ajet.config.resolution import is_secret
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 FILE = "run.json"
 CHAINED = "chained"
@@ -43,6 +48,17 @@ class RunIdentity:
     base: str | None = None
     """The checkpoint of another run that it began from, and begins from again where it has none of its own: below the
     folder of the runs, or in full. None: it began from its model."""
+    yaml: str | None = None
+    """The absolute path of the YAML. None: it was composed in Python, or an earlier version did not write it."""
+    place: str | None = None
+    """The absolute path of the run's folder; another one now: the record was copied or moved."""
+    code: CodeDigests = field(default_factory=dict)
+    """`digest_code` of the last start."""
+    judge: str = ""
+    """`digest_judge` of the last start."""
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    """Each change between two starts: `step`, the last one before it; `files`, each with the keys that name it;
+    `settings`; and `judge`, true where what scores changed."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the run folder, with the claim that the run has a chain."""
@@ -56,8 +72,13 @@ class RunIdentity:
             content = read_json(folder / FILE)
             given, base = content.get("given"), content.get("base")
             training, given = dict(content["training"]), None if given is None else list(given)
-            base = None if base is None else str(base)
-            return cls(str(content["run_id"]), str(content["backbone"]), training, given, base)
+            base, yaml, place = (
+                None if each is None else str(each) for each in (base, content.get("yaml"), content.get("place"))
+            )
+            code = {str(key): dict(files) for key, files in dict(content.get("code") or {}).items()}
+            changes = [dict(each) for each in content.get("changes") or ()]
+            names, judge = (str(content["run_id"]), str(content["backbone"])), str(content.get("judge", ""))
+            return cls(*names, training, given, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -96,6 +117,66 @@ class RunIdentity:
         if self.given is None:
             return key not in EARLIER_DEFAULTS or then != EARLIER_DEFAULTS[key]
         return key in self.given
+
+    def changed_code(self, now: CodeDigests) -> dict[str, list[str]]:
+        """The files that the last start had with other contents, each with the keys that name it."""
+        return changed_files(self.code, now)
+
+    def is_of_other_yaml(self, now: str | None, folder: Path) -> bool:
+        """True if a YAML in another folder than `now` began it, and not because all was copied or moved together."""
+        if self.yaml is None or now is None or Path(self.yaml).parent.resolve() == Path(now).parent.resolve():
+            return False
+        if self.place is None or Path(self.place) == folder:
+            return True
+        return os.path.relpath(self.yaml, self.place) != os.path.relpath(now, folder)
+
+
+def last_judge_change(folder: Path) -> int | None:
+    """The last step that an earlier judge scored in the run in `folder`; None if its judge never changed."""
+    try:
+        identity = RunIdentity.read(folder)
+    except (UserError, OSError):
+        return None
+    steps = [each.get("step") for each in identity.changes if each.get("judge") is True] if identity else []
+    return next((step for step in reversed(steps) if isinstance(step, int)), None)
+
+
+def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
+    """The absolute path of the YAML; None if there is no such file, or it is the run's own record."""
+    path = experiment.yaml_path
+    own = path.parent.resolve() == folder.resolve()
+    return None if own or not path.is_file() else str(path.absolute())
+
+
+def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
+    """The error for a folder whose run belongs to a YAML of another project."""
+    return UserError(
+        f"The run in {folder} belongs to {then}; this YAML of the same run name is {now}.",
+        where=now,
+        expected="another ajet.experiment_name for each project",
+        do=(
+            "set ajet.experiment_name in this YAML (or experiment_dir for runs in another folder); "
+            f"--resume {folder} continues that run with this YAML; --fresh (in Python fresh=True) begins a new run "
+            f"(the old folder is kept as {folder.name}.old-N)"
+        ),
+    )
+
+
+def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserError:
+    """The error for a run whose code has changed since its last start."""
+    rows = [f"{file} ({', '.join(keys)})" for file, keys in list(changed.items())[:SHOWN]]
+    if len(changed) > SHOWN:
+        rows.append(f"and {len(changed) - SHOWN} more")
+    return UserError(
+        f"Files of the run in {folder} changed since its last start; it is not continued with these:\n"
+        + "\n".join(f"  {row}" for row in rows),
+        where=str(folder),
+        expected="the same code, to continue it (comments and layout may differ)",
+        do=(
+            f"--resume {folder} (in Python resume=) continues it with the changed files; "
+            f"--fresh (in Python fresh=True) begins a new run (the old folder is kept as {folder.name}.old-N)"
+        ),
+    )
 
 
 def _blotted(then: Any, now: Any) -> bool:

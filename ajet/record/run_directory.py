@@ -65,6 +65,8 @@ class RunDirectory:
     """What text must pass before it is written into the folder."""
     goes_on: bool
     """Whether what its folder has of attempts belongs to it: not where it begins anew, for want of a checkpoint."""
+    judge_change: int | None
+    """The step after which the run goes on with another judge than at its last start; None: with the same one."""
     notes: list[str]
     """What the person should know about the choice of folder; logged already."""
 
@@ -95,6 +97,7 @@ class RunDirectory:
         self.episodes.chain = self.checkpoints.chain = self.chain
         self.metrics = Metrics(self.path / "metrics.jsonl", redact, every=trainer.log_freq)
         self.metrics.chain = self.chain
+        self.metrics.judge, self.judge_change = place.judge, place.judge_change
         self.episodes.on_written = self.metrics.track_episodes
         self._describe(experiment, redact)
         self._bounds = Bounds(None, None)

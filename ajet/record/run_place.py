@@ -16,10 +16,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.code_digests import digest_code, digest_judge
 from ajet.record.aside import FILE as ASIDE_FILE
 from ajet.record.aside import Aside
 from ajet.record.chain import FILE as CHAIN_FILE
-from ajet.record.chain import Chain, chain_key
+from ajet.record.chain import Chain, chain_key, has_saved_checkpoint
 from ajet.record.chain_starts import SETTLED
 from ajet.record.checkpoint import Checkpoint, examined
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints_of
@@ -27,7 +28,7 @@ from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
 from ajet.record.logs import log_name
 from ajet.record.plain_json import dumps
-from ajet.record.resume import RunIdentity, refuse
+from ajet.record.resume import RunIdentity, refuse, refuse_changed_code, refuse_other_project, yaml_path_of
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.record.status import read_status
 from ajet.schema.commands import ANEW
@@ -59,6 +60,10 @@ class RunPlace:
         """Of folders that were put back, where they were a moment ago and where they are."""
         self.made = False
         """Whether a run of this name had left nothing here: what is there is this start's."""
+        self.judge = ""
+        """`digest_judge` of what trains."""
+        self.judge_change: int | None = None
+        """The step after which the run goes on with another judge than at its last start."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -128,12 +133,22 @@ class RunPlace:
         kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
         differences = [row for row in differences if row[0] not in kept]
         base = earlier.base if earlier and not self._nothing_came() else None
+        code, yaml = digest_code(experiment), yaml_path_of(experiment, self.folder)
+        changed = earlier.changed_code(code) if earlier and self.checkpoints.all() else {}
         if resume == "auto":
-            if differences and not self._nothing_came():
-                raise refuse(self.folder, differences)
+            if earlier and not self._nothing_came():
+                self._require_own_project(earlier, yaml)
+                if differences:
+                    raise refuse(self.folder, differences)
             if earlier:
                 self._refuse_elsewhere()
+            if changed:
+                raise refuse_changed_code(self.folder, changed)
             self.resumed = self.checkpoints.sound()
+            if self.resumed is None and earlier and has_saved_checkpoint(self.folder):
+                self.notes.append(f"the checkpoints of {self.name} are gone: a new run begins")
+                self._set_aside()
+                earlier = None
             if self.resumed is None and base is not None:
                 self.resumed = self._begun_from(root / base)
         elif resume == "never":
@@ -147,9 +162,10 @@ class RunPlace:
             own = chosen.path.parent.resolve() == self.checkpoints.folder.resolve()
             if own and chosen.step == max(later):
                 self.resumed = chosen
-                if differences:
-                    changed = ", ".join(key for key, _, _ in differences)
-                    self.notes.append(f"continuing {self.name} after step {chosen.step} with changed {changed}")
+                if altered := [*(key for key, _, _ in differences), *changed]:
+                    self.notes.append(
+                        f"continuing {self.name} after step {chosen.step} with changed {', '.join(altered)}"
+                    )
             else:
                 if earlier:
                     chosen = self._set_aside_but(chosen)
@@ -161,14 +177,43 @@ class RunPlace:
             self.notes.append(f"the checkpoint {path} is damaged ({why}): the run goes on {after}")
         if earlier and differences and self._nothing_came():
             self.run_id, earlier = earlier.run_id, None
+        changes: list[dict[str, Any]] = []
         if earlier:
             self.run_id = earlier.run_id or self.run_id
             given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
             experiment = self._with_kept(experiment, kept)
             training |= kept
+            yaml = yaml or earlier.yaml
+        self.judge = digest_judge(experiment, code)
+        if earlier and self.resumed is not None:
+            changes = self._all_changes(earlier, changed, [key for key, _, _ in differences])
         self.chain = Chain(self.folder, key=chain_key())
-        RunIdentity(self.run_id, backbone, training, given, base).write(self.folder)
+        place, judge = str(self.folder.absolute()), self.judge
+        RunIdentity(self.run_id, backbone, training, given, base, yaml, place, code, judge, changes).write(self.folder)
         return experiment
+
+    def _all_changes(
+        self, earlier: RunIdentity, changed: Mapping[str, list[str]], settings: list[str]
+    ) -> list[dict[str, Any]]:
+        """The changes that the record has, with the one of this start."""
+        assert self.resumed is not None, "it goes on from a checkpoint"
+        step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
+        if rejudged:
+            self.judge_change = step
+            self.notes.append(
+                f"the judge of {self.name} changed after step {step}: held-out numbers of both are not compared"
+            )
+        if not changed and not settings and not rejudged:
+            return earlier.changes
+        return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": rejudged}]
+
+    def _require_own_project(self, earlier: RunIdentity, yaml: str | None) -> None:
+        """Raises UserError where the run belongs to a YAML of another project; a project that was moved goes on."""
+        if yaml is None or earlier.yaml is None or not earlier.is_of_other_yaml(yaml, self.folder):
+            return
+        if Path(earlier.yaml).exists():
+            raise refuse_other_project(self.folder, earlier.yaml, yaml)
+        self.notes.append(f"{self.name} belonged to {earlier.yaml}, which is gone: it goes on with {yaml}")
 
     def _begun_from(self, path: Path) -> Checkpoint:
         """The checkpoint of another run that this one, which has saved none of its own, began from. Raises

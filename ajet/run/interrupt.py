@@ -1,15 +1,18 @@
-"""Ctrl-C that never tears a step apart, and SIGTERM that lets it end.
+"""Ctrl-C that never tears a step apart, and SIGTERM or SIGHUP that lets it end.
 
 Invariant: inside `held()` the first interrupt is kept until the block has ended; outside it is raised at once. A
 second interrupt is raised wherever it arrives. None is lost: where Python cannot pass it on (in a finalizer, or what a
-weak reference calls) it prints and forgets it, and the next block raises it instead. SIGTERM, by which batch systems
+weak reference calls) it is sent once more, or the next block raises it. SIGTERM, by which batch systems
 take a machine away, is raised as `Preempted`: inside `patient()` when what is being played has been held, or after the
 block, or when its time is over, whichever is first. Looks at what others play (`held(whole=False)`) end no wait.
+SIGHUP, by which a terminal that closes ends its programs, counts as SIGTERM, once; ignored at the start (`nohup`), it
+stays ignored.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +21,14 @@ from types import FrameType
 
 from loguru import logger
 
+from ajet.record.console import leave_terminal
+
+HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
+"""The signal of a terminal that closes; Windows has none."""
 GLANCE_S = 0.1
 """Between two looks whether it is still worth waiting."""
+_AGAIN_S = 0.02
+"""After which an interrupt that a finalizer swallowed is sent once more: the finalizer is over by then."""
 
 
 class Preempted(KeyboardInterrupt):
@@ -27,14 +36,15 @@ class Preempted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Owns the SIGINT and SIGTERM handlers while a run goes on (a no-op outside the main thread)."""
+    """Owns the handlers of SIGINT, SIGTERM and SIGHUP while a run goes on (a no-op outside the main thread)."""
 
     def __init__(self) -> None:
         self._holding, self._whole = False, True
         self._asked: float | None = None
-        """When the first SIGTERM came."""
+        """When the first SIGTERM or SIGHUP came."""
         self._pending: type[KeyboardInterrupt] | None = None
         self._raised: type[KeyboardInterrupt] | None = None
+        self._earlier_hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
         self._patience = 0.0
         self._worth: Callable[[], bool] | None = None
         self._waiting: threading.Event | None = None
@@ -46,10 +56,13 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        earlier = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM, *HANGUP)
+        earlier = {number: signal.signal(number, self._handle) for number in numbers if not ignores_hangup(number)}
+        self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         try:
             yield self
         finally:
+            sys.unraisablehook = self._earlier_hook
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 
@@ -101,8 +114,25 @@ class Interrupts:
             waiting.set()
         return waiting is not None
 
+    def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
+        """An interrupt that came within a finalizer, which Python cannot pass on: send it once more."""
+        if lost.exc_type is not KeyboardInterrupt and lost.exc_type is not Preempted:
+            self._earlier_hook(lost)
+            return
+        self._raised = lost.exc_type
+        threading.Timer(_AGAIN_S, self._send_again).start()
+
+    def _send_again(self) -> None:
+        if self._raised is not None:  # else a block has raised it
+            _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        kind = Preempted if number == signal.SIGTERM else KeyboardInterrupt
+        kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
+        if number in HANGUP:
+            leave_terminal()
+            if self._asked is not None:  # a shell sends it to its jobs once more
+                return
+            _warn("the terminal was closed: the run ends as after SIGTERM")
         if kind is Preempted and self._asked is None:
             self._asked = time.monotonic()
         if self._pending is None:
@@ -111,7 +141,7 @@ class Interrupts:
                 return
             if kind is Preempted and self._patience and (self._worth is None or self._worth()):
                 self._pending, self._waiting = kind, threading.Event()
-                logger.warning("asked to end: what ends within {:g} s is kept", self._patience)
+                _warn(f"asked to end: what ends within {self._patience:g} s is kept")
                 about = (self._waiting, self._patience, self._worth)
                 threading.Thread(target=_count_down, args=about, daemon=True).start()
                 return
@@ -128,11 +158,34 @@ class Interrupts:
         raise kind
 
 
+def ignores_hangup(number: int) -> bool:
+    """True for SIGHUP in a process that was started to ignore it, as by `nohup`."""
+    return number in HANGUP and signal.getsignal(number) is signal.SIG_IGN
+
+
+def end_on_hangup() -> None:
+    """Handle SIGHUP as SIGTERM, whatever handles that; not where it is ignored."""
+    for number in HANGUP:
+        if not ignores_hangup(number):
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+def _warn(text: str) -> None:
+    """Log from a signal handler: the main thread may be within the logger, which is not to be entered twice."""
+    threading.Thread(target=logger.warning, args=("{}", text), daemon=True).start()
+
+
 def _count_down(over: threading.Event, seconds: float, worth: Callable[[], bool] | None) -> None:
     """Send the signal again when the time is over, or nothing more can come."""
-    until, main = time.monotonic() + seconds, threading.main_thread()
+    until = time.monotonic() + seconds
     while time.monotonic() < until and (worth is None or worth()):
         if over.wait(GLANCE_S):
             return
-    if not over.is_set() and main.ident is not None:
-        signal.pthread_kill(main.ident, signal.SIGTERM)
+    if not over.is_set():
+        _send_to_main(signal.SIGTERM)
+
+
+def _send_to_main(number: signal.Signals) -> None:
+    main = threading.main_thread()
+    if main.ident is not None and main.is_alive():
+        signal.pthread_kill(main.ident, number)

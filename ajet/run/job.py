@@ -16,6 +16,7 @@ from ajet.run.job_arguments import KEYS, settings
 from ajet.run.job_data import reader_keys
 from ajet.run.options import LaunchOptions
 from ajet.run.own_reference import reference_of
+from ajet.run.script_errors import brief_if_uncaught
 from ajet.run.tuned import Tuned
 from ajet.schema.errors import UserError
 
@@ -45,6 +46,7 @@ class AgentJetJob:
     it. Any other key goes through `set(key=…)`. Raises ConfigError for a YAML that cannot be used.
     """
 
+    @brief_if_uncaught
     def __init__(
         self,
         backbone: str | None = None,
@@ -121,6 +123,7 @@ class AgentJetJob:
         be read: `set` changes it. Raises ConfigError."""
         return self.experiment().config
 
+    @brief_if_uncaught
     def set_workflow(
         self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str, ensure_reward_in_workflow: bool = False
     ) -> AgentJetJob:
@@ -130,10 +133,12 @@ class AgentJetJob:
             self._set({"task_judge.judge_protocol": None})
         return self._set({"rollout.user_workflow": reference_of(workflow)})
 
+    @brief_if_uncaught
     def set_judge(self, judge: type[Any] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
         """A BaseJudge, a function `(task, output)`, or a reference to one."""
         return self._set({"task_judge.judge_protocol": reference_of(judge)})
 
+    @brief_if_uncaught
     def set_data(
         self,
         type: str,
@@ -150,6 +155,7 @@ class AgentJetJob:
             self._forget(f"task_reader.{key}")
         return self._set({f"task_reader.{key}": value for key, value in told.items() if value is not None})
 
+    @brief_if_uncaught
     def set(self, **values: Any) -> AgentJetJob:
         """Any other `ajet.*` key, dots as double underscores: `set(rollout__num_repeat=8)`."""
         return self._set({path.replace("__", "."): value for path, value in values.items()})
@@ -175,6 +181,7 @@ class AgentJetJob:
         if isinstance(node, dict):
             node.pop(leaf, None)
 
+    @brief_if_uncaught
     def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
         """A section of your own beside `ajet`, which a workflow reads as `tuner.config.NAME`, or one of a backbone
         (`verl`, `trinity`). Raises UserError for `ajet`, whose keys `set` sets."""
@@ -183,6 +190,7 @@ class AgentJetJob:
         self._own[name] = {**(self._own.get(name) or {}), **values}
         return self
 
+    @brief_if_uncaught
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the YAML that `ajet --conf` runs; its folder is made where there is none. Raises ConfigError for what
         `tune()` would refuse."""
@@ -194,6 +202,7 @@ class AgentJetJob:
         path.write_text(dump_yaml({"ajet": self._tree, **self._own}))
         return path
 
+    @brief_if_uncaught
     def tune(
         self,
         *,
@@ -226,11 +235,13 @@ class AgentJetJob:
         )
         return _launched(self._with(backbone=backbone or self.backbone), options)
 
+    @brief_if_uncaught
     def debug(self, tags: str = "", *, services: Sequence[str] = ()) -> Path:
         """Play a few tasks as training would and train nothing, as `ajet --backbone debug` does; answers the folder of
         what was played. Raises UserError, also where no episode came to its end."""
         return self.tune(backbone="debug", debug=tags, services=services)
 
+    @brief_if_uncaught
     def plan(self, *, backbone: str | None = None, services: Sequence[str] = ()) -> None:
         """Check everything and print the plan, as `--dry-run` does; nothing is begun. Raises UserError."""
         from ajet.record.console import console
@@ -239,6 +250,7 @@ class AgentJetJob:
         said = show_plan(self._with(backbone=backbone or self.backbone), services)
         console.print(f"{said}.", markup=False, soft_wrap=True)
 
+    @brief_if_uncaught
     def sft(
         self,
         data: str | Path | Sequence[str | Path] | None = None,
@@ -265,6 +277,7 @@ class AgentJetJob:
             told["backbone"] = "local"
         return Tuned.of(_launched(self._with(**told), LaunchOptions(fresh=fresh, resume=resume)))
 
+    @brief_if_uncaught
     def experiment(self) -> Experiment:
         """The composed experiment that `tune()` runs. Raises ConfigError."""
         from ajet.config import Experiment

@@ -18,7 +18,7 @@ from ajet.record.comparison import compare
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
-from ajet.record.held_out import words
+from ajet.record.held_out import rows_of_last_judge, words
 from ajet.record.learned import LEARNED_NOTHING, idle_steps, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.gaming import told
@@ -123,7 +123,13 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     nothing at all."""
     rows = run.metrics.rows()
     draw_curve(rows, run.path / "metrics.png")
-    validations = [row for row in rows if "validation/tasks" in row]
+    validations = [row for row in rows_of_last_judge(rows) if "validation/tasks" in row]
+    if earlier := [row for row in rows if "validation/tasks" in row][: -len(validations) or None]:
+        console.print(
+            f"The judge changed after the validation of step {earlier[-1]['step']}: held-out numbers up to then are "
+            "not compared with later numbers.",
+            soft_wrap=True,
+        )
     if len(validations) > 1:
         first, last = validations[0], validations[-1]
         console.print(

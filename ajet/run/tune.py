@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.run.job import AgentJetJob
 from ajet.run.own_reference import live_reference
+from ajet.run.script_errors import brief_if_uncaught
 from ajet.run.tuned import Tuned
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
@@ -24,6 +25,7 @@ Tasks = str | Path | Iterable["Task | Mapping[str, Any] | str"]
 a row as such a file has it, or a question."""
 
 
+@brief_if_uncaught
 def tune(
     *,
     agent: Callable[[Any, Any], Any] | type[Any] | str,
@@ -36,6 +38,7 @@ def tune(
     name: str = "tune",
     settings: Mapping[str, Any] | None = None,
     fresh: bool = False,
+    resume: str | Path | None = None,
 ) -> Tuned:
     """Tune the model inside `agent` by its rewards, in this process, and say what came of it.
 
@@ -43,8 +46,10 @@ def tune(
     `(task, output)`, a judge class, or a reference; None where the agent answers with the reward itself, or a reference
     of `tasks` brings a judge. `validation`: as `tasks`, or for a data set of the hub the name of a split. `steps`:
     training steps in all; None: `trainer_common.total_epochs`. `name`: the run's; called again with the same one, the
-    run goes on, or begins anew where `fresh`. `settings`: any other key of `ajet`, dotted, which wins:
-    `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend.
+    run goes on, or begins anew where `fresh`; with other code or settings it is refused, unless `resume` names the
+    run's folder (or that of a checkpoint). `settings`: any other key of `ajet`, dotted, which wins:
+    `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
+    SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(live_reference(agent))
     if reward is not None:
@@ -56,7 +61,7 @@ def tune(
     training = _place(tasks, root / f"{name}.tasks.jsonl")
     held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl")
     job.set(task_reader=_reader(training, held_out, given=validation))
-    return Tuned.of(job.tune(fresh=fresh))
+    return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 
 def _place(tasks: Tasks, file: Path) -> str:

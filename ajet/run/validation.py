@@ -90,7 +90,10 @@ def conclude_validation(
     new = [episode for episode in episodes_of(groups) if episode.uuid not in recorded]
     if new:
         run.episodes.write(step, "validation", new)
-    metrics, measured = validation_metrics(groups), measurement_of(groups)
+    judge = run.metrics.judge
+    if recorded and run.judge_change == step:
+        judge += " and the one before"  # an earlier process was interrupted in this validation
+    metrics, measured = validation_metrics(groups), replace(measurement_of(groups), judge=judge)
     metrics["seconds/validation"] = seconds
     if measured.left_out > MOST_LEFT_OUT:
         logger.warning(
@@ -101,7 +104,7 @@ def conclude_validation(
         )
     on_step(step, total, metrics)
     if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
-        run.metrics.log(step, metrics)
+        run.metrics.log(step, metrics, **({"judge": judge} if judge else {}))
     return metrics, measured
 
 

@@ -177,7 +177,7 @@ def test_more_attempts_and_more_tasks_play_only_what_is_missing(project, server,
 def test_changed_code_or_tasks_are_another_evaluation(project, server, capsys):
     arguments = ["x.yaml", "--model", f"weak@{server}", "--at-most", "1"]
     run(capsys, *arguments)
-    (project / "workflow.py").write_text(WORKFLOW + "# changed\n")
+    (project / "workflow.py").write_text(WORKFLOW.replace('"user"', '"system"'))
     run(capsys, *arguments)
     (project / "more.jsonl").write_text(json.dumps({"question": "Is it task 0", "id": "t0", "number": 0}) + "\n")
     run(capsys, *arguments, "--tasks", "more.jsonl")

@@ -38,6 +38,15 @@ LIKE: Mapping[str, str] = {
 """Keys in sections of verl's own that ours decide and do not fill as they are: `nearest_key` cannot see them."""
 
 
+SHORT: Mapping[str, str] = {
+    "rollout.n": "rollout.num_repeat",
+    "rollout.val_kwargs.n": "rollout.val_kwargs.num_repeat",
+}
+"""Names of verl's in sections that have the same name here."""
+
+
 def advice(dotted: str) -> str:
     """What to do with a setting of verl's by that name; "" for one that is not among these."""
+    if dotted in SHORT:
+        return f"verl's {dotted} is here {SHORT[dotted]}"
     return f"verl's {dotted} is here {HERE[dotted]} (docs/aworld.md)" if dotted in HERE else ""

@@ -199,8 +199,8 @@ class VllmEngine:
     # ---- in the engine's thread ----
 
     def _run(self) -> None:
-        # the children inherit this thread's mask: Ctrl-C is for ajet to answer, after the step
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # the children inherit this thread's mask: Ctrl-C and a closed terminal are for ajet to answer, after the step
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()

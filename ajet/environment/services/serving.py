@@ -24,7 +24,7 @@ from ajet.schema.errors import UserError
 
 
 def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None) -> int:
-    """Serve until SIGINT or SIGTERM. Raises UserError."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
     token = os.environ.get(TOKEN)
     require_key_or_loopback(
         host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
@@ -36,8 +36,9 @@ def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, t
 
 async def _serve(server: WorldServer, host: str, port: int) -> None:
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores the last
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
         bound = await server.start(host, port)
     except (OSError, OverflowError) as problem:

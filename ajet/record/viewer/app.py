@@ -26,6 +26,7 @@ from ajet.record.bounded_json import parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.live_status import live_status
 from ajet.record.plain_json import strict_json
+from ajet.record.resume import last_judge_change
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import Spell
@@ -119,7 +120,8 @@ class Views:
         """See task_matrix."""
         table = self.table(name)
         table.look()
-        return {**task_matrix(row for row, _ in table.rows()), "complete": table.complete}
+        judge_change = last_judge_change(self.library.path(name))
+        return {**task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.complete}
 
     def rewards(self, name: str) -> dict[str, Any]:
         """See reward_bins."""

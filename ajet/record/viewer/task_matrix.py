@@ -1,7 +1,8 @@
 """What became of each held-out task at each validation: the rows of a run's table, by task and step.
 
 Invariant: every recorded validation episode is in one cell; a task is better or worse by its share of successes (of
-mean rewards where no judge says what a success is) between the first and the last validation that it was played in.
+mean rewards where no judge says what a success is) between the first and the last validation that it was played in,
+of those since the judge changed last.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def task_matrix(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """{steps, tasks}: of `EpisodeTable.rows`. Tasks that changed come first, the lost before the learned."""
+def task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = None) -> dict[str, Any]:
+    """{steps, tasks, judge_change}: of `EpisodeTable.rows`. Tasks that changed come first, the lost before the learned.
+    `judge_change`: the last step that an earlier judge scored; up to it nothing is compared with what came after."""
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in rows:
         if row["split"] == "validation":
             found.setdefault(row["task"], {}).setdefault(row["step"], []).append(row)
-    tasks = [_task(name, cells) for name, cells in found.items()]
+    since = -1 if judge_change is None else judge_change
+    tasks = [_task(name, cells, since) for name, cells in found.items()]
     tasks.sort(key=lambda task: (not task["changed"], task["changed"], task["task"]))
-    return {"steps": sorted({step for cells in found.values() for step in cells}), "tasks": tasks}
+    steps = sorted({step for cells in found.values() for step in cells})
+    return {"steps": steps, "tasks": tasks, "judge_change": judge_change}
 
 
-def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]]) -> dict[str, Any]:
+def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since: int) -> dict[str, Any]:
     cells = {step: _cell(rows) for step, rows in steps.items()}
-    first, last = cells[min(cells)], cells[max(cells)]
+    compared = [step for step in cells if step > since] or [max(cells)]
+    first, last = cells[min(compared)], cells[max(compared)]
     one, other = _worth(first), _worth(last)
     return {
         "task": name,
@@ -31,7 +36,7 @@ def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]]) -> dict[str, 
         "cells": cells,
         "changed": 0 if one is None or other is None else (other > one) - (other < one),
         "before": first["uuid"],
-        "after": last["uuid"] if len(cells) > 1 else None,
+        "after": last["uuid"] if len(compared) > 1 else None,
     }
 
 

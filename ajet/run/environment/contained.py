@@ -27,6 +27,7 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.kubernetes import sizes
 from ajet.run.environment.lifetime import DOWN_S, READY_S
 from ajet.run.environment.program import listening_at
+from ajet.run.interrupt import end_on_hangup
 from ajet.schema.errors import SandboxFailure, UserError
 
 FOLDER = "/environment"
@@ -43,6 +44,7 @@ def main() -> int:
 
 def run(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
     """Until a signal asks for the end; answers the exit code."""
+    end_on_hangup()
     signal.signal(signal.SIGTERM, _ended)
     try:
         before = dict(os.environ)  # without the variables of the environment's own file

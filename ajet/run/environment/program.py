@@ -34,6 +34,7 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
+from ajet.run.interrupt import end_on_hangup
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
 
@@ -49,6 +50,7 @@ def run(*, file: str, host: str, port: int | None, token: bool, drain: float = 0
     """Until a signal asks for the end; answers the exit code. `drain`: seconds that open episodes then still have;
     `address`: under which clients find this one of several, without its port."""
     adopt_orphans()
+    end_on_hangup()
     signal.signal(signal.SIGTERM, _ended)  # the listener puts its own in its place while it serves
     try:
         description = described(Path(file))

@@ -23,6 +23,7 @@ from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
+from ajet.run.interrupt import Interrupts
 from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
 from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import require_services
@@ -117,7 +118,7 @@ class Result:
 def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
-    with beside(experiment, experiment.root / experiment.name / "eval"):
+    with Interrupts().installed(), beside(experiment, experiment.root / experiment.name / "eval"):
         return _evaluated(experiment, models, asked)
 
 

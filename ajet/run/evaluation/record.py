@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.code_digests import digest_code
 from ajet.record import RunDirectory
 from ajet.record.attempts import Attempt, read_attempts
 from ajet.record.bounded_json import read_json
@@ -55,6 +56,7 @@ class Evaluation:
     def identity(self) -> dict[str, Any]:
         """The identity of the evaluation, as JSON values."""
         val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.training_relevant()
+        code = digest_code(self.experiment)
         bearing = {key: value for key, value in settings.items() if not key.startswith(BEARS_NOT)}
         drawn = [val.temperature, val.top_p, val.top_k] if val.do_sample else "greedy"
         told = [(order, task.model_dump()) for order, task in self.tasks]
@@ -62,7 +64,7 @@ class Evaluation:
             "model": self.model.identity(self.experiment.base),
             "tasks": _digest(told),
             "settings": _digest(bearing),
-            "code": _digest(_code(self.experiment)),
+            "code": _digest({key: code[key] for key in code if not key.startswith(BEARS_NOT)}),
             "sampling": drawn,
         }
 
@@ -135,21 +137,6 @@ def _counts(row: dict[str, Any]) -> bool:
     from ajet.record.attempts import attempt_of
 
     return not attempt_of(row).left_out
-
-
-def _code(experiment: Experiment) -> list[tuple[str, str]]:
-    """The code of workflow and judge: their files, and other Python files beside those."""
-    from ajet.config.references import code_file
-    from ajet.config.schema.choices import is_reference
-
-    judges = [name for _, name in experiment.ajet.task_judge.named()]
-    references = (experiment.ajet.rollout.user_workflow, *judges)
-    files = {
-        file for each in references if isinstance(each, str) and is_reference(each)
-        for file in [code_file(each, experiment.base)] if file is not None
-    }  # fmt: skip
-    beside = {path for file in files for path in file.parent.glob("*.py")} | files
-    return [(path.name, hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()) for path in sorted(beside)]
 
 
 def _digest(value: Any) -> str:

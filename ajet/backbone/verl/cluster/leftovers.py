@@ -136,8 +136,9 @@ def beside(command: Sequence[str]) -> int:
     handed on. Answers its exit code, as a shell does."""
     with contextlib.closing(Leftovers()) as leftovers:
         child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda received, _: child.send_signal(received))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _: child.send_signal(received))
         while True:
             try:
                 code = child.wait(LOOK_S)
@@ -162,6 +163,6 @@ def _main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(beside(sys.argv[1:]))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _main()

@@ -106,7 +106,9 @@ def connected(
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
         common["namespace"] = needs.namespace
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: a closed terminal ends the run first
     if address is None:
         given = dict(needs.init)
         given.pop("runtime_env", None)

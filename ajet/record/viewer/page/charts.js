@@ -56,6 +56,25 @@ export function changesOfScorer(rows) {
   return marks;
 }
 
+// The steps from which on another judge scored than before.
+export function changesOfJudge(rows) {
+  const steps = [];
+  let before;
+  for (const row of rows) {
+    if (typeof row.judge !== "string") continue;
+    if (before !== undefined && before !== row.judge) steps.push(row.step);
+    before = row.judge;
+  }
+  return steps;
+}
+
+// The points that one judge scored, and those that the next one did, and so on: [Map(step -> value), …].
+export function byJudge(points, changes) {
+  const parts = [...changes, Infinity].map(() => new Map());
+  for (const [step, value] of points) parts[changes.filter((change) => step >= change).length].set(step, value);
+  return parts.filter((part) => part.size);
+}
+
 function markSteps(plot, marks) {
   const { left, top, width, height } = plot.bbox;
   plot.ctx.save();

@@ -4,7 +4,7 @@ import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
 import { nowPanel } from "./now.js";
-import { Chart, changesOfScorer, curvesOf, placesOf } from "./charts.js";
+import { Chart, byJudge, changesOfJudge, changesOfScorer, curvesOf, placesOf } from "./charts.js";
 import { definition } from "./definitions.js";
 import { Enlarged, axisChoice } from "./enlarged.js";
 import { explain } from "./hint.js";
@@ -32,6 +32,7 @@ const SUBJECTS = [
   ["Learning rate", "", ["lr"]],
   ["Loss", "", ["loss"]],
 ];
+const SCORED = /^(train|validation)\/(reward|success_rate)$/;  // no line leads from one judge's numbers to another's
 const SHORT = /^(train|validation|debug|seconds|credit)\//;
 
 export async function runPage(name, context) {
@@ -74,12 +75,16 @@ export async function runPage(name, context) {
       const belongs = (each) => Object.keys(curves[index]).filter((metric) => metric === each || (each.endsWith("/") && metric.startsWith(each)));
       for (const metric of wanted.flatMap(belongs)) {
         const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
-        found.push({ run: index, metric, label, points: curves[index][metric], places: places[index], sparse: metric.startsWith("validation/") });
+        const parts = byJudge(curves[index][metric], SCORED.test(metric) ? changesOfJudge(run.rows) : []);
+        parts.forEach((points, part) => found.push({
+          run: index, metric, series: parts.length > 1 ? `${metric} ${part}` : metric, label: parts.length > 1 ? `${label}, judge ${part + 1}` : label, points, places: places[index],
+          sparse: metric.startsWith("validation/"),
+        }));
       }
     });
-    const metrics = [...new Set(found.map((line) => line.metric))];
+    const series = [...new Set(found.map((line) => line.series))];
     const several = runs.length > 1;  // then a colour is a run's, in every chart
-    return found.map((line) => ({ ...line, colour: several ? line.run : metrics.indexOf(line.metric), dash: several ? metrics.indexOf(line.metric) : 0 }));
+    return found.map((line) => ({ ...line, colour: several ? line.run : series.indexOf(line.series), dash: several ? series.indexOf(line.series) : 0 }));
   }
 
   const about = (made) => made.metrics.map(definition).filter(Boolean).join("\n");
@@ -102,7 +107,7 @@ export async function runPage(name, context) {
       draw();
     };
     made.metrics = [...new Set(found.map((line) => line.metric))];
-    const shown = { ...view, marks: changesOfScorer(runs[0].rows) };
+    const shown = { ...view, marks: [...changesOfScorer(runs[0].rows), ...changesOfJudge(runs[0].rows).map((step) => [step, "the judge changed"])] };
     if (large?.key === key) large.made.draw(found, shown);
     into.append(made.box);  // also what is there already: their order is that of the subjects
     if (into !== zeros.lastChild || zeros.open) made.draw(found, shown);

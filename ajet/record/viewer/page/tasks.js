@@ -23,7 +23,8 @@ export async function tasksPage(run, context) {
   let data = { steps: [], tasks: [], complete: true };
 
   function fill() {
-    const { steps, tasks } = data;
+    const { steps, tasks, judge_change: changed } = data;
+    const since = typeof changed === "number" ? ` since the judge changed after step ${changed}` : "";
     head.replaceChildren(...["task", ...steps.map((step) => `step ${step}`), ""].map((name, index) => el("th", { class: index ? "number" : "" }, name)));
     const rows = tasks.filter((task) => !flipped.checked || task.changed);
     body.replaceChildren(...rows.map((task) => el("tr", { "data-row": task.task },
@@ -32,7 +33,7 @@ export async function tasksPage(run, context) {
       el("td", {}, task.before && task.after ? el("a", { href: address(["run", run, "episode", task.before], { with: task.after }) }, "before and after") : null))));
     const up = tasks.filter((task) => task.changed > 0).length;
     const down = tasks.filter((task) => task.changed < 0).length;
-    hint.textContent = tasks.length ? `${number(tasks.length)} tasks, from the first validation to the last ${up} better, ${down} worse${data.complete ? "" : " · reading"}`
+    hint.textContent = tasks.length ? `${number(tasks.length)} tasks, from the first validation${since} to the last ${up} better, ${down} worse${data.complete ? "" : " · reading"}`
       : data.complete ? "No validation was recorded: task_reader names no validation tasks, or none was due yet." : "reading";
   }
 

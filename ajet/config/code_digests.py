@@ -1,0 +1,126 @@
+"""Digests of the user's code and prompt files that decide what a run plays and how it scores.
+
+Invariant: a digest changes only with what the class or function that a key names reaches: its file, the modules of the
+user's that this imports, and text files that they name by a literal. Comments and layout do not count. Code that is
+loaded by a computed name, prompts built from several literals, and installed packages are not covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.config.compose import leaves
+from ajet.config.reached_code import PROMPT_SUFFIXES, Module, ReachedCode, find_installed_files
+from ajet.config.references import RUNNING, code_file, parse_reference
+from ajet.config.schema.choices import is_reference
+
+if TYPE_CHECKING:
+    from ajet.config.experiment import Experiment
+
+CodeDigests = dict[str, dict[str, str]]
+"""Configuration key -> file, relative to the YAML's folder -> digest."""
+JUDGE = "ajet.task_judge."
+_SCRIPTS = {".py", ".sh", ".js", ".mjs", ".ts"}
+_SIZE = 16
+
+
+def digest_code(experiment: Experiment) -> CodeDigests:
+    """Return the digests of all that bears on the run, by the key that names it."""
+    found: CodeDigests = {}
+    for key, text in _named_texts(experiment):
+        digests = (
+            _digest_reference(text, experiment.base) if is_reference(text) else _digest_files(text, experiment.base)
+        )
+        if digests:
+            found.setdefault(key, {}).update(digests)
+    return found
+
+
+def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
+    """Return the identity of what scores: settings and code of the judge, or of all code where no judge is named."""
+    settings = {key: value for key, value in experiment.training_relevant().items() if key.startswith(JUDGE)}
+    scoring = {key: files for key, files in code.items() if key.startswith(JUDGE)}
+    if not experiment.ajet.task_judge.named():  # the workflow or the task reader scores
+        scoring = code
+    return _digest(json.dumps([settings, scoring], sort_keys=True, default=str).encode())
+
+
+def changed_files(then: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
+    """Return the files that differ, each with the keys that name it; of keys that both know."""
+    found: dict[str, list[str]] = {}
+    for key in sorted(then.keys() & now.keys()):
+        for file in sorted(then[key].keys() | now[key].keys()):
+            if then[key].get(file) != now[key].get(file):
+                found.setdefault(file, []).append(key)
+    return found
+
+
+def _named_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield each text of the configuration that may name code or a prompt file, with its key."""
+    for name, value in experiment.training_relevant().items():
+        for path, leaf in leaves(value, (name,)):
+            if isinstance(leaf, str) and "\n" not in leaf:
+                yield ".".join(map(str, path)), leaf
+
+
+def _digest_reference(reference: str, base: Path) -> dict[str, str]:
+    parsed, code = parse_reference(reference), _reached(base)
+    if parsed.place == RUNNING:
+        _add_running(code, parsed.name)
+    elif (file := code_file(reference, base)) is not None:
+        code.add(file, parsed.name)
+    elif not parsed.is_file and len(files := find_installed_files(parsed.place.split("."))) > 0:
+        for package in files[:-1]:
+            code.add(package, None)
+        code.add(files[-1], parsed.name)
+    return _digests(code, base)
+
+
+def _add_running(code: ReachedCode, name: str) -> None:
+    """Add what a name of the running program or notebook reaches."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is not None and Path(file).is_file():
+        program = Module.parse(Path(file).read_bytes(), as_program=True)
+    else:  # a notebook: the cells that have been run; of two definitions of a name, the later one holds
+        file, program = Path.cwd() / "__main__", Module.parse_cells(getattr(main, "In", ()))
+    if any(name in statement.binds for statement in program.statements):
+        code.add_module(Path(file).resolve(), program, name)
+
+
+def _digest_files(text: str, base: Path) -> dict[str, str]:
+    """The digests of the scripts and prompt files that a value names, such as `{python} tools.py`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [text]
+    code = _reached(base)
+    for word in words:
+        suffix = Path(word).suffix
+        file = next((path for root in code.roots if (path := root / word).is_file()), None)
+        if file is not None and suffix == ".py":
+            code.add(file, None)
+        elif file is not None and suffix in PROMPT_SUFFIXES | _SCRIPTS:
+            code.prompts.add(file.resolve())
+    return _digests(code, base)
+
+
+def _reached(base: Path) -> ReachedCode:
+    return ReachedCode(tuple(dict.fromkeys((base.resolve(), Path.cwd().resolve()))))
+
+
+def _digests(code: ReachedCode, base: Path) -> dict[str, str]:
+    texts = {path: "\n".join(statements).encode() for path, statements in code.statements.items()}
+    texts |= {path: path.read_bytes() for path in code.prompts}
+    return {os.path.relpath(path, base.resolve()): _digest(text) for path, text in sorted(texts.items())}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=_SIZE).hexdigest()

@@ -1,0 +1,302 @@
+"""The statements of the user's files that a class or function reaches, and the prompt files that they name.
+
+Invariant: only source is read; nothing is imported or run. Comments, layout and statements that the named object does
+not reach are no part of the result. Files of Python, of installed packages and of ajet are not followed. A module that
+binds names in ways that its source does not show counts in full.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import symtable
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ajet.config.references import is_library_file
+
+PROMPT_SUFFIXES = {".txt", ".md", ".j2", ".jinja", ".jinja2", ".prompt", ".tmpl", ".mustache", ".yaml", ".yml", ".toml"}
+"""Suffixes of text files that code reads and does not write."""
+_LONGEST_NAME = 200
+_HIDDEN_BINDINGS = {"globals", "exec", "eval", "setattr", "__getattr__"}
+_Target = tuple[Path, str | None]
+"""A file, and a name in it; None: all of it."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One top-level statement of a module."""
+
+    node: ast.stmt
+
+    @cached_property
+    def text(self) -> str:
+        """The statement without comments and layout."""
+        return ast.unparse(self.node)
+
+    @cached_property
+    def _tables(self) -> list[symtable.SymbolTable]:
+        found = [symtable.symtable(self.text, "statement", "exec")]
+        for table in found:
+            found += table.get_children()
+        return found
+
+    @cached_property
+    def binds(self) -> set[str]:
+        """Names of the module that it binds."""
+        top, *nested = self._tables
+        own = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
+        return own | {
+            each.get_name()
+            for t in nested
+            for each in t.get_symbols()
+            if each.is_declared_global() and each.is_assigned()
+        }
+
+    @cached_property
+    def needs(self) -> set[str]:
+        """Names of the module that it reads, at once or when it is called."""
+        top, *nested = self._tables
+        read = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
+        return read | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
+
+    @cached_property
+    def changes(self) -> set[str]:
+        """Names whose objects it changes in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
+        found = set()
+        for node in _walk_outside_definitions(self.node):
+            if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+                found.add(_root_name(node))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                called = node.value.func
+                found |= {_root_name(called)} if isinstance(called, ast.Attribute) else set()
+        return found - {""}
+
+    @property
+    def is_import(self) -> bool:
+        """True for `import` and `from … import`."""
+        return isinstance(self.node, (ast.Import, ast.ImportFrom))
+
+    def find_imports(self) -> Iterator[ast.Import | ast.ImportFrom]:
+        """Yield the imports in it, those within functions too."""
+        for node in ast.walk(self.node):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                yield node
+
+    def find_texts(self) -> Iterator[str]:
+        """Yield the string literals in it that may name a file or a folder."""
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) <= _LONGEST_NAME:
+                yield node.value
+
+
+@dataclass(frozen=True)
+class Module:
+    """The top-level statements of one file."""
+
+    statements: tuple[Statement, ...]
+
+    @classmethod
+    def parse(cls, source: str | bytes, *, as_program: bool = False) -> Module:
+        """Parse a file. `as_program`: statements below `if __name__ == "__main__":` count too. Raises SyntaxError."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # shown when the file is imported
+            body = ast.parse(source).body
+        found: list[ast.stmt] = []
+        for node in body:
+            if not _is_main_guard(node):
+                found.append(node)
+            elif as_program and isinstance(node, ast.If):
+                found += node.body
+        return cls(tuple(Statement(node) for node in found))
+
+    @classmethod
+    def parse_cells(cls, cells: Iterable[str]) -> Module:
+        """Parse a notebook's cells as they were run; of several definitions of a name, the last one holds."""
+        found: dict[str, Statement] = {}
+        for cell in cells:
+            lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!"))]
+            try:
+                statements = cls.parse("\n".join(lines)).statements
+            except SyntaxError:  # it did not run either
+                continue
+            for each in statements:
+                defines = isinstance(each.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+                found[f"def {','.join(sorted(each.binds))}" if defines else each.text] = each
+        return cls(tuple(found.values()))
+
+    @cached_property
+    def hides_bindings(self) -> bool:
+        """True if its names cannot be told from its source."""
+        for node in (each for statement in self.statements for each in ast.walk(statement.node)):
+            if isinstance(node, ast.Name) and node.id in _HIDDEN_BINDINGS:
+                return True
+            if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+                return True
+            if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+                return True
+        return False
+
+    def select(self, name: str | None) -> list[Statement]:
+        """Return the statements that `name` reaches, in their order; all where that cannot be told."""
+        known = {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
+        if name is None or name not in known or self.hides_bindings:
+            return list(self.statements)
+        imported = {bound for statement in self.statements if statement.is_import for bound in statement.binds}
+        reached: dict[int, Statement] = {}
+        names, pending = {name}, True
+        while pending:
+            pending = False
+            for index, statement in enumerate(self.statements):
+                changed = statement.changes - imported if isinstance(statement.node, ast.Expr) else statement.changes
+                if index in reached or not names & (statement.binds | changed):
+                    continue
+                reached[index] = statement
+                names |= statement.needs & known
+                pending = True
+        return [reached[index] for index in sorted(reached)]
+
+
+@dataclass
+class ReachedCode:
+    """Collects what references reach, file by file."""
+
+    roots: tuple[Path, ...]
+    """Folders in which modules and prompt files are looked for after a file's own: the YAML's, the working one."""
+    statements: dict[Path, dict[str, None]] = field(default_factory=dict)
+    """Text of the statements of each Python file."""
+    prompts: set[Path] = field(default_factory=set)
+    _modules: dict[Path, Module] = field(default_factory=dict)
+    _seen: set[_Target] = field(default_factory=set)
+
+    def add(self, file: Path, name: str | None) -> None:
+        """Add what `name` in `file` reaches; None: all of the file. A file that does not parse adds nothing."""
+        pending: list[_Target] = [(file.resolve(), name)]
+        while pending:
+            target = pending.pop()
+            if target in self._seen:
+                continue
+            self._seen.add(target)
+            place, wanted = target
+            try:
+                module = self._modules.get(place) or Module.parse(place.read_bytes())
+            except (SyntaxError, ValueError, OSError):  # the import, which comes later, says what is wrong
+                continue
+            self._modules[place] = module
+            pending += self._take(place, module.select(wanted))
+
+    def add_module(self, place: Path, module: Module, name: str) -> None:
+        """Add what `name` reaches in a module that is known already, such as the running program."""
+        for file, wanted in self._take(place, module.select(name)):
+            self.add(file, wanted)
+
+    def _take(self, place: Path, statements: list[Statement]) -> Iterator[_Target]:
+        texts = self.statements.setdefault(place, {})
+        for statement in statements:
+            texts[statement.text] = None
+        self.prompts |= set(self._find_prompts(place, {text for each in statements for text in each.find_texts()}))
+        for each in statements:
+            for node in each.find_imports():
+                yield from self._follow(place, node)
+
+    def _find_prompts(self, place: Path, texts: set[str]) -> Iterator[Path]:
+        roots = [place.parent, *self.roots]
+        plain = {text for text in texts if "\n" not in text and "\0" not in text}
+        names = {text for text in plain if Path(text).suffix in PROMPT_SUFFIXES}
+        if not names:
+            return
+        folders = [root / text for root in roots for text in plain - names if (root / text).is_dir()]
+        for folder in [*roots, *folders]:
+            yield from (path.resolve() for text in names if (path := folder / text).is_file())
+
+    def _follow(self, place: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from ((file, None) for file in self._files(place, alias.name.split("."), 0))
+            return
+        parts = node.module.split(".") if node.module else []
+        files = self._files(place, parts, node.level)
+        yield from ((file, None) for file in files[:-1])
+        for alias in node.names:
+            beside = self._files(place, [*parts, alias.name], node.level)
+            if len(beside) > len(files):
+                yield beside[-1], None
+            if files:
+                yield files[-1], None if alias.name == "*" else alias.name
+
+    def _files(self, place: Path, parts: list[str], level: int) -> list[Path]:
+        """The files that an import of a dotted name runs: each package's `__init__.py`, then the module."""
+        if level:
+            folder = place.parents[level - 1]
+            found = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
+            return found + _files_below(folder, parts)
+        if not parts or parts[0] == "ajet" or parts[0] in sys.stdlib_module_names:
+            own = [] if not parts or parts[0] in ("ajet", *sys.builtin_module_names) else [place.parent]
+        else:
+            own = [_package_root(place), place.parent, *self.roots]
+        for root in own:
+            if (found := _files_below(root, parts)) and not is_library_file(found[0]):
+                return found
+        return find_installed_files(parts) if own and parts[0] not in sys.stdlib_module_names else []
+
+
+def _files_below(root: Path, parts: list[str]) -> list[Path]:
+    found: list[Path] = []
+    folder = root
+    for index, part in enumerate(parts):
+        module, package = folder / f"{part}.py", folder / part
+        if (package / "__init__.py").is_file():
+            found.append((package / "__init__.py").resolve())
+        elif module.is_file():
+            return [*found, module.resolve()] if index == len(parts) - 1 else found
+        elif not package.is_dir():
+            return found
+        folder = package
+    return found
+
+
+def find_installed_files(parts: list[str]) -> list[Path]:
+    """Find the files that an import runs, in a package installed from a folder of the user's (`pip install -e`)."""
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except (ValueError, ImportError):
+        return []
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py") or is_library_file(Path(spec.origin)):
+        return []
+    origin = Path(spec.origin)
+    root = origin.parent.parent if origin.name == "__init__.py" else origin.parent
+    return _files_below(root, parts)
+
+
+def _package_root(place: Path) -> Path:
+    """The folder of the outermost package that a file is in."""
+    folder = place.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _walk_outside_definitions(node: ast.AST) -> Iterator[ast.AST]:
+    pending: list[ast.AST] = [node]
+    while pending:
+        each = pending.pop()
+        yield each
+        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            pending.extend(ast.iter_child_nodes(each))
+
+
+def _root_name(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
+        return False
+    sides = [node.test.left, *node.test.comparators]
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in sides)

@@ -1,0 +1,84 @@
+"""What a script shows of an error or an interrupt from ajet that it does not catch: one screen, without frames of ajet.
+
+Invariant: the exception passes through the script as any other, so that `except` and `finally` run. Only where nothing
+catches it, `sys.excepthook`, set for this one exception as it leaves ajet, prints the screen and gives the exit code
+that the command has.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from ajet.schema.errors import RunFailed, Unreachable, UserError
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+USER, FAILED, PREEMPTED, INTERRUPTED = 2, 1, 75, 130
+"""The exit codes of `ajet.cli.exit`."""
+
+
+def brief_if_uncaught(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """Decorate an entry point for scripts: a UserError or interrupt that nothing catches is one screen."""
+
+    @functools.wraps(function)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, KeyboardInterrupt) as error:
+            if not isinstance(sys.excepthook, _BriefHook) or sys.excepthook.error is not error:
+                sys.excepthook = _BriefHook(error)
+            raise
+
+    return called
+
+
+class _BriefHook:
+    """An exception hook for one exception; any other goes to the hook before."""
+
+    def __init__(self, error: BaseException) -> None:
+        earlier = sys.excepthook
+        self.error = error
+        self._earlier = earlier._earlier if isinstance(earlier, _BriefHook) else earlier
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = self._earlier
+        if error is not self.error:
+            self._earlier(kind, error, trace)
+            return
+        sys.stderr.write(f"{_screen(error)}{_called_at(trace)}\n")
+        raise SystemExit(_exit_code(error))
+
+
+def _screen(error: BaseException) -> str:
+    from ajet.record.console import harmless
+    from ajet.record.secrets import Redactor
+    from ajet.run.interrupt import Preempted
+
+    if isinstance(error, UserError):
+        return str(harmless(Redactor()(f"error: {error}")))
+    return "Ended as asked; the same program goes on." if isinstance(error, Preempted) else "Interrupted."
+
+
+def _called_at(trace: TracebackType | None) -> str:
+    """The line of the person's own that called ajet, or "" where there is none."""
+    from ajet.config.references import is_library_file
+
+    frames = [frame for frame in traceback.extract_tb(trace) if not is_library_file(frame.filename)]
+    own = [frame for frame in frames if Path(frame.filename).is_file()]
+    return f"\n  called at: {own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _exit_code(error: BaseException) -> int:
+    from ajet.run.interrupt import Preempted
+
+    if isinstance(error, Unreachable | Preempted):
+        return PREEMPTED
+    if isinstance(error, UserError):
+        return FAILED if isinstance(error, RunFailed) else USER
+    return INTERRUPTED
