@@ -20,7 +20,7 @@ from rich.text import Text
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.record.find_run import known_run
 from ajet.run.export import model_folder
 from ajet.run.recorded_agent import recorded_settings, require_own
@@ -172,8 +172,13 @@ async def _answer(
     )
     ids: list[int] = []
     request = TokenRequest(rendered.ids, sampling, DrawKey(settings.seed, 0, 0, len(messages)), adapter=adapter)
+    finish = None
     async for chunk in engine.generate(request):
         ids += chunk.ids
+        finish = chunk.finish
     reply = renderer.parse(np.asarray(ids, np.int32))
     messages.append(reply)
     console.print(Text.assemble(("model: ", "bold green"), printable(reply.get("content") or "")), soft_wrap=True)
+    if finish == "length":
+        limit = "max_model_len" if len(ids) >= room else "max_response_length_in_one_turn"
+        console.print(f"✂ the reply was cut after {counted(len(ids), 'token')}, by rollout.{limit}", style="yellow")

@@ -6,6 +6,7 @@ from this machine's own episodes, as a range where the run would play more of th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,6 +110,21 @@ def _of_group(group: Group, teaches: bool) -> str:
     if teaches:
         return f"{told} (rewards {low:g} to {high:g}): training can learn from it"
     return f"{told} (all {low:g}): nothing to prefer" if low == high else f"{told} ({low:g} to {high:g}): too alike"
+
+
+def _replies(count: int) -> str:
+    return "1 reply" if count == 1 else f"{count} replies"
+
+
+def cut_line(episodes: Sequence[Episode]) -> str:
+    """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
+    calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
+    cut = [call for call in calls if call.is_cut]
+    if not cut:
+        return ""
+    limits = Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in cut)
+    named = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
+    return f"{len(cut)} of {_replies(len(calls))} cut ({named}): raise that limit, or ask for shorter replies"
 
 
 def advice(groups: Sequence[Group], settings: AjetConfig) -> str:

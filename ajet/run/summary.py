@@ -135,6 +135,10 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
             console.print(flipped, soft_wrap=True)
     tally = Tally.of(rows)
     console.print(tally.line())
+    if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
+        calls = sum(int(row.get("train/calls", 0)) for row in rows)
+        where = command("episodes", run_named(run.path, run.name))
+        console.print(f"{cut} of {calls} replies cut by a limit on tokens: see {where}", markup=False, soft_wrap=True)
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
         told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
         console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)

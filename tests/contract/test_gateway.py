@@ -165,6 +165,24 @@ def test_a_length_stop_is_said_and_the_next_turn_closes_the_reply(stream):
         assert second.suffix_ids[0] == on.renderer.end_ids[0]
 
 
+@pytest.mark.parametrize(
+    ("limits", "asked", "limit"),
+    [
+        ({}, 2, "max_tokens"),
+        ({"max_response_tokens": 2}, None, "rollout.max_response_length_in_one_turn"),
+        ({"max_response_tokens": 2}, 2, "rollout.max_response_length_in_one_turn"),
+        ({"max_model_len": 35}, None, "rollout.max_model_len"),
+    ],
+)
+def test_call_names_the_limit_that_cut_it(limits, asked, limit):
+    with bench(["one " * 100], **limits) as on:
+        session = on.open()
+        fields = {"messages": ASK} | ({"max_tokens": asked} if asked else {})
+        asyncio.run(complete(session("agent", "agent", None), "in-process", **fields))
+        (call,) = session.close().calls
+        assert call.is_cut and call.extra["cut_by"] == limit
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
     with bench(chunk=2) as on:

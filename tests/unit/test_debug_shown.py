@@ -87,6 +87,16 @@ def test_calls_with_the_same_reply_all_show_it(monkeypatch: pytest.MonkeyPatch) 
     assert lines == ["u: a", "a: yes", "u: b", "a: yes", "u: c", "a: yes"]
 
 
+def test_panel_marks_each_reply_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("u", "a"), ("a", "y"), ("u", "b"), ("u", "c"))]
+    calls = [call_of("x", [0], 1), call_of("x", [2], 1), call_of("x", [2, 1, 3], 1)]
+    calls[1].finish, calls[1].extra["cut_by"] = "length", "max_tokens"
+    calls[2].finish = "length"
+    lines = lines_of(monkeypatch, Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls))
+    marks = [at for at, line in enumerate(lines) if "cut" in line]
+    assert marks == [4, 7] and lines[4].endswith("max_tokens") and lines[3] == lines[6] == "a: y"
+
+
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [

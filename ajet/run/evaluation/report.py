@@ -267,6 +267,12 @@ def _remarks(result: Result) -> Iterator[str]:
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
+        if cut := sum(attempt.cut for attempt in scores.attempts):
+            replies = sum(attempt.replies for attempt in scores.attempts)
+            yield (
+                f"{label}: {cut} of {replies} replies cut by a limit on tokens (max_tokens of the request, "
+                "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
+            )
         if not scores.tells_success and scores.scored:
             yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
     for untold in result.untold():

@@ -22,6 +22,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/staleness_max", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
 ["(?:train|validation|debug)/staleness_mean", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
 ["(?:train|validation|debug)/forks", "calls", "calls that could not extend an earlier one"],
+["(?:train|validation|debug)/cut_replies", "calls", "replies that a limit on tokens ended: the request's max_tokens, rollout.max_response_length_in_one_turn or rollout.max_model_len"],
 ["(?:train|validation|debug)/tasks", "count", "held-out tasks"],
 ["(?:train|validation|debug)/success_low", "0 to 1", "95 % interval of the success rate"],
 ["(?:train|validation|debug)/success_high", "0 to 1", "95 % interval of the success rate"],
