@@ -127,6 +127,7 @@ class TokenTurns:
         prompt = await self._prompt(request)
         self._ledger.refuse_ended()  # a long prompt takes its time
         sampling, ignored = self._sampling(request, prompt, trained)
+        self._heard.say_replaced(ignored, self._run)
         if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
             sampling = replace(sampling, seed=sampling.seed ^ (rejected << _REDRAWN))
         may_call = bool(request.tools) and request.tool_choice != "none"

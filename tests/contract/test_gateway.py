@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 import requests
+from loguru import logger
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
@@ -258,6 +259,29 @@ def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
         assert [request.sampling.seed for request in seen] == [None, 5, None]
         assert [request.draws for request in seen] == [(7, 3, 1, 0), (5, 0, 0, 0), (7, 3, 1, 2)]
         assert [request.key for request in seen] == [(7, 3, 1, 0), (7, 3, 1, 1), (7, 3, 1, 2)]
+
+
+def test_replaced_sampling_fields_are_logged_once_with_their_key():
+    said: list[str] = []
+    number = logger.add(said.append, level="INFO", format="{message}")
+    with bench(lambda _: "3", max_response_tokens=64) as on:
+        fields = {"temperature": 0.25, "top_p": 0.5, "seed": 5, "max_tokens": 4000, "extra_body": {"top_k": 7}}
+        for _ in range(2):
+            session = on.open(trainable=["solver"], sampling=Sampling(64, temperature=0.9, top_p=0.95))
+            for agent in ("solver", "critic"):
+                asyncio.run(complete(session(agent, agent, None), "in-process", messages=ASK, **fields))
+            trained, other = session.close().calls
+    logger.remove(number)
+    assert trained.extra["ignored"] == {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "seed": 5, "max_tokens": 4000}
+    assert other.extra["ignored"] == {"max_tokens": 4000}
+    for asked, key in [
+        ("temperature 0.25", "rollout.temperature"),
+        ("top_p 0.5", "rollout.top_p"),
+        ("top_k 7", "rollout.top_k"),
+        ("seed 5", "seed"),
+        ("max_tokens 4000", "rollout.max_response_length_in_one_turn"),
+    ]:
+        assert len([line for line in said if asked in line and key in line]) == 1, said
 
 
 @pytest.mark.parametrize("way", WAYS)
