@@ -92,7 +92,7 @@ def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
         parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
-        parts.append(f"{share:.1%} left out (ajet's own failures)")
+        parts.append(f"{share:.1%} left out (not the model's doing)")
     return ", ".join(parts)
 
 

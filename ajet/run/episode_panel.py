@@ -38,13 +38,15 @@ SHOWN_OWN = 5
 
 HINTS = {
     "engine": "the engine failed: see the log in the run directory",
+    "server": "start the model server that the message names, or mend its address and key",
+    "judging model": "start the server that the message names, or mend model, base_url and api_key_env of the judge",
     "judge": "the judge raised or gave no number: call it alone with the answer shown above",
-    "environment": "the environment did not answer: is its service running?",
+    "environment": "start the environment's service, or mend its address",
     "tool": "a tool failed",
     "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
-"""What to do about a failure at each boundary; of the agent's own, its frames say it."""
+"""What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it."""
 KIND_HINTS = {
     "no_model_call": "give the client the tuner, or the address and key that it hands out; a command finds them in "
     "OPENAI_BASE_URL and OPENAI_API_KEY (ANTHROPIC_…)",
@@ -99,6 +101,10 @@ def hint_of(failure: Failure) -> str:
     """A hint on what to do about a failure; for the person's own code, the line where it ended."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
+    if failure.boundary == "engine" and "://" in failure.message:
+        return HINTS["server"]
+    if failure.boundary == "judge" and failure.own and failure.retryable:
+        return HINTS["judging model"]
     if failure.boundary == "judge" and failure.kind == "timeout":
         return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:

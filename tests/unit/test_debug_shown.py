@@ -123,6 +123,20 @@ def test_hints_fit_what_failed() -> None:
     assert "call it alone" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
 
 
+@pytest.mark.parametrize(
+    ("failure", "named"),
+    [
+        (Failure("engine", "model_call", "http://h:1/v1 did not answer: ConnectError", own=True), "model server"),
+        (Failure("judge", "JudgeFailure", "no judge answers: m at http://h:1/v1 …", True, own=True), "judge"),
+        (Failure("environment", "EnvironmentFailure", "the service at http://h:1: …", True, own=True), "environment"),
+    ],
+)
+def test_down_server_of_the_users_is_no_fault_of_ajet(failure: Failure, named: str) -> None:
+    hint = hint_of(failure)
+    assert hint.startswith("start ") and named in hint and "address" in hint or "base_url" in hint
+    assert "ajet" not in hint
+
+
 OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'
 CHAIN = (
     f'Traceback (most recent call last):\n  File "{ajet.__file__}", line 1, in perform\n    await run()\n'

@@ -28,6 +28,8 @@ from ajet.schema.errors import MissingExtra, UserError
 
 NAMED = 8
 """Tasks that flipped, and that a line names."""
+LOST_AT = {"engine": "the model's server or engine", "judge": "the judge", "ajet": "ajet itself"}
+"""Boundaries in words; the others are words already."""
 COLUMNS = (
     "model", "task_id", "order", "repeat", "reward", "success", "status", "failure", "reason", "left_out", "tokens",
     "seconds", "tags", "question", "uuid", "record", "scorer",
@@ -261,9 +263,11 @@ def _remarks(result: Result) -> Iterator[str]:
             yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {worth}"
         if scores.left_out:
             why, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
+            by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
+            lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
             yield (
-                f"{label}: ajet itself failed at {counted(scores.left_out, 'attempt')} (engine, judge or ajet): left "
-                f"out; the same command plays them again; mostly: {printable(why)[:300]}"
+                f"{label}: {counted(scores.left_out, 'attempt')} left out, they say nothing about the model ({lost}); "
+                f"mend that, and the same command plays them again; mostly: {printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"

@@ -8,7 +8,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/no_score", "count", "the others: attempts that failed, that were stopped, that ended without a score"],
 ["(?:train|validation|debug)/reward", "reward", "mean over scored episodes"],
 ["(?:train|validation|debug)/success_rate", "0 to 1", "attempts with is_success true, of all but those left out; a failure, a timeout and no score are no success. Missing where neither judge nor workflow says what success is"],
-["(?:train|validation|debug)/left_out", "count", "attempts at which ajet itself failed (engine, judge, ajet), or that it stopped"],
+["(?:train|validation|debug)/left_out", "count", "attempts that say nothing about the model: its server or engine, a judge that is a model, an environment that did not open, or ajet failed, or ajet stopped them"],
 ["(?:train|validation|debug)/turns", "calls", "model calls per scored episode whose reply the agent received"],
 ["(?:train|validation|debug)/reply_tokens", "tokens", "sampled tokens per scored episode, over all its calls"],
 ["(?:train|validation|debug)/calls", "count", "model calls"],
