@@ -133,7 +133,7 @@ def test_hints_fit_what_failed() -> None:
 )
 def test_down_server_of_the_users_is_no_fault_of_ajet(failure: Failure, named: str) -> None:
     hint = hint_of(failure)
-    assert hint.startswith("start ") and named in hint and "address" in hint or "base_url" in hint
+    assert hint.startswith("start ") and named in hint and ("address" in hint or "base_url" in hint)
     assert "ajet" not in hint
 
 
