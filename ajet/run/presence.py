@@ -15,6 +15,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.task_reader import Benchmark
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import is_local, locate
+from ajet.record.find_run import known_run
 from ajet.store import look_at_store, store_address
 from ajet.task_reader.benchmark_files import located
 from ajet.task_reader.contract import find_file, require_place
@@ -37,6 +38,8 @@ def require_present(experiment: Experiment) -> list[str]:
     for where, value in settings.task_judge.named():
         if is_reference(value):
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
+    if settings.sft.objective is not None:
+        _require_given(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
     if (kind := settings.task_reader.type) in ("jsonl_dataset_file", "agentrl"):
         files = getattr(settings.task_reader, kind)
@@ -67,6 +70,17 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None:
         unseen.append(f"whether the hub has {model}")
     return unseen
+
+
+def _require_given(experiment: Experiment) -> None:
+    """Raise UserError if a file of rows, or the run whose episodes are learned, is not there."""
+    given = experiment.ajet.sft
+    for key, files in (("train_files", given.train_files), ("val_files", given.val_files)):
+        for file in [files] if isinstance(files, str) else files or ():
+            find_file(file, experiment.base, key=f"ajet.sft.{key}", what="file of rows")
+    if given.from_run is not None:
+        expected = "a run with recorded episodes (ajet.sft.from_run: its name or folder)"
+        known_run(given.from_run, experiment.root, holding="episodes", expected=expected)
 
 
 def _require_store(experiment: Experiment) -> list[str]:
