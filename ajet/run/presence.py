@@ -14,6 +14,7 @@ from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.task_reader import Benchmark
 from ajet.engine.embedded import require_embedded
+from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import is_local, locate
 from ajet.record.find_run import known_run
 from ajet.store import look_at_store, store_address
@@ -68,6 +69,7 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None and model.startswith("embedded:"):
         require_embedded(model.removeprefix("embedded:"))
     elif model is not None:
+        refuse_hosted(model)
         unseen.append(f"whether the hub has {model}")
     return unseen
 

@@ -281,7 +281,11 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
     out = printed.out
     assert sorted(asked) == [2, 3], "each is asked once: its client is told that asking again would be of no use"
     assert "50.0%" in out and "2/4" in out, "over the two that were answered"
-    assert "2 attempts left out" in out and "2 at the model's server" in out and f"{server} hangs: it took the request and sent" in out
+    assert (
+        "2 attempts left out" in out
+        and "2 at the model's server" in out
+        and f"{server} hangs: it took the request and sent" in out
+    )
     words = " ".join((out + printed.err).split())
     assert words.count("look at that server, or raise rollout.endpoint.timeout where its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)

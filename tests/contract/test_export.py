@@ -124,6 +124,15 @@ def test_evaluations_below_the_yamls_name_are_found(record, tool_project, tmp_pa
     assert all(f"{place.parent.name}/eval/" in line for line in lines)
 
 
+@pytest.mark.slow
+def test_chat_takes_a_checkpoints_folder(record, capsys):
+    place = record / "tool" / "checkpoints" / "step-1"
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["chat", str(place), "--prompt", "hi", "--exp-dir", str(record)])
+    said = capsys.readouterr().out
+    assert not ended.value.code and str(place) in said and "model: " in said, said
+
+
 def loads(folder: Path) -> dict[str, torch.Tensor]:
     """The weights as transformers and our own loader find them; the two agree."""
     from transformers import AutoModelForCausalLM
