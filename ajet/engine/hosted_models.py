@@ -24,9 +24,10 @@ def refuse_hosted(name: str, expected: str = "") -> None:
     if (found := of_openai or other) is None:
         return
     model = f"{found[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
+    evaluation = command("eval", "FILE.yaml", "--model", model)
     raise UserError(
         f"{name} is a hosted model: its weights cannot be downloaded, so it cannot be tuned here.",
         where="model.path",
         expected=expected,
-        do=f"tune an open model; see how {found[1]} does at the tasks: {command('eval', 'FILE.yaml', '--model', model)}",
+        do=f"tune an open model; see how {found[1]} does at the tasks: {evaluation}",
     )
