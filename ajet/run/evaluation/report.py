@@ -20,6 +20,7 @@ from rich.table import Table
 from ajet.record.attempts import TAG_KEYS
 from ajet.record.comparison import Comparison
 from ajet.record.console import console, counted, printable
+from ajet.record.intervals import plus_minus
 from ajet.record.scores import Rate, Scores
 from ajet.run.evaluation.judged import YAML
 from ajet.run.evaluation.play import Evaluated, Result
@@ -233,8 +234,7 @@ def _columns(everything: Sequence[Scores]) -> list[str]:
 def _cells(scores: Scores, columns: Sequence[str]) -> list[str]:
     counting = [attempt for attempt in scores.attempts if not attempt.left_out]
     reward = "–" if scores.reward is None else f"{scores.reward:.3f}"
-    if scores.reward_error is not None:
-        reward += f" ± {scores.reward_error:.2g}"
+    reward += plus_minus(scores.reward_error, ".2g")
     cells = {
         "reward": reward,
         "scored": f"{scores.scored}/{len(scores.attempts)}",

@@ -26,7 +26,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/tasks", "count", "held-out tasks"],
 ["(?:train|validation|debug)/success_low", "0 to 1", "95 % interval of the success rate"],
 ["(?:train|validation|debug)/success_high", "0 to 1", "95 % interval of the success rate"],
-["(?:train|validation|debug)/reward_error", "reward", "half of the mean reward's 95 % interval"],
+["(?:train|validation|debug)/reward_error", "reward", "half of the mean reward's 95 % interval; missing where all tasks had equal rewards"],
 ["(?:train|validation|debug)/seconds", "seconds", "of the whole debug run; of its longest episode"],
 ["(?:train|validation|debug)/longest", "seconds", "of the whole debug run; of its longest episode"],
 ["(?:train|validation|debug)/all_tokens", "count", "tokens that the engine sampled, those of unfinished episodes too; episodes that ran at the same time, at most. ajet plan tells from these how long a step takes"],
