@@ -78,6 +78,7 @@ LOCAL = Descriptor(
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",
+    runner="ajet.run.runner->LocalRunner",
     scorer="ajet.backbone.local.scorer->Scorer",
     layer=default_config() / "local" / "local_default.yaml",
     idle={

@@ -151,6 +151,17 @@ class Runner:
         it would refuse; loads neither torch nor the backbone's package."""
         return experiment.ajet
 
+    def check(
+        self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
+    ) -> None:
+        """Raise UserError for settings that a training would refuse; loads no model and starts nothing.
+
+        Args:
+            from_store: the store of `--from-store`.
+            looking: True if nothing is launched: the settings may be a sampler's.
+            here: True if the training is to run on this machine.
+        """
+
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
         """Before a training has a folder. Raises UserError for settings and flags that do not go together."""
 

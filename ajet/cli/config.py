@@ -53,9 +53,10 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
     from ajet.record.console import console
+    from ajet.run.launch import refuse_untrainable
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
-    from ajet.run.runner import algorithm_of
+    from ajet.run.runner import algorithm_of, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
 
@@ -63,6 +64,9 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready(looking=True)
+    refuse_untrainable(experiment)
+    if "trains" in experiment.backbone.can:
+        runner_of(experiment.backbone).check(experiment, looking=True)
     algorithm = algorithm_of(experiment)
     idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
     review = review_lines(review_settings(experiment.ajet, algorithm), experiment)

@@ -103,6 +103,7 @@ def require_ready(
         _refuse_adapters(config, layers)
     if not serving:
         _refuse_out_of_reach(config, layers)
+    _refuse_clash(config, layers)
     lacking = missing(config, serving=serving, evaluating=evaluating)
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
@@ -173,6 +174,21 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
             expected=f"1; or samplers (--from-store; --backbone {' or '.join(_able('decouples'))})",
             do="ajet.trainer_common.mini_batch_num makes several optimizer steps of a step's groups",
         )
+
+
+def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
+    """Raises ConfigError for two settings of which a run could follow only one."""
+    rollout, given = config.rollout, config.sft
+    clashes = [
+        (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),
+         "A group cannot close by the clock in a deterministic rollout.", "null with rollout.deterministic: true"),
+        (given.objective is not None and given.train_files is not None and given.from_run is not None,
+         ("sft", "from_run"), "Files and a run are both given to learn from.", "sft.train_files or sft.from_run"),
+    ]  # fmt: skip
+    for is_set, path, what, expected in clashes:
+        if is_set:
+            where = f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})"
+            raise ConfigError(what, where=where, expected=expected)
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:

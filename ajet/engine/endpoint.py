@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
+ENDPOINT_KEY = "ajet.rollout.endpoint"
 TIMEOUT_KEY = "rollout.endpoint.timeout"
 _OF_A_STREAM = (":", "event:", "id:", "retry:")
 """How lines of a stream of events begin that are no data."""
@@ -161,7 +162,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         yield Service(
             "model server",
             base_url,
-            "ajet.rollout.endpoint",
+            ENDPOINT_KEY,
             lambda seconds: why_no_model(base_url, model, key, seconds, named=base_url),
             f"an OpenAI-compatible server that has {model}",
             "start it, or mend ajet.rollout.endpoint.base_url and model",

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ajet.config.cache import cache_root
 from ajet.config.other_models import key_in
+from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
-from ajet.schema.commands import lists_runs, python
+from ajet.schema.commands import command, lists_runs, python
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -117,6 +118,7 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
             expected=_EXPECTED,
             do=_who_makes(path, base) or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
+    refuse_hosted(path, _EXPECTED)
     do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
     return ModelSource(path, folder=_from_hub(path, progress, weights, do), hub=path)
 
@@ -163,8 +165,24 @@ def _local(path: str, place: Path) -> ModelSource:
     if len(found) == 1:
         return ModelSource(path, gguf_file=found[0])
     what = f"holds {len(found)} .gguf files" if found else "has no config.json"
-    do = "Name one of them: " + ", ".join(f.name for f in found[:5]) if found else ""
+    do = "Name one of them: " + ", ".join(f.name for f in found[:5]) if found else _model_below(place)
     raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
+
+
+def _model_below(folder: Path) -> str:
+    """Return which model below a folder is probably meant, the newest checkpoint of a run first; "" for none."""
+    for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
+        models = [each for each in folder.glob(pattern) if (each / "config.json").is_file()]
+        if models:
+            return f"did you mean {max(models, key=_step_and_time)}?"
+    if (folder / "run.json").is_file() and any(folder.glob("checkpoints/step-*")):
+        return f"{command('export', folder)} makes a model folder of its last checkpoint"
+    return ""
+
+
+def _step_and_time(model: Path) -> tuple[int, float]:
+    step = re.fullmatch(r"step-(\d+)", model.name)
+    return int(step[1]) if step else -1, model.stat().st_mtime
 
 
 def _wanted(weights: bool) -> list[str]:

@@ -8,11 +8,12 @@ policy that is trained and proven is the run's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loguru import logger
 
+from ajet.engine.contract import Sampling
 from ajet.gateway.turn import Refused, TurnRequest
 
 HINTS = frozenset({"reasoning_effort", "verbosity"})
@@ -25,6 +26,14 @@ _SHAPING = {
     "min_p": "0",
 }
 """They make another distribution of the model's; each with its value that does not."""
+_DECIDED_BY = {
+    "temperature": "rollout.temperature (in validation: rollout.val_kwargs)",
+    "top_p": "rollout.top_p (in validation: rollout.val_kwargs)",
+    "top_k": "rollout.top_k (in validation: rollout.val_kwargs)",
+    "seed": "seed, which names each reply's own",
+    "max_tokens": "rollout.max_response_length_in_one_turn",
+}
+"""The key that decides a sampling field which the run replaces."""
 
 
 class Heard:
@@ -41,6 +50,24 @@ class Heard:
             self._names.update(new)
         if new:
             logger.info("clients ask for {}, which changes nothing here and is kept with their calls", ", ".join(new))
+
+    def say_replaced(self, asked: Mapping[str, Any], run: Sampling) -> None:
+        """Log each sampling field that the run replaces, once a gateway, with the key that decides it.
+
+        Args:
+            asked: the fields that are replaced, with the request's values.
+            run: the run's own sampling.
+        """
+        if self._names.issuperset(asked):
+            return
+        with self._lock:
+            new = [name for name in asked if name not in self._names]
+            self._names.update(new)
+        for name in new:
+            logger.warning(
+                "the agent asks for {} {}; the run uses {}, by {}",
+                *(name, asked[name], "its own" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
+            )
 
 
 def hints_of(request: TurnRequest) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def _raw(
 def sampling_of(
     request: TurnRequest, run: Sampling, *, trained: bool, prompt_tokens: int, room: int, end_ids: tuple[int, ...]
 ) -> tuple[Sampling, dict[str, Any]]:
-    """The run's sampling for what trains, else the client's; and what of the client's was set aside. `room` bounds
+    """The run's sampling for what trains, else the client's; and the client's fields that it replaces. `room` bounds
     prompt + reply. Raises Refused when the prompt leaves none."""
     if prompt_tokens >= room:
         raise Refused(
@@ -117,7 +117,13 @@ def sampling_of(
         top_logprobs=request.top_logprobs,
         **({} if trained else cast(dict[str, Any], asked)),
     )
-    return sampling, asked if trained else {}
+    return sampling, (asked if trained else {}) | lowered_max_tokens(request, run)
+
+
+def lowered_max_tokens(request: TurnRequest, run: Sampling) -> dict[str, Any]:
+    """Return the request's `max_tokens` by its name if it is above the run's; {} otherwise."""
+    above = request.max_tokens is not None and request.max_tokens > run.max_tokens
+    return {"max_tokens": request.max_tokens} if above else {}
 
 
 def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None, adapter: str | None = None) -> Terms:

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling
 from ajet.gateway.capture import Sampled
+from ajet.gateway.hints import Heard
+from ajet.gateway.prompting import lowered_max_tokens
 from ajet.gateway.reply import Reply
 from ajet.gateway.running_calls import RunningCalls
 from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
@@ -24,7 +26,13 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_ca
 
 
 async def chat_turn(
-    reply: Reply, request: TurnRequest, target: str, engine: ChatEngine, ledger: RunningCalls, run: Sampling
+    reply: Reply,
+    request: TurnRequest,
+    target: str,
+    engine: ChatEngine,
+    ledger: RunningCalls,
+    run: Sampling,
+    heard: Heard,
 ) -> Turn:
     """Have a chat engine answer. Raises Refused."""
     recorder = ledger.recorder
@@ -44,8 +52,10 @@ async def chat_turn(
             temperature=run.temperature if request.temperature is None else request.temperature,
         )
     entry.call.extra.update(request.notes)
-    if request.asides:
-        entry.call.extra["ignored"] = dict(request.asides)
+    heard.say(request.asides)
+    heard.say_replaced(lowered := lowered_max_tokens(request, run), run)
+    if ignored := {**request.asides, **lowered}:
+        entry.call.extra["ignored"] = ignored
     with ledger.under_way(entry, Sampled()):
         if reply.streamed:
             message, finish, usage = await relay(engine.stream(body), reply.tell)

@@ -185,7 +185,9 @@ class Session:
         target = request.target or request.agent
         if samples_tokens and self._tokens is not None:
             return await self._tokens.make(reply, request, target, own, self._adapter(request, target, own))
-        return await chat_turn(reply, request, target, cast(ChatEngine, engine), self._ledger, self._sampling)
+        return await chat_turn(
+            reply, request, target, cast(ChatEngine, engine), self._ledger, self._sampling, self._serving.heard
+        )
 
     async def check(self, requests: Sequence[TurnRequest]) -> None:
         """Refuse all of these where one cannot be made. Raises Refused, which says which. Nothing is recorded."""

@@ -127,6 +127,7 @@ class TokenTurns:
         prompt = await self._prompt(request)
         self._ledger.refuse_ended()  # a long prompt takes its time
         sampling, ignored = self._sampling(request, prompt, trained)
+        self._heard.say_replaced(ignored, self._run)
         if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
             sampling = replace(sampling, seed=sampling.seed ^ (rejected << _REDRAWN))
         may_call = bool(request.tools) and request.tool_choice != "none"
@@ -203,6 +204,8 @@ class TokenTurns:
         text = self._renderer.decode(call.response_ids, after=draft.prompt.ids)
         self._ledger.recorder.settle(entry, finish, message=message, reply_text=text, stopped=stream.stopped)
         call.stop, call.resumed = stream.stopped, max(0, draft.begun - 1)
+        if finish == "length":
+            call.extra["cut_by"] = self._length_limit(len(draft.prompt.ids), len(call.response_ids))
         self._ledger.look(call, message)
         return Turn(
             call.index,
@@ -215,6 +218,12 @@ class TokenTurns:
             sampled.top[: stream.kept],
             stream.stopped,
         )
+
+    def _length_limit(self, prompt_tokens: int, reply_tokens: int) -> str:
+        """Return the name of the limit that a reply of this length reached."""
+        if prompt_tokens + reply_tokens >= self._room:
+            return "rollout.max_model_len"
+        return "rollout.max_response_length_in_one_turn" if reply_tokens >= self._run.max_tokens else "max_tokens"
 
     def _reject(self, reply: Reply, draft: Draft, broken: Broken) -> None:
         call = draft.entry.call

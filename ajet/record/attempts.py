@@ -47,6 +47,10 @@ class Attempt:
     """The verdict's, in words."""
     tokens: int = 0
     """That the model sampled."""
+    replies: int = 0
+    """Model calls."""
+    cut: int = 0
+    """Replies that a limit on tokens ended."""
     seconds: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)
     """The task's."""
@@ -133,6 +137,8 @@ def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
         failure=f"{failure.boundary}: {failure.kind}: {failure.message}" if failure else "",
         reason=verdict.reason if verdict else "",
         tokens=sum(stop - start for start, stop in (call["response_ids"] for call in row["calls"])),
+        replies=len(calls),
+        cut=sum(call["finish"] == "length" for call in calls),
         seconds=row.get("ended", 0.0) - row.get("started", 0.0),
         metadata=task.metadata,
         output=row.get("metadata", {}),

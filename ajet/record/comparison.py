@@ -14,7 +14,7 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from ajet.record.intervals import Z, half_width
+from ajet.record.intervals import Z, half_width, plus_minus
 from ajet.record.scores import Scores
 
 EXACT_UP_TO = 14
@@ -34,7 +34,7 @@ class Comparison:
     difference: float
     """Of the means over tasks, after - before."""
     error: float | None
-    """Half of its 95 % interval; None below two tasks."""
+    """Half of its 95 % interval; None below two tasks, and where all differ equally."""
     p: float
     test: str
     """Which one `p` is of."""
@@ -54,7 +54,7 @@ class Comparison:
     def words(self) -> str:
         """For a line."""
         sign = f"{self.difference:+.1%}" if self.quantity == "success" else f"{self.difference:+.3g}"
-        wide = "" if self.error is None else f" ± {self.error:{'.0%' if self.quantity == 'success' else '.2g'}}"
+        wide = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
         said = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_p(self.p)} ({self.test})"
         return said if self.beyond_noise else f"{said}: may be chance"
 
@@ -62,6 +62,8 @@ class Comparison:
         """A line on what two runs of one model would differ by."""
         if self.noise is None:
             return "two runs of one model: not known from one attempt a task (--repeat 4 tells)"
+        if self.noise == 0:
+            return "two runs of one model: not known, the attempts at each task are equal"
         shown = f"{self.noise:.1%}" if self.quantity == "success" else f"{self.noise:.2g}"
         return f"two runs of one model differ by up to {shown}"
 

@@ -53,12 +53,26 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     missing = f"There is no run named {named}."
     if folder.exists():
         missing = f"{named} is {'no run: it has no ' + holding if folder.is_dir() else 'a file, and no run'}."
+    if (of_run := _run_above(folder)) is not None:
+        raise UserError(
+            f"{named} is a checkpoint or an export, and no run.",
+            where=str(folder.absolute()),
+            expected=expected,
+            do=f"name its run: {of_run}",
+        )
     raise UserError(
         f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
         where=str(folder.absolute()),
         expected=expected,
         do=command("--conf", "FILE.yaml", "--backbone", "local") if played else which_runs(named, root),
     )
+
+
+def _run_above(folder: Path) -> Path | None:
+    """Return the run that a folder `RUN/checkpoints/step-N` or `RUN/exports/step-N` belongs to."""
+    is_model = folder.parent.name in ("checkpoints", "exports") and folder.name.startswith("step-")
+    run = folder.parent.parent
+    return run if is_model and (run / "run.json").is_file() else None
 
 
 def which_runs(named: str, root: Path) -> str:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from ajet.record.denominators import BOUNDARIES, unscored
-from ajet.record.intervals import exceeds_noise
+from ajet.record.intervals import exceeds_noise, plus_minus
 
 MOST_LEFT_OUT = 0.05
 """Share of the attempts that ajet itself may have failed at in a measurement that is compared."""
@@ -105,7 +105,7 @@ def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
         parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
-        parts.append(f"{share:.1%} left out (ajet's own failures)")
+        parts.append(f"{share:.1%} left out (not the model's doing)")
     return ", ".join(parts)
 
 
@@ -119,7 +119,7 @@ def short(numbers: Mapping[str, Any]) -> str | None:
         return None
     text = f"{numbers['validation/reward']:.3g}"
     if numbers.get("validation/reward_error") is not None:
-        text += f" ±{numbers['validation/reward_error']:.2g}"
+        text += plus_minus(numbers["validation/reward_error"], ".2g").replace(" ± ", " ±")
     if numbers.get("validation/scored") is not None:
         text += f" ({numbers['validation/scored']:.0f}/{numbers['validation/episodes']:.0f})"
     return text
@@ -130,7 +130,7 @@ def _reward(numbers: Mapping[str, Any], digits: int) -> str:
         return "no episode was scored"
     reward = f"reward {numbers['validation/reward']:.{digits}f}"
     if numbers.get("validation/reward_error") is not None:
-        reward += f" ± {numbers['validation/reward_error']:.{digits}f}"
+        reward += plus_minus(numbers["validation/reward_error"], f".{digits}f")
     if numbers.get("validation/scored") is not None:
         reward += f" ({numbers['validation/scored']:.0f} of {numbers['validation/episodes']:.0f} scored)"
     return reward

@@ -12,6 +12,8 @@ from statistics import stdev
 
 Z = 1.959964
 """The normal distribution's 97.5 % quantile."""
+EQUAL = 1e-9
+"""Spread of values, as a share of the largest, that is rounding."""
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -39,10 +41,23 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half of the mean's 95 % interval: standard error times Student's quantile; None for fewer than two values."""
-    if len(values) < 2:
+    """Half of the mean's 95 % interval: standard error times Student's quantile.
+
+    None for fewer than two values, and for equal ones: they have no spread, which says nothing about the next one.
+    """
+    if len(values) < 2 or max(values) - min(values) <= EQUAL * max(map(abs, values)):
         return None
     return t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def plus_minus(error: float | None, form: str) -> str:
+    """Return " ± ERROR" in this format, with one digit where the format would print zeros; "" where there is none."""
+    if not error:
+        return ""
+    shown = f"{error:{form}}"
+    if any(digit in shown for digit in "123456789"):
+        return f" ± {shown}"
+    return f" ± {100 * error:.1g}%" if form.endswith("%") else f" ± {error:.1g}"
 
 
 def exceeds_noise(differences: Sequence[float]) -> bool:

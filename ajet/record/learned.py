@@ -34,6 +34,14 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
 
 
+def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """True if training steps scored attempts and no attempt ever succeeded; without a success rate, had no reward."""
+    steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
+    return bool(steps) and all(
+        row["train/success_rate"] == 0 if "train/success_rate" in row else row["train/reward"] <= 0 for row in steps
+    )
+
+
 def is_idle(row: Mapping[str, Any]) -> bool:
     """Whether a training step had nothing to learn from: no token was trained, or at a rate of 0, or none had an
     advantage, so that `use_kl_loss` was all of the loss."""

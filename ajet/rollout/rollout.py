@@ -32,7 +32,6 @@ from ajet.rollout.teaching import Teaching
 from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Group, Split
-from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
@@ -294,12 +293,6 @@ def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
     rollout = settings.rollout
     if not rollout.deterministic:
         return None
-    if rollout.group_deadline is not None:
-        raise ConfigError(
-            "A group cannot close by the clock in a deterministic rollout.",
-            where="ajet.rollout.group_deadline",
-            expected="null with rollout.deterministic: true",
-        )
     engine = gateway.engine
     return engine if isinstance(engine, RoundEngine) else None
 

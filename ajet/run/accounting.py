@@ -56,6 +56,8 @@ def episode_metrics(
         metrics[f"{prefix}/success_rate"] = fmean(episode.succeeded for episode in counted)
     for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
+    if cut := sum(call.is_cut for call in calls):
+        metrics[f"{prefix}/cut_replies"] = cut
     for fork, count in Counter(call.fork for call in calls if call.fork).items():
         metrics[f"{prefix}/fork_rate/{fork}"] = count / len(calls)
     for check, count in Counter(check for e in episodes for check in e.checks).items():

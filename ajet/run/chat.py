@@ -19,10 +19,11 @@ from rich.text import Text
 
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.record.checkpoint import NAME, STATE, Checkpoint
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.record.find_run import known_run
-from ajet.run.export import model_folder
+from ajet.run.export import checkpoint_of, model_folder
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
 from ajet.schema.episode import Verdict
@@ -54,18 +55,25 @@ def chat(
     conf: Path | None = None,
     adapter: str | None = None,
 ) -> int:
-    """Answer `prompt` once, or read lines until an empty one or end of file. `conf`: the YAML that agent and settings
+    """Answer `prompt` once, or read lines until an empty one or end of file. `run`: a run, or a checkpoint's folder in
+    it. `conf`: the YAML that agent and settings
     are taken from, rather than from the record. `adapter`: which of several answers. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
     from ajet.config.dotenv import load_project_dotenv
 
     expected = "a run directory with a resolved.yaml and checkpoints/"
-    folder = known_run(run, root, holding="resolved.yaml", expected=expected)
-    checkpoints = checkpoints_of(folder)
-    checkpoints.require_whole()
-    checkpoint = checkpoints.best() or checkpoints.latest()
+    place = Path(run).expanduser()
+    if NAME.fullmatch(place.name) and (place / STATE).is_file() and place.parent.name == "checkpoints":
+        run, step = str(place.absolute().parent.parent), int(place.name.removeprefix("step-"))
+        folder = known_run(run, root, holding="resolved.yaml", expected=expected)
+        checkpoint: Checkpoint | None = checkpoint_of(checkpoints_of(folder), step)
+    else:
+        folder = known_run(run, root, holding="resolved.yaml", expected=expected)
+        checkpoints = checkpoints_of(folder)
+        checkpoints.require_whole()
+        checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
-        raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))
+        raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
     model = model_folder(folder, checkpoint)
     console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
     if not (model / "config.json").is_file():
@@ -172,8 +180,13 @@ async def _answer(
     )
     ids: list[int] = []
     request = TokenRequest(rendered.ids, sampling, DrawKey(settings.seed, 0, 0, len(messages)), adapter=adapter)
+    finish = None
     async for chunk in engine.generate(request):
         ids += chunk.ids
+        finish = chunk.finish
     reply = renderer.parse(np.asarray(ids, np.int32))
     messages.append(reply)
     console.print(Text.assemble(("model: ", "bold green"), printable(reply.get("content") or "")), soft_wrap=True)
+    if finish == "length":
+        limit = "max_model_len" if len(ids) >= room else "max_response_length_in_one_turn"
+        console.print(f"✂ the reply was cut after {counted(len(ids), 'token')}, by rollout.{limit}", style="yellow")

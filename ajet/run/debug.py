@@ -23,7 +23,7 @@ from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
 from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
-from ajet.run.outlook import Pace, advice, span, step_line, task_lines
+from ajet.run.outlook import Pace, advice, cut_line, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
 from ajet.run.parts import assemble, pins_of
 from ajet.run.room import room_of
@@ -177,6 +177,8 @@ class DebugSession:
         console.print(Text.assemble(("Verdict: ", "bold"), (told, f"bold {colour}")))
         for line in task_lines(groups, learns):
             console.print(printable(line), markup=False, soft_wrap=True)
+        if cut := cut_line(self.episodes):
+            console.print(f"{printable(cut)}.", style="yellow", markup=False, soft_wrap=True)
         if settings.rollout.engine == "endpoint":
             console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
             return

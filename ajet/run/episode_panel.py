@@ -21,6 +21,7 @@ from ajet.schema.commands import installs, program
 from ajet.task_judge.extraction import text_of
 
 if TYPE_CHECKING:
+    from ajet.schema.call import Call
     from ajet.schema.episode import Episode, Failure
     from ajet.schema.tool_use import ToolUse
 
@@ -37,13 +38,15 @@ SHOWN_OWN = 5
 
 HINTS = {
     "engine": "the engine failed: see the log in the run directory",
+    "server": "start the model server that the message names, or mend its address and key",
+    "judging model": "start the server that the message names, or mend model, base_url and api_key_env of the judge",
     "judge": "the judge raised or gave no number: call it alone with the answer shown above",
-    "environment": "the environment did not answer: is its service running?",
+    "environment": "start the environment's service, or mend its address",
     "tool": "a tool failed",
     "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
-"""What to do about a failure at each boundary; of the agent's own, its frames say it."""
+"""What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it."""
 KIND_HINTS = {
     "no_model_call": "give the client the tuner, or the address and key that it hands out; a command finds them in "
     "OPENAI_BASE_URL and OPENAI_API_KEY (ANTHROPIC_…)",
@@ -68,11 +71,13 @@ def show_episode(episode: Episode) -> None:
     for number, tools in enumerate(_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
         lines.append(f"{tools}\n", style="yellow")
-    for agent, indices in _transcript(episode):
+    for agent, indices, call in _transcript(episode):
         if agent:
             lines.append(f"{printable(agent)} is asked\n", style="bold blue")
         for index in indices:
             _append_message(lines, episode.messages[index])
+        if call.is_cut:
+            lines.append(f"{_cut_mark(call)}\n", style="bold yellow")
     for use in episode.tool_uses:
         lines.append(_use(use), style="red" if use.error else "magenta")
     if judged := _judged(episode):
@@ -96,6 +101,10 @@ def hint_of(failure: Failure) -> str:
     """A hint on what to do about a failure; for the person's own code, the line where it ended."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
+    if failure.boundary == "engine" and "://" in failure.message:
+        return HINTS["server"]
+    if failure.boundary == "judge" and failure.own and failure.retryable:
+        return HINTS["judging model"]
     if failure.boundary == "judge" and failure.kind == "timeout":
         return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
@@ -208,23 +217,32 @@ def _footer(episode: Episode) -> str:
         f"{trained} to train",
     ]
     parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
+    if cut := sum(call.is_cut for call in episode.calls):
+        parts.append(f"{cut} cut")
     parts += [f"check: {check}" for check in episode.checks]
     return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
 
 
-def _transcript(episode: Episode) -> list[tuple[str, list[int]]]:
+def _cut_mark(call: Call) -> str:
+    """Return the line below a reply that a limit on tokens ended."""
+    after = f" after {counted(len(call.response_ids), 'token')}" if len(call.response_ids) else ""
+    limit = printable(str(call.extra.get("cut_by", "a limit on tokens")))
+    return f"✂ the reply was cut{after}, by {limit}"
+
+
+def _transcript(episode: Episode) -> list[tuple[str, list[int], Call]]:
     """Message indices in reading order: each call's messages that were not shown yet, then its reply. With them the
-    agent whose call it is, where it is another one than before; nothing where there is one agent."""
+    agent whose call it is, where it is another one than before ("" where there is one agent), and the call."""
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()
-    told: list[tuple[str, list[int]]] = []
+    told: list[tuple[str, list[int], Call]] = []
     before = ""
     for call in episode.calls:
         new = list(dict.fromkeys(index for index in call.messages if index not in shown))
         if call.reply is not None:
             new.append(call.reply)  # also where another call had the same words for its reply
         shown.update(new)
-        told.append((call.agent if several and call.agent != before else "", new))
+        told.append((call.agent if several and call.agent != before else "", new, call))
         before = call.agent
     return told
 

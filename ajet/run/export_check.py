@@ -19,13 +19,16 @@ import numpy as np
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.evaluations import evaluations_of
 from ajet.record.progress import Progress
 from ajet.run.export import checkpoint_of
 from ajet.schema.call import Call, Ids, prompt_ids
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.engine.fresh import FreshModel
+    from ajet.record.checkpoint import Checkpoint
     from ajet.schema.episode import Episode
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
@@ -83,14 +86,17 @@ def check_export(
     from ajet.config import recorded_experiment
     from ajet.engine.fresh import FreshModel
 
-    settings = recorded_experiment(run / "resolved.yaml").ajet
-    source, calls = _recorded(run, step, at_most)
+    checkpoint = checkpoint_of(checkpoints_of(run), step)
+    source, played_in, calls = _recorded(run, checkpoint, exported, at_most)
+    settings = recorded_experiment(played_in / "resolved.yaml").ajet
     try:
         fresh = FreshModel(exported)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"transformers cannot load the folder: {str(error)[:400]}", where=str(exported)) from error
-    checkpoint = checkpoint_of(checkpoints_of(run), step)
-    sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
+    if played_in != run:
+        sampled_in = "float32" if settings.model.dtype == "float32" else "bfloat16"
+    else:
+        sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
     coarse = "float32" if (fresh.dtype, sampled_in) == ("float32", "float32") else "bfloat16"
     found = Checked(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
     with Progress() as bars, bars.bar("check", len(calls), "calls") as bar:
@@ -127,27 +133,39 @@ def _line(name: str, text: str) -> None:
     console.print(f"  {name:<9} {text}", markup=False, soft_wrap=True)
 
 
-def _recorded(run: Path, step: int, at_most: int) -> tuple[str, list[tuple[Episode, Call]]]:
-    """Calls that these weights sampled: of the validation after the step, else of the next training step."""
-    files = EpisodeFiles(run / "episodes")
+def _recorded(
+    run: Path, checkpoint: Checkpoint, exported: Path, at_most: int
+) -> tuple[str, Path, list[tuple[Episode, Call]]]:
+    """Return calls that these weights sampled, their source in words and the folder of its record.
+
+    They are of the validation after the step, else of the next training step, else of an evaluation of the checkpoint.
+    """
+    step, files = checkpoint.step, EpisodeFiles(run / "episodes")
     for played, split in ((step, "validation"), (step + 1, "train")):
         calls = list(islice(_calls(files.read(played, split), step), at_most))
         if calls:
             what = f"the validation after step {played}" if split == "validation" else f"what step {played} played"
-            return what, calls
+            return what, run, calls
+    for record in reversed(evaluations_of(run, checkpoint, exported)):
+        files_there = EpisodeFiles(record.folder / "episodes")
+        for played in (step, 0):  # 0: the model was named by its folder
+            calls = list(islice(_calls(files_there.read(played, "validation"), None), at_most))
+            if calls:
+                return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
         f"Nothing is recorded that the weights of step {step} sampled, so there is nothing to hold the folder to.",
         where=str(files.folder),
-        expected="a validation after that step",
-        do="train with trainer_common.test_freq set so that the step is validated, or check another --step",
+        expected="a validation after that step, or an evaluation of it",
+        do=f"evaluate it: {command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
     )
 
 
-def _calls(episodes: Sequence[Episode], version: int) -> Iterator[tuple[Episode, Call]]:
-    """Each episode's first call by the policy at this version; those with images are left out."""
+def _calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
+    """Each episode's first call by the policy at this version (None: whatever it is called there); those with images
+    are left out."""
     for episode in episodes:
         for call in episode.calls:
-            own = all(part.low == part.high == version for part in call.versions)
+            own = version is None or all(part.low == part.high == version for part in call.versions)
             plain = not any(isinstance(m.get("content"), list) for m in episode.messages)
             if own and plain and call.trained and call.parent is None and len(call.response_ids):
                 yield episode, call

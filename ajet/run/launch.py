@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.run.interrupt import Interrupts
+    from ajet.store import Address
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
@@ -50,10 +51,9 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     from ajet.run.runner import runner_of
     from ajet.store import require_own_store, require_store
 
-    refuse_untrainable(experiment, elsewhere=options.from_store is not None)
+    require_launchable(experiment, options.from_store, here=True)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
-        require_teacher(experiment)
     if options.from_store is not None:
         require_store(options.from_store)
     run = RunDirectory.open(
@@ -104,6 +104,21 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
     finally:
         if viewer is not None:
             viewer.end()
+
+
+def require_launchable(experiment: Experiment, from_store: Address | None = None, *, here: bool = False) -> None:
+    """Raise UserError for all that a launch refuses and that no model, run folder or port is needed to find.
+
+    Args:
+        here: True if the run is to be on this machine.
+    """
+    from ajet.run.runner import runner_of
+
+    refuse_untrainable(experiment, elsewhere=from_store is not None)
+    if "trains" in experiment.backbone.can:
+        runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
+        if experiment.ajet.sft.objective is None:
+            require_teacher(experiment)
 
 
 def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:

@@ -19,6 +19,7 @@ from ajet.config.record_file import list_record_folder
 from ajet.record.bounded_json import read_json
 from ajet.record.console import printable
 from ajet.record.curve import Course, held_out_course, training_course
+from ajet.record.evaluations import base_evaluations_of, evaluations_of
 from ajet.record.files import read_rows, write_atomically
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import UserError
@@ -61,7 +62,7 @@ def card(folder: Path, checkpoint: Checkpoint) -> str:
         "## Data\n\n" + _data(settings, rows),
         "## Rewards\n\n" + _rewards(settings),
         "## Curve\n\n" + _curve(rows),
-        "## Evaluation\n\n" + _evaluation(folder),
+        "## Evaluation\n\n" + _evaluation(folder, checkpoint, settings.model.path),
         "## Versions\n\n" + _versions(folder),
     ]
     return "\n\n".join(parts) + "\n"
@@ -114,22 +115,26 @@ def _table(course: Course) -> str:
     return f"{said}\n\n| step | {course.label} |\n|---|---|\n{body}"
 
 
-def _evaluation(folder: Path) -> str:
-    lines = [line for name in list_record_folder(folder / "eval") for line in _evaluated(folder / "eval" / name)]
+def _evaluation(folder: Path, checkpoint: Checkpoint, base: str | None) -> str:
+    lines = [line for name in list_record_folder(folder / "eval") for line in _evaluated(folder / "eval" / name, name)]
+    tuned = evaluations_of(folder, checkpoint)
+    for each in (*base_evaluations_of(folder, tuned, base), *tuned):
+        if each.folder.parent.parent.resolve() != folder.resolve():
+            lines += _evaluated(each.folder, "/".join(each.folder.parts[-3:]))
     return "\n".join(lines) or "None by `ajet eval`."
 
 
-def _evaluated(folder: Path) -> Iterator[str]:
+def _evaluated(folder: Path, name: str) -> Iterator[str]:
     try:
         about = read_json(folder / "evaluation.json") or {}
         rows = list(read_rows(folder / "metrics.jsonl"))
     except (OSError, ValueError, UserError) as problem:
-        yield f"- {_plain(folder.name)}: its record cannot be read ({type(problem).__name__})"
+        yield f"- {_plain(name)}: its record cannot be read ({type(problem).__name__})"
         return
     for row in rows:
-        numbers = {name.removeprefix("validation/"): value for name, value in row.items() if name in _EVALUATED}
-        told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, (int, float)))
-        yield f"- {_plain(folder.name)}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
+        numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATED}
+        told = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, (int, float)))
+        yield f"- {_plain(name)}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
 
 
 _EVALUATED = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")

@@ -6,11 +6,13 @@ from this machine's own episodes, as a range where the run would play more of th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet.record.console import counted, label
+from ajet.schema.commands import command
 from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
@@ -111,6 +113,21 @@ def _of_group(group: Group, teaches: bool) -> str:
     return f"{told} (all {low:g}): nothing to prefer" if low == high else f"{told} ({low:g} to {high:g}): too alike"
 
 
+def _replies(count: int) -> str:
+    return "1 reply" if count == 1 else f"{count} replies"
+
+
+def cut_line(episodes: Sequence[Episode]) -> str:
+    """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
+    calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
+    cut = [call for call in calls if call.is_cut]
+    if not cut:
+        return ""
+    limits = Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in cut)
+    named = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
+    return f"{len(cut)} of {_replies(len(calls))} cut ({named}): raise that limit, or ask for shorter replies"
+
+
 def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     """Advice on what to change where none of the groups can teach."""
     episodes = [episode for group in groups for episode in group.episodes]
@@ -130,6 +147,8 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     failed = sum(episode.failure is not None for episode in episodes)
     if 2 * failed >= len(episodes):
         return f"{failed} of {counted(len(episodes), 'episode')} failed: mend what the hints above name"
+    if is_never_right(scored):
+        return given_answers(settings)
     if settings.rollout.num_repeat == 1:
         return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:
@@ -137,13 +156,24 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     return _by_rewards(scored)
 
 
+def is_never_right(scored: Sequence[Episode]) -> bool:
+    """True if no attempt succeeded; where nothing says what success is, if none has a reward above 0."""
+    successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]
+    return not any(successes) if successes else all((each.reward or 0.0) <= 0 for each in scored)
+
+
+def given_answers(settings: AjetConfig) -> str:
+    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
+    learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
+    return (
+        f"no attempt is right. If you have right answers, learn from them first: {learn} (docs/sft.md). Otherwise try "
+        "easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or more at a "
+        "temperature above 0. Is the judge right? Look at the answers"
+    )
+
+
 def _by_rewards(scored: Sequence[Episode]) -> str:
     positive = sum((episode.reward or 0.0) > 0 for episode in scored)
     if positive == len(scored):
         return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
-    if not positive:
-        return (
-            "no attempt has a reward above 0: easier tasks, a worked example in the prompt, longer replies, or more "
-            "attempts (ajet.rollout.num_repeat). Is the judge right? Look at the answers above"
-        )
     return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> None:
     """The plan of a launch that was asked for with `--dry-run`, the services of `--with-NAME` and the store of
     `--from-store`. Raises UserError for what is wrong."""
+    from ajet.rollout.wiring import require_gateway
     from ajet.run.footprint import disk_of
 
-    started = show_plan(experiment, services, from_store)
+    require_gateway(experiment.ajet)
+    started = show_plan(experiment, services, from_store, here=True)
     if why := disk_of(experiment)[0].refused:  # a plan may be of another machine's run; this one is not to start here
         raise UserError(
             f"The record of the run could not be written: {why}.",
@@ -38,11 +40,14 @@ def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Ad
     console.print(f"{started} (--dry-run).", markup=False, soft_wrap=True)
 
 
-def show_plan(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> str:
+def show_plan(
+    experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None, *, here: bool = False
+) -> str:
     """Look at the store, ask the services, resolve references, read one task, render one prompt, print the plan, what
-    it takes and what is to be said of it; answers what was started for that, in words. Raises UserError for what is
-    wrong."""
+    it takes and what is to be said of it; answers what was started for that, in words. `here`: the run is to be on
+    this machine. Raises UserError for what is wrong."""
     from ajet.run.companions import beside
+    from ajet.run.launch import require_launchable
     from ajet.run.services import require_services
 
     experiment.require_ready()
@@ -53,6 +58,7 @@ def show_plan(experiment: Experiment, services: Sequence[str] = (), from_store: 
             expected="a run that plays tasks",
             do="start it: the rows are read and counted before the first step",
         )
+    require_launchable(experiment, from_store, here=here)
     store = _looked_at(experiment, from_store)
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
         there = [f"{each.name} at {each.address}" for each in require_services(experiment)]
@@ -79,6 +85,8 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
+    from ajet.rollout.isolation import require_isolable
+    from ajet.rollout.train_turn import TrainTurn
     from ajet.rollout.wiring import renderer_of, workflow_of
     from ajet.run.review import review_run
     from ajet.run.runner import algorithm_of
@@ -90,6 +98,8 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
 
     settings = experiment.ajet
     algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
+    TrainTurn.of(experiment)
+    require_isolable(experiment, workflow)
     reader = open_reader(experiment)
     judge = open_judge(experiment, reader_judge=reader.judge)
     training = reader.tasks("train")

@@ -13,10 +13,12 @@ from ajet.config.references import require_written
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
 from ajet.engine.embedded import require_embedded
+from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import is_local, locate
+from ajet.record.find_run import known_run
 from ajet.store import look_at_store, store_address
 from ajet.task_reader import TaskSplit, open_reader
-from ajet.task_reader.contract import find, require_place
+from ajet.task_reader.contract import find, find_file, require_place
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -38,6 +40,8 @@ def require_present(experiment: Experiment) -> list[str]:
     for where, value in settings.task_judge.named():
         if is_reference(value):
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
+    if settings.sft.objective is not None:
+        _require_given(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
     if not _read_local_tasks(experiment):
         unseen.append("the tasks")
@@ -49,6 +53,7 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None and model.startswith("embedded:"):
         require_embedded(model.removeprefix("embedded:"))
     elif model is not None:
+        refuse_hosted(model)
         unseen.append(f"whether the hub has {model}")
     return unseen
 
@@ -68,6 +73,17 @@ def _read_local_tasks(experiment: Experiment) -> bool:
         if opened.has(split):
             opened.tasks(split)
     return True
+
+
+def _require_given(experiment: Experiment) -> None:
+    """Raise UserError if a file of rows, or the run whose episodes are learned, is not there."""
+    given = experiment.ajet.sft
+    for key, files in (("train_files", given.train_files), ("val_files", given.val_files)):
+        for file in [files] if isinstance(files, str) else files or ():
+            find_file(file, experiment.base, key=f"ajet.sft.{key}", what="file of rows")
+    if given.from_run is not None:
+        expected = "a run with recorded episodes (ajet.sft.from_run: its name or folder)"
+        known_run(given.from_run, experiment.root, holding="episodes", expected=expected)
 
 
 def _require_store(experiment: Experiment) -> list[str]:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
 from ajet.config.references import load_code
+from ajet.run.sft.settings import settled
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import Experiment
     from ajet.config.backbones import Descriptor
     from ajet.record import RunDirectory
+    from ajet.store import Address
 
 
 class InProcessRunner(Runner):
@@ -44,6 +46,20 @@ class InProcessRunner(Runner):
             if options.rehearsal:
                 rehearse(parts)
             train(parts, run, interrupts, sink.on_step, source)
+
+
+class LocalRunner(InProcessRunner):
+    """The runner of the local backbone."""
+
+    def check(
+        self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
+    ) -> None:
+        from ajet.backbone.local.requirements import require_machine, require_trainable
+
+        settings = settled(experiment).ajet if experiment.ajet.sft.objective is not None else experiment.ajet
+        require_trainable(settings, looking=looking)
+        if here:
+            require_machine(settings)
 
 
 def runner_of(backbone: Descriptor) -> Runner:

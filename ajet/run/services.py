@@ -38,7 +38,11 @@ def services_of(experiment: Experiment) -> list[Service]:
 
 def require_services(experiment: Experiment) -> list[Service]:
     """Ask them; answers those that are there. Raises UserError."""
-    services = services_of(experiment)
+    return require_answers(services_of(experiment))
+
+
+def require_answers(services: list[Service]) -> list[Service]:
+    """Ask these services and return them. Raises UserError where one is down."""
     wrong = [(service, why) for service, why in asked(services) if why]
     if wrong:
         raise _down(wrong)

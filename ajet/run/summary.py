@@ -19,9 +19,10 @@ from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import rows_of_last_judge, words
-from ajet.record.learned import LEARNED_NOTHING, idle_steps, why_nothing
+from ajet.record.learned import LEARNED_NOTHING, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.gaming import told
+from ajet.run.outlook import given_answers
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 
@@ -141,6 +142,10 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
             console.print(flipped, soft_wrap=True)
     tally = Tally.of(rows)
     console.print(tally.line())
+    if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
+        calls = sum(int(row.get("train/calls", 0)) for row in rows)
+        where = command("episodes", run_named(run.path, run.name))
+        console.print(f"{cut} of {calls} replies cut by a limit on tokens: see {where}", markup=False, soft_wrap=True)
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
         told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
         console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)
@@ -155,6 +160,9 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         console.print("\n".join(told(alarm, named)), markup=False, highlight=False, soft_wrap=True)
     reason, idle = why_nothing(rows), idle_steps(rows)
     ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
+    if (reason is not None or ended) and is_never_right(rows):
+        advice = f"Before the next run: {given_answers(run.experiment.ajet)}."
+        console.print(advice, markup=False, highlight=False, soft_wrap=True)
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)

@@ -97,8 +97,8 @@ def conclude_validation(
     metrics["seconds/validation"] = seconds
     if measured.left_out > MOST_LEFT_OUT:
         logger.warning(
-            "ajet itself failed at {:.1%} of this validation's attempts (engine, judge or ajet): above {:.0%} no "
-            "checkpoint is picked by it as the best",
+            "{:.1%} of this validation's attempts are left out (engine, judge, environment or ajet failed): above "
+            "{:.0%} no checkpoint is picked by it as the best",
             measured.left_out,
             MOST_LEFT_OUT,
         )

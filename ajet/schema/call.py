@@ -130,12 +130,18 @@ class Call:
     teacher: Floats | None = None
     """[R] the teacher's log-probability at temperature 1, nan where it was not asked; None: there is no teacher."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """For people: the model's name as asked for, what of the request was set aside. Nothing reads it back."""
+    """Shown to people, never used by training: the model name of the request, `ignored` (fields of the request that
+    the run replaced), `cut_by` (the limit that a reply with finish `length` reached)."""
 
     @property
     def is_delivered(self) -> bool:
         """True if the client received the reply: it was neither cut off, nor failed, nor drawn again."""
         return self.finish not in ("aborted", "error")
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a limit on tokens ended the reply before the model did."""
+        return self.finish == "length"
 
     @property
     def is_step(self) -> bool:

@@ -122,6 +122,14 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert row["debug/all_tokens"] == row["debug/sampled_tokens"] > 0 and row["debug/seconds"] > 0
 
 
+def test_cut_replies_are_marked_and_counted(debug: Callable[..., Any]) -> None:
+    code, said, folder = debug("asks", "rollout.num_repeat=2", "rollout.max_response_length_in_one_turn=2")
+    assert code == 0, said
+    assert said.count("✂") == 4, said
+    assert re.search(r"^4 of 4 replies cut \(4 by rollout.max_response_length_in_one_turn\)", said, re.MULTILINE), said
+    assert json.loads((folder / "metrics.jsonl").read_text())["debug/cut_replies"] == 4
+
+
 def test_an_episode_is_recorded_when_it_ends(debug: Callable[..., Any]) -> None:
     code, said, folder = debug("last", "rollout.num_repeat=3", "debug.debug_first_n_tasks=1")
     assert code == 0, said

@@ -220,12 +220,31 @@ def test_failures_count_and_are_said(project, server, capsys):
     assert "50.0%" in out and "1 failed" in out and "a failed attempt solves nothing" in out and "1/2" in out
 
 
-def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server, capsys, monkeypatch):
+@pytest.mark.parametrize("more", [(), ("rollout.engine=endpoint", "rollout.endpoint.model=weak")])
+def test_down_model_server_is_named_before_play(project, server, capsys, more):
+    url = "http://127.0.0.1:9/v1"
+    named = ["--model", f"weak@{url}"] if not more else [*more, f"rollout.endpoint.base_url={url}"]
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["eval", "x.yaml", "--at-most", "2", *named])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and url in said and "start" in said and "ajet itself" not in said, said
+    assert ("--model" in said) == (not more) and ("rollout.endpoint" in said) == bool(more)
+    assert not list(project.glob("launcher_record/x/eval/*")), "no record of nothing"
+
+
+def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, server, capsys, monkeypatch):
     monkeypatch.setattr(ambient, "_elsewhere", set())
-    gone = ["x.yaml", "--model", "weak@http://127.0.0.1:9/v1", "--at-most", "2", "rollout.max_retries=0"]
+
+    def goes_away(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.close_connection = True
+
+    monkeypatch.setattr(Answers, "do_POST", goes_away)
+    gone = ["x.yaml", "--model", f"weak@{server}", "--at-most", "2", "rollout.max_retries=0"]
     out = run(capsys, *gone, code=1)
     assert "nothing is known of it: no attempt came to a verdict (exit code 1)" in out
-    assert "ajet itself failed at 2 attempts" in out and "http://127.0.0.1:9/v1 did not answer: ConnectError" in out
+    assert "2 attempts left out" in out and "2 at the model's server" in out and server in out
+    assert "ajet itself" not in out
     assert "neither tuned nor recorded" not in out, "it is the gateway that called there, and no agent"
     run(capsys, *gone, code=1)
     assert len(played(project)) == 4
@@ -262,7 +281,11 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
     out = printed.out
     assert sorted(asked) == [2, 3], "each is asked once: its client is told that asking again would be of no use"
     assert "50.0%" in out and "2/4" in out, "over the two that were answered"
-    assert "ajet itself failed at 2 attempts" in out and f"{server} hangs: it took the request and sent" in out
+    assert (
+        "2 attempts left out" in out
+        and "2 at the model's server" in out
+        and f"{server} hangs: it took the request and sent" in out
+    )
     words = " ".join((out + printed.err).split())
     assert words.count("look at that server, or raise rollout.endpoint.timeout where its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)

@@ -100,6 +100,39 @@ def test_nothing_recorded_with_the_weights_is_no_check(record, tmp_path, capsys)
     assert ended.value.code == 2 and "Nothing is recorded that the weights of step 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_evaluations_below_the_yamls_name_are_found(record, tool_project, tmp_path, monkeypatch, capsys):
+    """`ajet eval tool.yaml --model RUN` records below the YAML's name: card and check find it by the digest."""
+    root = tmp_path / "launcher_record"
+    shutil.copytree(record / "tool", root / "moved", ignore=shutil.ignore_patterns("*.validation*", "eval"))
+    yaml = next((tool_project / "tool").glob("*.yaml"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        models = ("--model", "base", "--model", str(root / "moved"), "--at-most", "2")
+        launcher.main(["eval", str(yaml), "--exp-dir", str(root), *models])
+    assert not ended.value.code, capsys.readouterr()
+    (place,) = root.glob("*/eval")
+    assert place.parent.name != "moved"
+    (root / "moved").rename(root / "again")
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["export", "again", "--step", "2", "--check", "--exp-dir", str(root), "--out", "out"])
+    said = capsys.readouterr().out
+    assert not ended.value.code and "2 of 2 prompts equal" in said and f"{place.parent.name}/eval/" in said, said
+    section = Path("out/model_card.md").read_text().split("## Evaluation")[1].split("##")[0]
+    lines = section.strip().splitlines()
+    assert len(lines) == 2 and "base: " in lines[0] and "tasks 2" in lines[1], lines
+    assert all(f"{place.parent.name}/eval/" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_chat_takes_a_checkpoints_folder(record, capsys):
+    place = record / "tool" / "checkpoints" / "step-1"
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["chat", str(place), "--prompt", "hi", "--exp-dir", str(record)])
+    said = capsys.readouterr().out
+    assert not ended.value.code and str(place) in said and "model: " in said, said
+
+
 def loads(folder: Path) -> dict[str, torch.Tensor]:
     """The weights as transformers and our own loader find them; the two agree."""
     from transformers import AutoModelForCausalLM

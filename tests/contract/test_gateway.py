@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 import requests
+from loguru import logger
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
@@ -165,6 +166,24 @@ def test_a_length_stop_is_said_and_the_next_turn_closes_the_reply(stream):
         assert second.suffix_ids[0] == on.renderer.end_ids[0]
 
 
+@pytest.mark.parametrize(
+    ("limits", "asked", "limit"),
+    [
+        ({}, 2, "max_tokens"),
+        ({"max_response_tokens": 2}, None, "rollout.max_response_length_in_one_turn"),
+        ({"max_response_tokens": 2}, 2, "rollout.max_response_length_in_one_turn"),
+        ({"max_model_len": 35}, None, "rollout.max_model_len"),
+    ],
+)
+def test_call_names_the_limit_that_cut_it(limits, asked, limit):
+    with bench(["one " * 100], **limits) as on:
+        session = on.open()
+        fields = {"messages": ASK} | ({"max_tokens": asked} if asked else {})
+        asyncio.run(complete(session("agent", "agent", None), "in-process", **fields))
+        (call,) = session.close().calls
+        assert call.is_cut and call.extra["cut_by"] == limit
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
     with bench(chunk=2) as on:
@@ -240,6 +259,29 @@ def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
         assert [request.sampling.seed for request in seen] == [None, 5, None]
         assert [request.draws for request in seen] == [(7, 3, 1, 0), (5, 0, 0, 0), (7, 3, 1, 2)]
         assert [request.key for request in seen] == [(7, 3, 1, 0), (7, 3, 1, 1), (7, 3, 1, 2)]
+
+
+def test_replaced_sampling_fields_are_logged_once_with_their_key():
+    said: list[str] = []
+    number = logger.add(said.append, level="INFO", format="{message}")
+    with bench(lambda _: "3", max_response_tokens=64) as on:
+        fields = {"temperature": 0.25, "top_p": 0.5, "seed": 5, "max_tokens": 4000, "extra_body": {"top_k": 7}}
+        for _ in range(2):
+            session = on.open(trainable=["solver"], sampling=Sampling(64, temperature=0.9, top_p=0.95))
+            for agent in ("solver", "critic"):
+                asyncio.run(complete(session(agent, agent, None), "in-process", messages=ASK, **fields))
+            trained, other = session.close().calls
+    logger.remove(number)
+    assert trained.extra["ignored"] == {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "seed": 5, "max_tokens": 4000}
+    assert other.extra["ignored"] == {"max_tokens": 4000}
+    for asked, key in [
+        ("temperature 0.25", "rollout.temperature"),
+        ("top_p 0.5", "rollout.top_p"),
+        ("top_k 7", "rollout.top_k"),
+        ("seed 5", "seed"),
+        ("max_tokens 4000", "rollout.max_response_length_in_one_turn"),
+    ]:
+        assert len([line for line in said if asked in line and key in line]) == 1, said
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -31,7 +31,7 @@ async def say(tuner):
 
 async def never(task, tuner):
     await say(tuner)
-    return 0.5
+    return 0.0
 
 
 async def first(task, tuner):
@@ -76,6 +76,7 @@ def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], t
     assert "This run learned nothing: the attempts at each task had equal rewards in every step" in said
     assert "The run was ended: it learned nothing in 2 steps." in said and "stop_after_idle_steps" in said
     assert "Traceback" not in said
+    assert command("sft", "--model", "embedded:tiny-tools") in said and "docs/sft.md" in said
     status = json.loads((folder / "status.json").read_text())
     assert "equal rewards" in status["learned_nothing"] and status["outcome"] == "failed"
     said = train(code=2)

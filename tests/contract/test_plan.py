@@ -57,6 +57,42 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert "memory about" not in planned(capsys, "--backbone", "debug")
 
 
+ENDPOINT = ("rollout.engine=endpoint", "rollout.endpoint.base_url=http://127.0.0.1:9/v1", "rollout.endpoint.model=m")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "validated"),
+    [
+        (["trainer_common.optim.lr_schedule=cosine", "trainer_common.total_training_steps=null"], "lr_schedule", True),
+        (["trainer_common.optim.lr_schedule=linear", "trainer_common.total_training_steps=null"], "lr_schedule", True),
+        (["rollout.temperature=0"], "rollout.temperature", True),
+        ([*ENDPOINT], "rollout.engine", True),
+        (["rollout.engine=vllm", "rollout.vllm.base_url=http://127.0.0.1:9/v1"], "rollout.vllm.base_url", False),
+        (["rollout.engine=vllm", "trainer_common.lora.adapters={a: {rank: 2}}"], "rollout.engine", True),
+        (["rollout.deterministic=true", "rollout.group_deadline=5"], "rollout.group_deadline", True),
+        (["data.curriculum.prefer=hard", "trainer_common.mode=async"], "data.curriculum.prefer", True),
+        (["rollout.train_turn=agent.py->agent"], "rollout.train_turn", False),
+        (["trainer_common.device=mps"], "trainer_common.device", False),
+        (["rollout.isolation=sandbox", "environment.use=prices.py"], "rollout.isolation", False),
+        (["sft.objective=sft", "sft.train_files=a.jsonl", "sft.from_run=b"], "sft.from_run", True),
+        (["sft.objective=sft", "sft.train_files=no.jsonl"], "sft.train_files", True),
+        (["sft.objective=sft", "sft.from_run=nobody"], "nobody", True),
+    ],
+)
+def test_what_a_launch_refuses_is_refused_before(
+    project: Path, capsys: pytest.CaptureFixture[str], settings: list[str], key: str, validated: bool
+) -> None:
+    """`validated`: by `config validate`, too, which runs no code of the user's and knows no machine."""
+    played = not any(each.startswith("sft.") for each in settings)  # there is no dry run of given replies
+    local = ("--conf", "x.yaml", "--backbone", "local")
+    for command_line in (["config", "validate", *local],) * validated + ([*local, "--dry-run"],) * played:
+        with pytest.raises(SystemExit) as ended:
+            launcher.main([*command_line, *settings])
+        told = capsys.readouterr()
+        assert ended.value.code == 2 and key in told.err, told
+    assert not (project / "launcher_record").exists()
+
+
 def test_an_epoch_of_a_curriculum_is_as_long_as_the_run_s(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 64 tasks 3: a batch of 16 plays each five times."""
     named = ["task_reader.random_dummy.size=64", "data.train_batch_size=16"]

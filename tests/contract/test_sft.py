@@ -68,7 +68,7 @@ def test_it_is_recorded_resumed_and_proven(project, capsys):
 def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
     refused = (
         (["ajet.sft.train_files=null"], "the rows to learn from"),
-        (["ajet.sft.from_run=nowhere"], "one of them"),
+        (["ajet.sft.from_run=nowhere"], "sft.from_run"),
         (["ajet.sft.train_files=null", "ajet.sft.from_run=nowhere"], "no run named nowhere"),
         (["rollout.max_model_len=16"], "longer than rollout.max_model_len"),
         (["ajet.sft.train_files=none.jsonl"], "The file of rows none.jsonl does not exist"),

@@ -21,6 +21,7 @@ from ajet.cli import launcher
 from ajet.cli.init import OWN_TASKS, Template
 from ajet.config import load_experiment
 from ajet.record.episodes import EpisodeFiles
+from ajet.task_reader import open_reader
 from tests.ajet_command import start
 
 ALL = [each.value for each in Template]
@@ -75,6 +76,16 @@ def test_a_template_plays_an_episode(made, conf, capsys):
     assert episode.scored and episode.calls and episode.failure is None
     if conf.stem not in OWN_TASKS:
         assert episode.task.metadata["answer"] and episode.verdict.success is not None
+
+
+@pytest.mark.parametrize("made", PLAYED, indirect=True, ids=PLAYED)
+def test_tasks_do_not_depend_on_the_seed(made):
+    """Equal ids are equal questions and answers, and the same tasks are held out."""
+    (conf,) = made.glob("*.yaml")
+    readers = [open_reader(load_experiment(conf, backbone="local", overrides=[f"seed={seed}"])) for seed in (0, 1)]
+    for split in ("train", "validation"):
+        one, other = ({task.task_id: task.model_dump() for task in reader.tasks(split)} for reader in readers)
+        assert one and one == other
 
 
 @pytest.mark.parametrize(

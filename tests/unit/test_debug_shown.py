@@ -87,6 +87,16 @@ def test_calls_with_the_same_reply_all_show_it(monkeypatch: pytest.MonkeyPatch) 
     assert lines == ["u: a", "a: yes", "u: b", "a: yes", "u: c", "a: yes"]
 
 
+def test_panel_marks_each_reply_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("u", "a"), ("a", "y"), ("u", "b"), ("u", "c"))]
+    calls = [call_of("x", [0], 1), call_of("x", [2], 1), call_of("x", [2, 1, 3], 1)]
+    calls[1].finish, calls[1].extra["cut_by"] = "length", "max_tokens"
+    calls[2].finish = "length"
+    lines = lines_of(monkeypatch, Episode("u", Task(task_id="t"), 0, 1, "debug", messages=messages, calls=calls))
+    marks = [at for at, line in enumerate(lines) if "cut" in line]
+    assert marks == [4, 7] and lines[4].endswith("max_tokens") and lines[3] == lines[6] == "a: y"
+
+
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
@@ -111,6 +121,20 @@ def test_hints_fit_what_failed() -> None:
     lacks = hint_of(Failure("judge", "JudgeFailure", "right raised KeyError: 'final_answer'"))
     assert "no metadata['final_answer']: return WorkflowOutput(metadata=" in lacks
     assert "call it alone" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "named"),
+    [
+        (Failure("engine", "model_call", "http://h:1/v1 did not answer: ConnectError", own=True), "model server"),
+        (Failure("judge", "JudgeFailure", "no judge answers: m at http://h:1/v1 …", True, own=True), "judge"),
+        (Failure("environment", "EnvironmentFailure", "the service at http://h:1: …", True, own=True), "environment"),
+    ],
+)
+def test_down_server_of_the_users_is_no_fault_of_ajet(failure: Failure, named: str) -> None:
+    hint = hint_of(failure)
+    assert hint.startswith("start ") and named in hint and ("address" in hint or "base_url" in hint)
+    assert "ajet" not in hint
 
 
 OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'

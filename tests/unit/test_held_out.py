@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.record.checkpoints import Checkpoints
-from ajet.record.held_out import Measurement, words
-from ajet.record.intervals import exceeds_noise, half_width, t_quantile, wilson
+from ajet.record.held_out import Measurement, short, words
+from ajet.record.intervals import exceeds_noise, half_width, plus_minus, t_quantile, wilson
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.summary import Tally
 from ajet.schema.episode import Failure, Group, Verdict
@@ -166,3 +166,27 @@ def test_a_later_checkpoint_is_best_only_where_it_is_better_than_chance(tmp_path
     checkpoints.save(4, write, {}, measured=Measurement({"0": (1.0,)}, left_out=0.2))
     checkpoints.save(5, write, {})
     assert best() == 3 and sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-5"]
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 20))
+@settings(max_examples=50)
+def test_equal_values_have_no_interval(value: float, count: int) -> None:
+    assert half_width([value] * count) is None
+    assert half_width([value, value * (1 + 1e-15)]) is None
+
+
+@given(st.floats(0, 1e3), st.sampled_from([".0%", ".2g", ".3f", ".2f"]))
+def test_interval_is_never_printed_as_zero(error: float, form: str) -> None:
+    shown = plus_minus(error, form)
+    assert (shown == "") == (error == 0)
+    assert not shown or any(digit in shown for digit in "123456789")
+
+
+def test_equal_rewards_print_no_interval() -> None:
+    numbers = {"validation/tasks": 12, "validation/reward": 1.0, "validation/scored": 12, "validation/episodes": 12,
+               "validation/success_rate": 1.0, "validation/success_low": 0.76,
+               "validation/success_high": 1.0}  # fmt: skip
+    assert "±" not in words(numbers) and "76%" in words(numbers)
+    for error, printed in ((1e-5, "±"), (0.0, "")):
+        assert ("±" in words(numbers | {"validation/reward_error": error})) == bool(printed)
+        assert ("±" in (short(numbers | {"validation/reward_error": error}) or "")) == bool(printed)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ajet.engine.embedded.wheel import WheelModel
+from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_cache import entry
 from ajet.engine.model_source import locate
 from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -86,6 +88,38 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds 2 .gguf files") as refused:
         locate(str(tmp_path))
     assert "a.gguf, b.gguf" in refused.value.do
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-4o-mini", "openai/gpt-5", "o3-mini", "chatgpt-4o-latest", "claude-sonnet-4-5", "gemini-2.5-pro",
+             "x-ai/grok-4", "deepseek-chat", "qwen-max"],
+)  # fmt: skip
+def test_hosted_models_are_refused_with_an_evaluation(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        locate(name)
+    assert refused.value.where == "model.path" and "eval" in refused.value.do
+    assert f"{name.rpartition('/')[2]}@http" in refused.value.do
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "gpt2", "openai-community/gpt2", "google/gemma-3-4b-it",
+                                  "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-4B", "xai-org/grok-1"])  # fmt: skip
+def test_open_models_are_not_taken_for_hosted(name: str) -> None:
+    refuse_hosted(name)
+
+
+def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path) -> None:
+    for place in ("checkpoints/step-2", "checkpoints/step-10"):
+        (tmp_path / "m" / place).mkdir(parents=True)
+        (tmp_path / "m" / place / "config.json").touch()
+    for named in ("m", "m/checkpoints"):
+        with pytest.raises(UserError) as refused:
+            locate(str(tmp_path / named))
+        assert str(tmp_path / "m/checkpoints/step-10") in refused.value.do
+    (tmp_path / "v/checkpoints/step-3").mkdir(parents=True)
+    (tmp_path / "v/run.json").touch()
+    with pytest.raises(UserError) as refused:
+        locate(str(tmp_path / "v"))
+    assert command("export", tmp_path / "v") in refused.value.do, "verl's have no model folder yet"
 
 
 def test_a_hub_that_cannot_be_reached_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:

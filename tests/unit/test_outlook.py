@@ -9,6 +9,7 @@ import pytest
 from ajet.algorithm import opened
 from ajet.config import AjetConfig
 from ajet.run.outlook import Pace, advice, span, step_line, step_seconds, task_lines
+from ajet.schema.commands import command
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task
 
@@ -52,10 +53,28 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     assert "name a judge" in advice([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
     assert "the judge decided none" in advice([group(None)], judged)
-    assert "easier tasks" in advice([group(0.0, 0.0), group(0.0)], AjetConfig())
+    never = advice([group(0.0, 0.0), group(0.0)], AjetConfig())
+    assert never.index(command("sft", "--model", AjetConfig().model.path)) < never.index("docs/sft.md")
+    assert never.index("docs/sft.md") < never.index("easier tasks")
     assert "harder tasks" in advice([group(1.0, 1.0)], AjetConfig())
-    assert "rollout.num_repeat to 4" in advice([group(0.0)], settings(rollout__num_repeat=1))
-    assert "rollout.temperature" in advice([group(0.0, 0.0)], settings(rollout__temperature=0.0))
+    assert "rollout.num_repeat to 4" in advice([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
+    assert "rollout.temperature" in advice([group(1.0, 1.0)], settings(rollout__temperature=0.0))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "is_never"),
+    [
+        ([(0.0, None), (-1.0, None)], True),
+        ([(0.5, False), (0.5, False)], True),
+        ([(0.0, True), (0.0, False)], False),
+        ([(0.1, None)], False),
+    ],
+)
+def test_given_answers_come_first_where_nothing_succeeds(verdicts, is_never) -> None:
+    made = group(*(reward for reward, _ in verdicts))
+    for episode, (_, success) in zip(made.episodes, verdicts, strict=True):
+        episode.verdict.success = success
+    assert ("docs/sft.md" in advice([made], AjetConfig())) is is_never
 
 
 def test_seconds_of_a_step_are_between_no_speed_up_and_a_full_one() -> None:

@@ -201,3 +201,9 @@ def test_where_nothing_was_scored_no_task_flipped(tmp_path):
         attempt = Episode(f"{step}", Task(task_id="t"), 0, step, "validation", order=0, verdict=Verdict(None))
         files.write(step, "validation", [attempt])
     assert flips(files, 0, 20) is None
+
+
+def test_equal_differences_have_no_interval() -> None:
+    before, after = (scores_of({f"t{number}": [reward] for number in range(12)}) for reward in (0.0, 1.0))
+    found = compare(before, after)
+    assert found is not None and found.error is None and "±" not in found.words()

@@ -146,7 +146,7 @@ def test_where_samplers_play_trinity_trains_alone_and_saves_each_step(tmp_path):
     whole = experiment(tmp_path, ", trainer_common: {device: cuda, n_gpus_per_node: 2, mode: async}")
     assert demand_of(trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
     with pytest.raises(ConfigError, match="none is named") as refused:
-        TrinityRunner().require(whole, LaunchOptions())
+        TrinityRunner().check(whole)
     assert "--from-store ADDRESS" in refused.value.expected
 
 

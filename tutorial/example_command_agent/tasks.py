@@ -11,12 +11,12 @@ class Prices:
     """A task reader: any class with `tasks(split)`."""
 
     def __init__(self, config):  # type: ignore[no-untyped-def]
-        self.seed = config.ajet.seed
+        self.counts = {"train": 512, "validation": 16}
 
     def tasks(self, split: str) -> list[Task]:
-        draw = random.Random(f"{self.seed}/{split}")
+        draw = random.Random(split)  # the same whatever the run's seed, so that runs can be compared
         made = []
-        for number in range({"train": 512, "validation": 16}[split]):
+        for number in range(self.counts[split]):
             item = draw.choice(ITEMS)
             prices = {each: draw.randint(10, 99) for each in ITEMS}
             metadata = {"prices": prices, "answer": prices[item]}

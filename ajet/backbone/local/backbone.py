@@ -24,6 +24,7 @@ from ajet.backbone.local.machine import (
     release_memory,
 )
 from ajet.backbone.local.rehearsal import rehearsed
+from ajet.backbone.local.requirements import require_trainable
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
@@ -49,7 +50,7 @@ class LocalBackbone:
         from ajet.engine.models import load_model, load_tokenizer
 
         config = experiment.ajet
-        path = _usable(config)
+        path = require_trainable(config)
         settings = config.trainer_common
         device = choose_device(settings.device)
         bound_kernel_caches()
@@ -161,36 +162,3 @@ def _beginning(config: AjetConfig, source: ModelSource) -> Path | None:
             do="name them there, or remove the model folder's adapters/ to begin without",
         )
     return source.folder if saved else None
-
-
-def _usable(config: AjetConfig) -> str:
-    """The model's path, if the configuration can be trained here."""
-    if config.model.path is None:
-        raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
-    if config.rollout.engine == "endpoint":
-        raise ConfigError(
-            "The local backbone cannot train what an endpoint samples.",
-            where="ajet.rollout.engine",
-            expected="auto or transformers, whose model shares the trainer's weights, or vllm, which gets a copy",
-        )
-    if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
-        raise ConfigError(
-            "The local backbone cannot change the weights of a vLLM server.",
-            where="ajet.rollout.vllm.base_url",
-            expected="null: ajet then starts vLLM itself",
-            do="use --backbone debug with a server",
-        )
-    if config.rollout.engine == "vllm" and config.trainer_common.lora.adapters:
-        raise ConfigError(
-            "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
-            where="ajet.rollout.engine",
-            expected="auto or transformers, with lora.adapters",
-            do="leave rollout.engine away; vLLM can serve them once they are trained (docs/deploy.md)",
-        )
-    if config.rollout.temperature <= 0:
-        raise ConfigError(
-            "With a temperature of 0 every attempt at a task is the same: there is nothing to learn from.",
-            where="ajet.rollout.temperature",
-            expected="a number above 0, such as 1.0",
-        )
-    return config.model.path

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.finding import Finding
+    from ajet.store import Address
 
 
 class TrinityRunner(Runner):
@@ -32,20 +33,27 @@ class TrinityRunner(Runner):
             require_trinity()
         return experiment.ajet
 
-    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
-        """A store where samplers are to play, and a port for each gateway. On GPUs the command goes on in Trinity's own
-        environment, if there is one."""
-        from ajet.backbone.trinity.config import TRAIN, device_of, mode_of, trinity_config
-        from ajet.backbone.trinity.own_environment import go_on_in, python_there
-        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+    def check(
+        self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
+    ) -> None:
+        """Require a store where samplers are to play."""
+        from ajet.backbone.trinity.config import TRAIN, mode_of
         from ajet.schema.errors import ConfigError
 
-        if mode_of(experiment) == TRAIN and options.from_store is None:
+        if not looking and mode_of(experiment) == TRAIN and from_store is None:
             raise ConfigError(
                 "On Trinity `mode: async` trains on what samplers put into a store, and none is named.",
                 where="ajet.trainer_common.mode: async",
                 expected="--from-store ADDRESS, with `ajet sample` beside it",
             )
+
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """A port for each gateway. On GPUs the command goes on in Trinity's own
+        environment, if there is one."""
+        from ajet.backbone.trinity.config import device_of, trinity_config
+        from ajet.backbone.trinity.own_environment import go_on_in, python_there
+        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+
         config = trinity_config(experiment)
         explorer = config["explorer"]
 

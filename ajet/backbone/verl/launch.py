@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.finding import Finding
+    from ajet.store import Address
 
 
 PROCESSES = "verl.actor_rollout_ref.rollout.agent.num_workers: 1"
@@ -30,20 +31,25 @@ class VerlRunner(Runner):
 
         return credit_settings(verl_settings(experiment))
 
-    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
-        """A store where samplers are to play, settings that samplers can follow, and a port for each gateway."""
-        from ajet.backbone.verl.cluster.gateway_port import require_gateways
-
-        require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
-        if options.from_store is None and experiment.ajet.trainer_common.mode != "async":
+    def check(
+        self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
+    ) -> None:
+        """Require a store where samplers are to play, and settings that samplers can follow."""
+        if looking or (from_store is None and experiment.ajet.trainer_common.mode != "async"):
             return
         from ajet.backbone.verl.settings import verl_settings
         from ajet.backbone.verl.train import require_one_sampling, require_store
 
         config = verl_settings(experiment)
-        require_store(config, options.from_store)
-        if options.from_store is not None:
+        require_store(config, from_store)
+        if from_store is not None:
             require_one_sampling(experiment.ajet, config)
+
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """A port for each gateway."""
+        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+
+        require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
 
     def _playing(self, experiment: Experiment) -> int:
         from ajet.backbone.verl.settings import verl_settings

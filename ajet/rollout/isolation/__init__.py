@@ -70,3 +70,15 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
     )
     found: Isolation = kind.opened(experiment, workflow_class, ambient)
     return found
+
+
+def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
+    """Raise ConfigError if the named isolation refuses this workflow or experiment; starts no process."""
+    from ajet.rollout.isolation.process import home_of
+    from ajet.rollout.isolation.sandbox import require_no_network
+
+    kind = experiment.ajet.rollout.isolation
+    if kind in ("loops", "process", "sandbox"):
+        home_of(workflow_class, experiment, Endpoint("", ""))
+    if kind == "sandbox":
+        require_no_network(experiment)

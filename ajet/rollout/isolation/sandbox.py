@@ -59,7 +59,7 @@ class SandboxIsolation(ProcessIsolation):
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""
         super().__init__(experiment, workflow_class, ambient)
-        _refuse_what_needs_a_network(experiment)
+        require_no_network(experiment)
         self._door = Door(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = Box(self._home, self._door.path, address, limits_of(experiment.ajet.environment))
@@ -245,7 +245,8 @@ def _listening(path: str) -> socket.socket:
     return listening
 
 
-def _refuse_what_needs_a_network(experiment: Experiment) -> None:
+def require_no_network(experiment: Experiment) -> None:
+    """Raise ConfigError if the experiment needs a network or files that a sandbox does not have."""
     settings = experiment.ajet
     key = "environment.use" if settings.environment.use else ""
     if settings.task_reader.type == "env_service":

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.other_models import key_in
-from ajet.config.record_file import read_record_file
-from ajet.record.bounded_json import LONGEST_LINE
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
 from ajet.record.checkpoints import checkpoints_of
+from ajet.record.evaluations import state_digest
 from ajet.run.export import checkpoint_of, model_folder
 from ajet.schema.errors import UserError
 
@@ -76,7 +75,7 @@ class Model:
         if self.path.startswith("embedded:") or place is None:
             return {"path": self.path}
         if (place / STATE).is_file():
-            return {"path": str(place.resolve()), "state": _digest(read_record_file(place / STATE, LONGEST_LINE))}
+            return {"path": str(place.resolve()), "state": state_digest(place)}
         files = [place] if place.is_file() else sorted({p for kind in _DESCRIBING for p in place.glob(kind)})
         told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         return {"path": str(place.resolve()), "files": _digest(repr(told).encode())}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.engine.endpoint import ENDPOINT_KEY
+from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import Comparison, compare
 from ajet.record.console import console
@@ -26,7 +28,7 @@ from ajet.run.evaluation.record import Evaluation
 from ajet.run.interrupt import Interrupts
 from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
 from ajet.run.judging.rubrics import require_rubrics
-from ajet.run.services import require_services
+from ajet.run.services import require_answers, services_of
 from ajet.run.tool_room import tool_room
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
@@ -125,7 +127,7 @@ def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Eval
 def _evaluated(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     from ajet.task_reader.registry import OfTraining, open_reader
 
-    require_services(experiment)
+    require_answers([each for each in services_of(experiment) if each.key != ENDPOINT_KEY])
     require_rubrics(experiment)
     judges = open_judges(experiment, asked.judges)
     reader = open_reader(experiment)
@@ -134,6 +136,9 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
     if asked.writes_tasks:
         reader.json_tasks("validation")
     evaluations = _evaluations(experiment, models, asked, reader)
+    for evaluation in evaluations:
+        if asked.fresh or not _is_played(evaluation, record.earlier(evaluation)):
+            _require_model_server(evaluation)
     played: list[tuple[Model, Path, list[Attempt]]] = []
     for evaluation in evaluations:
         folder = _played(evaluation, fresh=asked.fresh)
@@ -153,6 +158,22 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
         played=[task for _, task in first.tasks[: first.count]],
         known=None if asked.training else _known(reader, [task for _, task in first.tasks[: first.count]]),
     )
+
+
+def _is_played(evaluation: Evaluation, again: Path | None) -> bool:
+    return again is not None and record.missing(evaluation, again) == 0
+
+
+def _require_model_server(evaluation: Evaluation) -> None:
+    """Ask the model's endpoint, if it is one. Raises UserError."""
+    model = evaluation.model
+    if model.url is None:
+        return
+    services = list(model_servers(evaluation.experiment))
+    if "@" in model.label or "://" in model.label:  # by --model, and not by the YAML
+        do = f"start the server at {model.url}, or name another one (--model NAME@URL)"
+        services = [replace(each, key=f"--model {model.label}", do=do) for each in services]
+    require_answers(services)
 
 
 def _known(reader: OpenedReader, held_out: Sequence[Task]) -> Overlap | None:
@@ -222,7 +243,7 @@ def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     from ajet.run.tables import age
 
     again = None if fresh else record.earlier(evaluation)
-    if again is not None and record.missing(evaluation, again) == 0:
+    if again is not None and _is_played(evaluation, again):
         then = record.file_of(again, evaluation.model.step).stat().st_mtime
         _say(f"{evaluation.model.label}: played {age(then)}, read from {again}; --fresh plays it again")
         return again

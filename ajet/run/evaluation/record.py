@@ -18,6 +18,7 @@ from ajet.config.code_digests import digest_code
 from ajet.record import RunDirectory
 from ajet.record.attempts import Attempt, read_attempts
 from ajet.record.bounded_json import read_json
+from ajet.record.evaluations import FILE
 from ajet.record.files import keep_rows, write_atomically
 from ajet.run.evaluation.models import Model
 from ajet.schema.errors import UserError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.task_reader import OpenedReader
 
-FILE = "evaluation.json"
 SPLIT = "validation"
 BEARS_NOT = (
     "ajet.backbone", "ajet.model.path", "ajet.trainer_common.", "ajet.task_reader.", "ajet.data.train_batch_size",

@@ -20,6 +20,7 @@ from rich.table import Table
 from ajet.record.attempts import TAG_KEYS
 from ajet.record.comparison import Comparison
 from ajet.record.console import console, counted, printable
+from ajet.record.intervals import plus_minus
 from ajet.record.scores import Rate, Scores
 from ajet.run.evaluation.judged import YAML
 from ajet.run.evaluation.play import Evaluated, Result
@@ -28,6 +29,8 @@ from ajet.schema.errors import MissingExtra, UserError
 
 NAMED = 8
 """Tasks that flipped, and that a line names."""
+LOST_AT = {"engine": "the model's server or engine", "judge": "the judge", "ajet": "ajet itself"}
+"""Boundaries in words; the others are words already."""
 COLUMNS = (
     "model", "task_id", "order", "repeat", "reward", "success", "status", "failure", "reason", "left_out", "tokens",
     "seconds", "tags", "question", "uuid", "record", "scorer",
@@ -231,8 +234,7 @@ def _columns(everything: Sequence[Scores]) -> list[str]:
 def _cells(scores: Scores, columns: Sequence[str]) -> list[str]:
     counting = [attempt for attempt in scores.attempts if not attempt.left_out]
     reward = "–" if scores.reward is None else f"{scores.reward:.3f}"
-    if scores.reward_error is not None:
-        reward += f" ± {scores.reward_error:.2g}"
+    reward += plus_minus(scores.reward_error, ".2g")
     cells = {
         "reward": reward,
         "scored": f"{scores.scored}/{len(scores.attempts)}",
@@ -261,12 +263,20 @@ def _remarks(result: Result) -> Iterator[str]:
             yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {worth}"
         if scores.left_out:
             why, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
+            by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
+            lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
             yield (
-                f"{label}: ajet itself failed at {counted(scores.left_out, 'attempt')} (engine, judge or ajet): left "
-                f"out; the same command plays them again; mostly: {printable(why)[:300]}"
+                f"{label}: {counted(scores.left_out, 'attempt')} left out, they say nothing about the model ({lost}); "
+                f"mend that, and the same command plays them again; mostly: {printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
+        if cut := sum(attempt.cut for attempt in scores.attempts):
+            replies = sum(attempt.replies for attempt in scores.attempts)
+            yield (
+                f"{label}: {cut} of {replies} replies cut by a limit on tokens (max_tokens of the request, "
+                "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
+            )
         if not scores.tells_success and scores.scored:
             yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
     for untold in result.untold():

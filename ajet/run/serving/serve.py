@@ -24,12 +24,13 @@ from rich.text import Text
 from ajet.algorithm import discarded
 from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
-from ajet.record.learned import why_nothing
+from ajet.record.learned import is_never_right, why_nothing
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.learn import FirstHalf, Unused, learn
+from ajet.run.outlook import given_answers
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
@@ -267,6 +268,8 @@ def _warn_idle(training: Training) -> None:
     idle, training.idle = training.idle, 0
     rows = [row for row in training.run.metrics.rows() if "tasks" in row][-idle:]
     logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
+    if is_never_right(rows):
+        logger.warning("{}", given_answers(training.run.experiment.ajet))
 
 
 def _leave(training: Training, served: ServeParts, batch: Batch, late: list[Episode]) -> None:

@@ -14,7 +14,7 @@ from ajet.record.console import counted
 from ajet.run.sft.lessons import Lesson, lesson_of
 from ajet.run.sft.recorded import lessons_of_run, require_same_words
 from ajet.run.sft.rows import read_files
-from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ NAMED = 3
 def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:
     """The lessons to learn. Raises UserError."""
     given = experiment.ajet.sft
-    if given.from_run is not None and given.train_files is not None:
-        raise ConfigError(
-            "Files and a run are both given to learn from.",
-            where="ajet.sft.train_files, ajet.sft.from_run",
-            expected="one of them",
-        )
     if given.from_run is not None:
         found = lessons_of_run(given, experiment.root)
         require_same_words(found, words, given.from_run)

@@ -28,12 +28,14 @@ function head(run, page, pair) {
 function one(run, page, proof) {
   const proven = proof !== null && page.uuid.startsWith(proof.episode) && proof.plays.some((play) => play.step === page.step && play.split === page.split);
   const wrong = proof?.wrong.filter((token) => token.episode === page.uuid) ?? [];
+  const cut = page.calls.filter((call) => call.finish === "length").length;
   const untrained = Object.entries(page.untrained);
   return el("article", { class: "episode" },
     el("p", { class: "facts" }, rewardBadge(page.verdict?.reward, page.verdict?.success), " ",
       badge(`advantage ${number(page.advantage)}`, page.advantage > 0 ? "good" : page.advantage < 0 ? "bad" : "mute"),
       page.status === "completed" ? null : badge(page.ending ? `${page.status}: ${page.ending.replaceAll("_", " ")}` : page.status, "bad"),
       page.discarded ? badge(`not trained: ${page.discarded.replaceAll("_", " ")}`, "mute") : null, page.checks.map((check) => badge(check, "warn")),
+      cut ? badge(`${cut} of ${page.calls.length} replies cut`, "warn") : null,
       wrong.length ? badge("proof failed", "bad") : proven ? badge("proven", "good") : null,
       ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls${page.policy ? ` · policy ${[...new Set(page.policy)].join(" to ")}` : ""} · ${seconds(page.ended - page.started)}`, page.sampler ? [" · sampler ", spelled(page.sampler)] : null),
     page.verdict?.scorer ? el("p", { class: "facts scorers" }, "scored by ", Object.entries(page.verdict.parts).map(([name, score]) => [badge(`${name} ${score === null ? "no score" : number(score)}`, "mute"), " "])) : null,

@@ -21,7 +21,7 @@ function message(said, call) {
   const calls = (said.tool_calls ?? []).map((each) => el("div", { class: "toolcall" },
     el("b", {}, spelled(String(each.function?.name ?? "?"))), prose(pretty(each.function?.arguments), { class: "code" })));
   const marks = call ? [el("span", { class: "mark", id: `call-${call.index}` }, `call ${call.index} · ${number(call.reply_tokens)} tokens · ${call.finish} · ${seconds(call.ended - call.started)}`),
-    call.agent !== "default" ? badge(call.agent) : null, call.fork ? badge(`forked: ${call.fork}`, "warn") : null, call.trained ? null : badge("not trained", "mute")] : [];
+    call.agent !== "default" ? badge(call.agent) : null, call.fork ? badge(`forked: ${call.fork}`, "warn") : null, call.trained ? null : badge("not trained", "mute"), call.finish === "length" ? badge(`cut by ${call.extra.cut_by ?? "a limit on tokens"}`, "warn") : null] : [];
   return el("div", { class: `turn ${["system", "user", "assistant", "tool", "developer"].includes(role) ? role : "other"}`, "data-row": call ? `call ${call.index}` : role },
     el("div", { class: "who" }, spelled(role + (said.name ? ` ${said.name}` : "")), " ", marks),
     said.reasoning_content ? el("details", { class: "thinking", open: true }, el("summary", {}, "thinking"), prose(said.reasoning_content)) : null,

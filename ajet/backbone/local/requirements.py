@@ -1,0 +1,69 @@
+"""Settings that the local backbone refuses to train with, found without torch or a model.
+
+Invariant: a launch, its dry run and `ajet config validate` refuse the same settings.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ajet.algorithm.learning_rate import Schedule
+from ajet.schema.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from ajet.config.schema import AjetConfig
+
+
+def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
+    """Return the model's path if the settings can be trained here.
+
+    Args:
+        looking: True if nothing is launched: the settings may be a sampler's, whose server follows the trainer.
+
+    Raises:
+        ConfigError: for what a training would refuse.
+    """
+    trainer, rollout = config.trainer_common, config.rollout
+    if config.model.path is None:
+        raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
+    if rollout.engine == "endpoint":
+        raise ConfigError(
+            "The local backbone cannot train what an endpoint samples.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers, whose model shares the trainer's weights, or vllm, which gets a copy",
+        )
+    if rollout.engine == "vllm" and rollout.vllm.base_url is not None and not looking:
+        raise ConfigError(
+            "The local backbone cannot change the weights of a vLLM server.",
+            where="ajet.rollout.vllm.base_url",
+            expected="null: ajet then starts vLLM itself",
+            do="use --backbone debug with a server",
+        )
+    if rollout.engine == "vllm" and trainer.lora.adapters:
+        raise ConfigError(
+            "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers, with lora.adapters",
+            do="leave rollout.engine away; vLLM can serve them once they are trained (docs/deploy.md)",
+        )
+    if rollout.temperature <= 0:
+        raise ConfigError(
+            "With a temperature of 0 every attempt at a task is the same: there is nothing to learn from.",
+            where="ajet.rollout.temperature",
+            expected="a number above 0, such as 1.0",
+        )
+    Schedule.from_config(trainer.optim, trainer.total_training_steps)
+    return config.model.path
+
+
+def require_machine(config: AjetConfig) -> None:
+    """Raise ConfigError or MissingExtra if this machine lacks the device or a package that the settings name."""
+    from ajet.backbone.local.machine import choose_device
+
+    choose_device(config.trainer_common.device)
+    lora = config.trainer_common.lora
+    if (lora.rank or lora.adapters) and find_spec("peft") is None:
+        raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
+    if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
+        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtra where vLLM is not installed
