@@ -7,10 +7,17 @@ a failure of each episode; whoever makes a class of one asks `require_callable_w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ajet.schema.errors import ConfigError
+
+_ROLES = {
+    **dict.fromkeys(("task", "workflow_task"), "task"),
+    **dict.fromkeys(("tuner", "ajet_tuner", "model_tuner"), "tuner"),
+    **dict.fromkeys(("output", "workflow_output"), "output"),
+}
+"""What a parameter of this name certainly is."""
 
 
 def is_function(found: Any) -> TypeGuard[Callable[..., Any]]:
@@ -32,12 +39,44 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
         wanted = f"({', '.join(names)})"
         raise ConfigError(
             f"{what}: {reference} is a function of {signature}, and is called with {wanted}.",
-            where=_place(function) or what,
+            where=place_of(function) or what,
             expected=f"a function that takes these {len(names)}, by position",
             do=f"write `def {name}{wanted}:`, with `async` before it if it awaits",
         ) from None
+    if set(names) <= set(_ROLES):
+        require_order(function, names, what=what, reference=reference)
 
 
-def _place(function: Any) -> str:
+def require_order(
+    function: Callable[..., Any], names: Sequence[str], *, what: str, reference: str, method: bool = False
+) -> None:
+    """Raise ConfigError for a function whose parameters are named as its two arguments are, in the other order.
+
+    `names`: as `require_callable_with` has them. `method`: the first parameter is `self`.
+    """
+    parameters = _signature_of(function).values()
+    plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    found = plain[method : method + 2]
+    (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in found]
+    if len(found) < 2 or (roles[0] != second and roles[1] != first):
+        return
+    receiver = "self, " if method else ""
+    raise ConfigError(
+        f"{what}: {reference} takes ({', '.join(found)}), and is called with ({', '.join(names)}).",
+        where=place_of(function) or what,
+        expected=f"the arguments in the order ({', '.join(names)})",
+        do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(found))}):`",
+    )
+
+
+def _signature_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of C, and silent on what it takes
+        return {}
+
+
+def place_of(function: Any) -> str:
+    """Return file:line of a function; "" for one without a file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -14,6 +14,7 @@ from ajet.run.footprint import Footprint, checkpoint_bytes, checkpoints_at_once,
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.engine.weight_shapes import ModelSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,16 @@ def room_of(experiment: Experiment, *, train: int, validates: bool) -> Room | No
         free_memory(device) if local else None,
         device_kind(device) == "cpu",
     )
+
+
+def size_of(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
+    """Return the size and the longest context in tokens of a model; None for what its files do not say, or are not on
+    this machine to say."""
+    from ajet.engine.model_source import at_hand
+    from ajet.engine.weight_shapes import model_size
+
+    folder = at_hand(model, base=base) if model is not None else None
+    return (None, None) if folder is None else (model_size(folder), _context(folder))
 
 
 def _context(folder: Path) -> int | None:

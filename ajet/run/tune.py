@@ -11,18 +11,25 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.run.job import AgentJetJob
 from ajet.run.own_reference import live_reference
 from ajet.run.script_errors import brief_if_uncaught
+from ajet.run.task_objects import require_no_question, rows_of_objects, rows_of_table
 from ajet.run.tuned import Tuned
-from ajet.schema.errors import TaskError, UserError
+from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_reader.csv_format import require_no_spreadsheet
+from ajet.task_reader.jsonl import TABLES
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 Tasks = str | Path | Iterable["Task | Mapping[str, Any] | str"]
-"""The path of a JSON Lines file, a data set of the hub, a reference to a task reader, or the tasks themselves: a Task,
-a row as such a file has it, or a question."""
+"""The path of a file (JSON Lines, CSV, TSV, Parquet), a data set of the hub, a reference to a task reader, or the tasks
+themselves: a Task, a row as such a file has it, or a question; also a DataFrame and a datasets.Dataset."""
+_LINES = (".jsonl", ".json")
 
 
 @brief_if_uncaught
@@ -44,11 +51,13 @@ def tune(
 
     `agent`: a function `(task, tuner)`, a Workflow class, or a reference to one. `reward`: a function
     `(task, output)`, a judge class, or a reference; None where the agent answers with the reward itself, or a reference
-    of `tasks` brings a judge. `validation`: as `tasks`, or for a data set of the hub the name of a split. `steps`:
+    of `tasks` brings a judge. `validation`: as `tasks`, or for a data set of the hub the name of a split; it is played
+    before, in between (five times if `steps` is given) and after. `steps`:
     training steps in all; None: `trainer_common.total_epochs`. `name`: the run's; called again with the same one, the
     run goes on, or begins anew where `fresh`; with other code or settings it is refused, unless `resume` names the
     run's folder (or that of a checkpoint). `settings`: any other key of `ajet`, dotted, which wins:
-    `{"rollout.num_repeat": 8}`. Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
+    `{"rollout.num_repeat": 8}`; without one, batch, lengths and learning rate fit the model and this machine
+    (`ajet.run.tune_defaults`). Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
     SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
     job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(live_reference(agent))
@@ -56,52 +65,68 @@ def tune(
         job.set_judge(live_reference(reward))
     given = {} if steps is None else {"trainer_common.total_training_steps": steps}
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
-    job.set(**{key.replace(".", "__"): value for key, value in given.items()})
-    root = job.experiment().root
-    training = _place(tasks, root / f"{name}.tasks.jsonl")
-    held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl")
-    job.set(task_reader=_reader(training, held_out, given=validation))
+    root = _set(job, given).experiment().root
+    as_rows = validation is not None and not _is_split(validation)
+    training = _place(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
+    held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl", "validation", True)
+    told = _reader(training, held_out, given=validation)
+    job.set(**{f"task_reader__{key}": value for key, value in told.items()})
+    if backbone == "local":
+        given = {**_defaults(job.experiment(), given, training, steps, held_out is not None), **given}
+    _set(job, given)  # what is set wins
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 
-def _place(tasks: Tasks, file: Path) -> str:
-    """Where the tasks are; those that are given as objects are in `file` from now on. Raises TaskError."""
-    if isinstance(tasks, (str, Path)):
+def _set(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
+    return job.set(**{key.replace(".", "__"): value for key, value in given.items()})
+
+
+def _defaults(
+    experiment: Experiment, given: Mapping[str, Any], training: str, steps: int | None, has_validation: bool
+) -> dict[str, Any]:
+    """Return the settings that fit the model and this machine, without those in `given`."""
+    from ajet.engine.machine import device_kind
+    from ajet.run.room import size_of
+    from ajet.run.tune_defaults import choose_defaults
+
+    size, context = size_of(experiment.ajet.model.path, experiment.base)
+    device = experiment.ajet.trainer_common.device
+    rows = Path(training).read_text(encoding="utf-8").split("\n") if training.lower().endswith(_LINES) else []
+    return choose_defaults(
+        given, size=size, context=context, is_cpu=device_kind(device) == "cpu",
+        tasks=sum(map(bool, rows)) or None, steps=steps, has_validation=has_validation,
+    )  # fmt: skip
+
+
+def _is_split(validation: Tasks) -> bool:
+    """Return True for the name of a split: a text that is no file."""
+    return isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
+
+
+def _place(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
+    """Return where the tasks are; those that are given as objects are in `file` from now on. `as_rows`: those of a
+    table, too. Raises TaskError."""
+    if isinstance(tasks, str):
+        require_no_question(tasks, name)
+    if isinstance(tasks, str | Path) and Path(tasks).is_file():
+        require_no_spreadsheet(Path(tasks))
+    if isinstance(tasks, str | Path) and not (as_rows and str(tasks).lower().endswith(TABLES)):
         return str(tasks)
+
     from ajet.record import write_errors
     from ajet.record.files import write_atomically
 
-    lines = [_line(task, index) for index, task in enumerate(tasks)]
-    if not lines:
-        raise TaskError("There is no task: the list is empty.", where=file.name.split(".")[-2], expected="one at least")
+    rows = rows_of_table(tasks, name) if isinstance(tasks, str | Path) else rows_of_objects(tasks, name)
     with write_errors.explained("the tasks", file.parent, kept="nothing was begun"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, "".join(lines))
+        write_atomically(file, "".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)
-
-
-def _line(task: Any, index: int) -> str:
-    if isinstance(task, Task):
-        row: Any = task.model_dump()
-    elif isinstance(task, str):
-        row = {"main_query": task}
-    else:
-        row = task
-    try:
-        return json.dumps(dict(row)) + "\n"
-    except (TypeError, ValueError) as problem:
-        raise TaskError(
-            f"A task cannot be written down: {problem}.",
-            where=f"tasks[{index}]",
-            expected="an ajet.Task, a question, or a dict with a question, of texts, numbers, lists and dicts",
-        ) from None
 
 
 def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
     from ajet.config.schema.choices import is_reference
-    from ajet.task_reader.jsonl import TABLES
 
-    if training.endswith((".jsonl", ".json")):
+    if training.lower().endswith(_LINES):
         files = {"training": {"file_path": training}, "validation": {"file_path": held_out}}
         return {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
     if is_reference(training) and given is None:
@@ -113,6 +138,6 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
         )
-    one_file = training.endswith(TABLES)  # any split of it is all of its rows
+    one_file = training.lower().endswith(TABLES)  # any split of it is all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}

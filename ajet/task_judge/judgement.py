@@ -23,6 +23,7 @@ _OF_A_MAPPING = ("score", "success", "reason")
 def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
     """`who` is whose reward it is, in the words of an error; `gamma` discounts a list of rewards; `success`: what the
     workflow says, where nothing was decided. Raises JudgeFailure."""
+    judgement = _plain(judgement)
     if judgement is None:
         return Verdict(None, success, UNDECIDED)
     if isinstance(judgement, Verdict):
@@ -31,7 +32,7 @@ def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | 
     elif isinstance(judgement, Mapping) and "score" in judgement:
         verdict = _of_mapping(judgement, who, gamma)
     elif _is_pair(judgement):
-        verdict = Verdict(total(judgement[0], who, gamma), _truth(judgement[1], who))
+        verdict = Verdict(total(judgement[0], who, gamma), _success_of_pair(judgement, who))
         verdict.turns = turns_of(judgement[0], who)
     elif isinstance(judgement, list):
         verdict = Verdict(total(judgement, who, gamma), None, turns=turns_of(judgement, who))
@@ -106,19 +107,39 @@ def _is_pair(judgement: Any) -> bool:
     return isinstance(judgement, tuple) or judgement[1] is None or _is_truth(judgement[1])
 
 
+def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
+    """Return the second of (reward, is_success). Raises JudgeFailure unless it says true, false or nothing."""
+    success = _plain(pair[1])
+    if success is None or isinstance(success, bool):
+        return success
+    order = f": `return {success!r:.40}, {pair[0]!r:.40}`" if _is_truth(pair[0]) else ""
+    raise JudgeFailure(
+        f"{who}: it returned ({pair[0]!r:.80}, {success!r:.80}); a pair is (reward, is_success), in this order, and "
+        f"its second is True, False or None{order}. Several rewards are a list; one alone is a number"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of numpy or torch as Python has it; anything else as it is."""
+    is_scalar = hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if is_scalar else value
+
+
 def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool) or (hasattr(value, "dtype") and bool(value.dtype == bool))
+    return isinstance(_plain(value), bool)
 
 
 def _number(value: Any, who: str) -> float:
+    value = _plain(value)
     if not isinstance(value, Real):
         raise JudgeFailure(f"{who} is {value!r:.200}, a {type(value).__name__}; expected a number")
     return float(value)
 
 
 def _truth(value: Any, who: str) -> bool | None:
+    value = _plain(value)
     if value is None or isinstance(value, bool):
         return value
-    if hasattr(value, "dtype") or isinstance(value, Real):
+    if isinstance(value, Real) and value in (0, 1):
         return bool(value)
     raise JudgeFailure(f"{who}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None")

@@ -5,6 +5,7 @@ Invariant: a run starts with a judge that was made, or does not start; what is w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -74,19 +75,27 @@ def _by_rubrics(experiment: Experiment) -> Judging:
 @register("customized_protocol")
 def _by_reference(experiment: Experiment) -> Judging | None:
     from ajet.config import resolve_reference
-    from ajet.config.functions import is_function
+    from ajet.config.functions import is_function, require_order
     from ajet.task_judge.function import judge_from
+    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
 
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
         return None
     kind = resolve_reference(reference, base=experiment.base, what=key)
-    if is_scorers(kind):
+    if is_trl_reward(kind):
+        kind = from_trl(kind, reference, what=key)
+    elif is_scorers(kind):
         judge = experiment.ajet.task_judge.deciding(scorer=reference)
         return ScorerJudge(replace(experiment, ajet=experiment.ajet.model_copy(update={"task_judge": judge})))
     if is_function(kind):
+        refuse_other_signature(kind, reference, what=key)
         kind = judge_from(kind, reference, what=key)
+    elif isinstance(kind, type) and callable(getattr(kind, "compute_reward", None)):
+        method = inspect.unwrap(kind.compute_reward)
+        names = ("workflow_task", "workflow_output")
+        require_order(method, names, what=key, reference=f"{reference}.compute_reward", method=True)
     if not isinstance(kind, type) or not callable(getattr(kind, "compute_reward", None)):
         raise ConfigError(
             f"{reference} is no judge.",

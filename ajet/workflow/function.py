@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ajet.config.functions import is_function, require_callable_with
+from ajet.config.functions import is_function, require_callable_with, require_order
 from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -55,6 +55,7 @@ def _require_both(kind: type[Workflow], reference: str) -> None:
             expected="execute(self, workflow_task, tuner); the names are yours",
             do="write `async def execute(self, workflow_task, tuner):`",
         ) from None
+    require_order(execute, ("workflow_task", "tuner"), what=KEY, reference=f"{reference}.execute", method=True)
     _require_makeable(kind, reference)
 
 

@@ -77,7 +77,6 @@ def test_a_judge_that_does_not_decide_gives_no_score(result):
         ((True, True), Verdict(1.0, True)),
         ((np.float32(0.5), np.bool_(False)), Verdict(0.5, False)),
         ((0.0, None), Verdict(0.0, None)),
-        ((0.25, 1), Verdict(0.25, True)),
         ([0.25, True], Verdict(0.25, True)),
         ([0.25, None], Verdict(0.25, None)),
         ([0.25, 1], Verdict(1.25, None, turns=(0.25, 1.0))),

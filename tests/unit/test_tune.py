@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ajet
@@ -68,6 +71,127 @@ def test_tasks_as_python_has_them_are_read_as_from_a_file(composed: Callable[...
     assert (second.main_query, second.metadata["answer"], third.main_query) == ("b", 3, "c")
     assert [task.main_query for task in reader.tasks("validation")] == ["d"]
     assert sorted(path.name for path in experiment.root.iterdir()) == ["mine.tasks.jsonl", "mine.validation.jsonl"]
+
+
+ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": None}]
+
+
+def as_frame() -> Any:
+    import pandas
+
+    return pandas.DataFrame([{"question": "a", "answer": "1"}, {"question": "b", "answer": float("nan")}])
+
+
+def as_dataset() -> Any:
+    import datasets
+
+    return datasets.Dataset.from_list(ROWS)
+
+
+def as_split() -> Any:
+    import datasets
+
+    return datasets.DatasetDict({"train": as_dataset()})["train"].with_format("numpy")
+
+
+def as_table() -> Any:
+    import pyarrow
+
+    return pyarrow.Table.from_pylist(ROWS)
+
+
+def as_csv_reader() -> Any:
+    return csv.DictReader(io.StringIO("\ufeffQuestion,answer\na,1\nb,\n"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        as_frame,
+        as_dataset,
+        as_split,
+        lambda: as_dataset().to_iterable_dataset(),
+        as_table,
+        as_csv_reader,
+        lambda: iter(ROWS),
+        lambda: (row for row in ROWS),
+        lambda: tuple(ROWS),
+        lambda: as_frame().question,
+        lambda: np.array(["a", "b"]),
+        lambda: map(str, "ab"),
+    ],
+)
+def test_tables_and_iterators_become_rows(composed: Callable[..., Experiment], make: Callable[[], Any]) -> None:
+    reader = open_reader(composed(tasks=make(), validation=make()))
+    for split in ("train", "validation"):
+        first, second = reader.tasks(split)  # type: ignore[arg-type]
+        assert (first.main_query, second.main_query) == ("a", "b")
+        assert first.metadata.get("answer") in ("1", None) and not second.metadata.get("answer")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl", "tsv"])
+def test_files_may_be_of_two_kinds(composed: Callable[..., Experiment], ending: str) -> None:
+    frame = as_frame()
+    if ending == "parquet":
+        frame.to_parquet("t.parquet")
+    elif ending == "jsonl":
+        frame.to_json("t.jsonl", orient="records", lines=True)
+    else:
+        frame.to_csv(f"t.{ending}", index=False, sep=";" if ending == "csv" else "\t")
+    Path("held.csv").write_text("Question\nc\n")
+    for held in ("held.csv", Path("held.csv"), ["c"]):
+        reader = open_reader(composed(tasks=f"t.{ending}", validation=held))
+        assert [task.main_query for task in reader.tasks("train")] == ["a", "b"]
+        assert [task.main_query for task in reader.tasks("validation")] == ["c"]
+    assert len(open_reader(composed(tasks=Path(f"t.{ending}"))).tasks("train")) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "do"),
+    [
+        (lambda: {"question": ["a", "b"], "answer": ["1", "2"]}, "zip(*data.values())"),
+        (lambda: {"question": "a", "answer": "1"}, "tasks=[row]"),
+        (lambda: __import__("datasets").DatasetDict({"train": as_dataset()}), "tasks=data['train']"),
+        (lambda: {"train": as_frame()}, "tasks=data['train']"),
+        (lambda: {"a", "b"}, "sorted"),
+        (lambda: {"question": 1}.keys(), "sorted"),
+        (lambda: io.StringIO("a"), "train.jsonl"),
+        (lambda: b"a", "train.jsonl"),
+        (lambda: 5, "tasks=["),
+        (lambda: "What is 1.5 + 2?", "tasks=['What is 1.5 + 2?']"),
+        (lambda: "Add 1/2 and 1/3. " * 40, "tasks=["),
+    ],
+)
+def test_what_only_iterates_is_refused_by_name(
+    composed: Callable[..., Experiment], make: Callable[[], Any], do: str
+) -> None:
+    with pytest.raises(TaskError) as refused:
+        ajet.tune(**TUNE, tasks=make())
+    assert do in refused.value.do and refused.value.where == "tasks"
+
+
+@pytest.mark.parametrize(
+    "task", [["a", "b"], ("question", "a"), {"answer": float("nan")}, as_frame], ids=["list", "pair", "nan", "function"]
+)
+def test_elements_that_are_no_tasks_are_named(composed: Callable[..., Experiment], task: Any) -> None:
+    with pytest.raises(TaskError) as refused:
+        ajet.tune(**TUNE, tasks=["a", task])
+    assert refused.value.where == "tasks[1]"
+
+
+def test_a_spreadsheet_is_refused_by_name(composed: Callable[..., Experiment]) -> None:
+    Path("t.xlsx").write_bytes(b"PK\x03\x04")
+    with pytest.raises(TaskError, match="spreadsheet"):
+        ajet.tune(**TUNE, tasks="t.xlsx")
+
+
+def test_settings_of_the_reader_win(composed: Callable[..., Experiment]) -> None:
+    settings = {"task_reader.columns.main_query": "ask", "task_reader.on_bad_row": "skip"}
+    reader = open_reader(composed(tasks=[{"ask": "a"}, {"ask": ""}], settings=settings))
+    assert [task.main_query for task in reader.tasks("train")] == ["a"]
+    wanted = {"task_reader.require_question": False}
+    (task,) = open_reader(composed(tasks=[Task(metadata={"goal": 3})], settings=wanted)).tasks("train")
+    assert task.metadata == {"goal": 3}
 
 
 def test_what_is_named_is_taken_from_where_it_is(composed: Callable[..., Experiment]) -> None:

@@ -18,6 +18,7 @@ from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserErr
 from ajet.task_judge.calling import called
 from ajet.task_judge.judgement import verdict_of
 from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, OF_VERL, REFERENCE, ScorerCall
+from ajet.task_judge.trl_reward import from_trl, is_trl_reward
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -56,6 +57,10 @@ class BoundScorer:
             if callable(judges):
                 self._wanted = [("", "workflow_task", True), ("", "workflow_output", True)]
                 return
+        elif is_trl_reward(found):
+            self._function, self._arguments = from_trl(partial(found, **arguments), name, what=what), {}
+            self._wanted = [("", "task", True), ("", "output", True)]
+            return
         else:
             self._function, self._arguments = found, dict(arguments)
         if not callable(self._function):

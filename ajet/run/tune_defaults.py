@@ -1,0 +1,64 @@
+"""Defaults of `ajet.tune` that fit the model and the machine; a setting of the caller's always wins.
+
+The defaults of the YAML are a GPU's: 32 tasks, 4 attempts each, replies of 4,096 tokens. On a CPU one such step takes
+hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.engine.weight_shapes import ModelSize
+
+VALIDATIONS = 5
+"""Validations in a run of known length, besides the one before the first step."""
+ON_CPU: Mapping[str, Any] = {
+    "data.train_batch_size": 8,
+    "rollout.num_repeat": 4,
+    "rollout.max_response_length_in_one_turn": 256,
+    "rollout.max_model_len": 2048,
+    "data.max_prompt_length": 1024,
+    "data.max_response_length": 1024,
+    "trainer_common.use_kl_loss": False,
+}
+"""A step of a 135M model takes about a minute on two cores. The KL term would need a second copy of the model."""
+RATES = ((200e6, 4e-5), (2e9, 1e-5))
+"""(parameters at most, learning rate); larger models keep the default. Source: docs/first_settings.md, row 4."""
+
+
+def choose_defaults(
+    given: Collection[str],
+    *,
+    size: ModelSize | None,
+    context: int | None,
+    is_cpu: bool,
+    tasks: int | None,
+    steps: int | None,
+    has_validation: bool,
+) -> dict[str, Any]:
+    """Return the keys below `ajet` to set, without those in `given`.
+
+    Args:
+        given: keys that the caller set.
+        size: the model's size; None if its files are not on this machine.
+        context: tokens that the model can read at most; None if unknown.
+        is_cpu: True if the model is trained on a CPU.
+        tasks: number of training tasks; None if unknown.
+        steps: training steps; None for a number of epochs.
+        has_validation: True if there are held-out tasks.
+    """
+    chosen: dict[str, Any] = dict(ON_CPU) if is_cpu else {}
+    if tasks is not None:
+        chosen["data.train_batch_size"] = min(tasks, chosen.get("data.train_batch_size", 32))
+    if context is not None and is_cpu:
+        chosen["rollout.max_model_len"] = min(context, chosen["rollout.max_model_len"])
+    rate = next((rate for most, rate in RATES if size is not None and size.parameters <= most), None)
+    if rate is not None and "trainer_common.lora.rank" not in given:
+        chosen["trainer_common.optim.lr"] = rate
+    if has_validation:
+        chosen["trainer_common.val_before_train"] = True
+        if steps is not None:
+            chosen["trainer_common.test_freq"] = max(1, steps // VALIDATIONS)
+    return {key: value for key, value in chosen.items() if key not in given}

@@ -1,0 +1,116 @@
+"""Reward functions as TRL calls them: lists of prompts, completions and columns, by name.
+
+Invariant: such a function gets lists of one, and answers a list of one reward; any other answer is a JudgeFailure. It
+is never called with a task and an output, which it would take for lists.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from ajet.config.functions import is_function, place_of
+from ajet.schema.errors import ConfigError, JudgeFailure
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.scorers.call import ScorerCall
+from ajet.task_reader.column_names import RowColumns
+
+SIGNATURE = "(completions, **kwargs), with prompts and columns of the rows by name, which returns a list of rewards"
+_COMPLETIONS, _PROMPTS = "completions", "prompts"
+_NOT_HERE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""What TRL's trainer passes, too, and no run of ajet has."""
+_OF_OTHERS = ("completion", "prompt")
+"""Names by which libraries pass one reply and its prompt."""
+
+
+def is_trl_reward(found: Any) -> bool:
+    """Return True for a function whose parameters are called as TRL's are."""
+    return is_function(found) and not {_COMPLETIONS, _PROMPTS}.isdisjoint(_parameters_of(found))
+
+
+def from_trl(function: Callable[..., Any], reference: str, *, what: str) -> Callable[[Task, WorkflowOutput], Any]:
+    """Return a function `(task, output)` that asks TRL's reward function. Raises ConfigError for one that asks for what
+    only TRL's trainer has. `what`: the key that holds the reference."""
+    parameters = _parameters_of(function)
+    lacking = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
+    if lacking:
+        raise ConfigError(
+            f"{what}: {reference} is a reward function of TRL's, and asks for {', '.join(lacking)}.",
+            where=place_of(function) or what,
+            expected=f"a function of {SIGNATURE}; or of (task, output)",
+            do="leave them out, or give them a default",
+        )
+
+    async def ask(task: Task, output: WorkflowOutput) -> Any:
+        return _single_reward(await function(**_arguments_of(parameters, task, output)))
+
+    def ask_plain(task: Task, output: WorkflowOutput) -> Any:
+        return _single_reward(function(**_arguments_of(parameters, task, output)))
+
+    asked: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
+    asked.__module__ = getattr(function, "__module__", None) or __name__
+    return asked  # type: ignore[no-any-return]
+
+
+def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
+    """Raise ConfigError for a function whose parameters are those of a library that passes them by other names."""
+    names = [name for name in _OF_OTHERS if name in _parameters_of(function)]
+    if names:
+        raise ConfigError(
+            f"{what}: {reference} asks for {' and '.join(names)}, and is called with (task, output).",
+            where=place_of(function) or what,
+            expected=f'a function of (task, output), where output.metadata["final_answer"] is the reply; or as TRL has '
+            f"it, of {SIGNATURE}",
+            do=f"write `def {getattr(function, '__name__', 'reward')}(task, output):`",
+        )
+
+
+def _parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of C, and silent on what it takes
+        return {}
+
+
+def _arguments_of(parameters: dict[str, inspect.Parameter], task: Task, output: WorkflowOutput) -> dict[str, list[Any]]:
+    """Return lists of one by the names that the function asks for. Raises JudgeFailure for a column that is missing."""
+    text = ScorerCall(WorkflowTask(task=task), output).text
+    known: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}
+    if task.init_messages and not task.main_query:  # conversational, as TRL calls it
+        known = {_PROMPTS: task.init_messages, _COMPLETIONS: [{"role": "assistant", "content": text}]}
+    columns = RowColumns(task.metadata)
+    given: dict[str, Any] = {}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        given = {str(name): [value] for name, value in columns.row.items()} | {
+            name: [value] for name, value in known.items()
+        }
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if name in known:
+            given[name] = [known[name]]
+        elif (column := columns.find(name)) is not None:
+            given[name] = [columns.row[column]]
+        elif parameter.default is parameter.empty:
+            raise JudgeFailure(
+                f"the reward asks for the column {name}, and the row of task {task.task_id} has "
+                f"{', '.join(columns.row) or 'none'}"
+            )
+    return given
+
+
+def _single_reward(found: Any) -> Any:
+    """Return the reward of the only completion. Raises JudgeFailure."""
+    if found is None or isinstance(found, Real):
+        return found
+    rewards = found.tolist() if hasattr(found, "dtype") and hasattr(found, "tolist") else found
+    if isinstance(rewards, Real):
+        return rewards
+    if not isinstance(rewards, list | tuple) or len(rewards) != 1 or not isinstance(rewards[0], Real | None):
+        raise JudgeFailure(
+            f"a reward function of `completions` gave {found!r:.200} for one completion; expected a list with one "
+            "number a completion, or None for no score"
+        )
+    return rewards[0]
