@@ -36,7 +36,7 @@ def digest_code(experiment: Experiment) -> CodeDigests:
     found: CodeDigests = {}
     for key, text in _named_texts(experiment):
         digests = (
-            _digest_reference(text, experiment.base) if is_reference(text) else _digest_files(text, experiment.base)
+            _digest_reference(text, experiment.base) if _is_reference(text) else _digest_files(text, experiment.base)
         )
         if digests:
             found.setdefault(key, {}).update(digests)
@@ -76,11 +76,19 @@ def _digest_reference(reference: str, base: Path) -> dict[str, str]:
         _add_running(code, parsed.name)
     elif (file := code_file(reference, base)) is not None:
         code.add(file, parsed.name)
-    elif not parsed.is_file and len(files := find_installed_files(parsed.place.split("."))) > 0:
+    elif not parsed.is_file and (files := find_installed_files(parsed.place.split("."))):
         for package in files[:-1]:
             code.add(package, None)
         code.add(files[-1], parsed.name)
     return _digests(code, base)
+
+
+def _is_reference(text: str) -> bool:
+    """True for a reference; False for prose with a colon in it, which `is_reference` cannot tell from one."""
+    if not is_reference(text):
+        return False
+    place = text.rpartition("->")[0] or text.rpartition(":")[0]
+    return place.strip().endswith(".py") or all(part.isidentifier() for part in place.strip().split("."))
 
 
 def _add_running(code: ReachedCode, name: str) -> None:
@@ -104,7 +112,7 @@ def _digest_files(text: str, base: Path) -> dict[str, str]:
     code = _reached(base)
     for word in words:
         suffix = Path(word).suffix
-        file = next((path for root in code.roots if (path := root / word).is_file()), None)
+        file = next((path for root in code.roots if os.path.isfile(path := root / word)), None)
         if file is not None and suffix == ".py":
             code.add(file, None)
         elif file is not None and suffix in PROMPT_SUFFIXES | _SCRIPTS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import symtable
 import sys
 import warnings
@@ -81,17 +82,22 @@ class Statement:
         """True for `import` and `from … import`."""
         return isinstance(self.node, (ast.Import, ast.ImportFrom))
 
-    def find_imports(self) -> Iterator[ast.Import | ast.ImportFrom]:
-        """Yield the imports in it, those within functions too."""
-        for node in ast.walk(self.node):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield node
+    @cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """The imports in it, those within functions too."""
+        return [node for node in self._nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
-    def find_texts(self) -> Iterator[str]:
-        """Yield the string literals in it that may name a file or a folder."""
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) <= _LONGEST_NAME:
-                yield node.value
+    @cached_property
+    def texts(self) -> set[str]:
+        """The string literals in it that may name a file or a folder."""
+        values = {node.value for node in self._nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        return {
+            value for value in values if 0 < len(value) <= _LONGEST_NAME and "\n" not in value and "\0" not in value
+        }
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.node))
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Module:
     @cached_property
     def hides_bindings(self) -> bool:
         """True if its names cannot be told from its source."""
-        for node in (each for statement in self.statements for each in ast.walk(statement.node)):
+        for node in (each for statement in self.statements for each in statement._nodes):
             if isinstance(node, ast.Name) and node.id in _HIDDEN_BINDINGS:
                 return True
             if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
@@ -172,6 +178,7 @@ class ReachedCode:
     prompts: set[Path] = field(default_factory=set)
     _modules: dict[Path, Module] = field(default_factory=dict)
     _seen: set[_Target] = field(default_factory=set)
+    _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
         """Add what `name` in `file` reaches; None: all of the file. A file that does not parse adds nothing."""
@@ -198,20 +205,19 @@ class ReachedCode:
         texts = self.statements.setdefault(place, {})
         for statement in statements:
             texts[statement.text] = None
-        self.prompts |= set(self._find_prompts(place, {text for each in statements for text in each.find_texts()}))
+        self.prompts |= set(self._find_prompts(place, {text for each in statements for text in each.texts}))
         for each in statements:
-            for node in each.find_imports():
+            for node in each.imports:
                 yield from self._follow(place, node)
 
     def _find_prompts(self, place: Path, texts: set[str]) -> Iterator[Path]:
         roots = [place.parent, *self.roots]
-        plain = {text for text in texts if "\n" not in text and "\0" not in text}
-        names = {text for text in plain if Path(text).suffix in PROMPT_SUFFIXES}
+        names = {text for text in texts if text.endswith(tuple(PROMPT_SUFFIXES))}
         if not names:
             return
-        folders = [root / text for root in roots for text in plain - names if (root / text).is_dir()]
+        folders = [root / text for root in roots for text in texts - names if os.path.isdir(root / text)]
         for folder in [*roots, *folders]:
-            yield from (path.resolve() for text in names if (path := folder / text).is_file())
+            yield from (path.resolve() for text in names if os.path.isfile(path := folder / text))
 
     def _follow(self, place: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
         if isinstance(node, ast.Import):
@@ -230,6 +236,12 @@ class ReachedCode:
 
     def _files(self, place: Path, parts: list[str], level: int) -> list[Path]:
         """The files that an import of a dotted name runs: each package's `__init__.py`, then the module."""
+        key = (place.parent, tuple(parts), level)
+        if key not in self._found:
+            self._found[key] = self._find_files(place, parts, level)
+        return self._found[key]
+
+    def _find_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
         if level:
             folder = place.parents[level - 1]
             found = [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []

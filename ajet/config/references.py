@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,7 +141,7 @@ def located_file(reference: str, base: Path) -> Path | None:
     parsed = parse_reference(reference)
     if not parsed.is_file:
         return None
-    return next((path for path in _file_candidates(parsed, base) if path.is_file()), None)
+    return next((path for path in _file_candidates(parsed, base) if os.path.isfile(path)), None)
 
 
 def within(value: Any, base: Path) -> Any:
@@ -161,7 +162,7 @@ def code_file(reference: str, base: Path) -> Path | None:
         return located_file(reference, base)
     if parsed.place == RUNNING:
         return None
-    return next((path for path in _module_candidates(parsed, base) if path.is_file()), None)
+    return next((path for path in _module_candidates(parsed, base) if os.path.isfile(path)), None)
 
 
 def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
@@ -189,7 +190,7 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
     if parsed.is_file:
         candidates = _file_candidates(parsed, base)
         for path in candidates:
-            if path.is_file():
+            if os.path.isfile(path):
                 return path, *_home(path, base)
         raise _not_found(parsed, [str(path) for path in candidates], base, what)
     if parsed.place == RUNNING:
@@ -199,7 +200,7 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         raise UnresolvedReference(f"{what}: {parsed.text!r} is no reference.", where=what, expected=FORMS)
     looked = _module_candidates(parsed, base)
     for path in looked:
-        if path.is_file():
+        if os.path.isfile(path):
             return path, *_home(path, base)
     spec = _installed(parsed.place)
     if spec is None:
@@ -269,12 +270,18 @@ def _last_user_line(error: BaseException) -> str:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}, which led to {raised}"
 
 
+@lru_cache(maxsize=4096)
 def is_library_file(file: str | Path) -> bool:
     """Whether a file is Python's, an installed package's or ajet's, and not a person's own."""
-    roots = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     path = Path(file)
     installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)  # another user's or another Python's
-    return installed or any(path.is_relative_to(root) for root in [*roots, Path(__file__).parents[1]])
+    return installed or any(path.is_relative_to(root) for root in _library_roots())
+
+
+@lru_cache(maxsize=1)
+def _library_roots() -> tuple[Path, ...]:
+    found = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    return (*map(Path, found), Path(__file__).parents[1])
 
 
 def _check_name(parsed: Reference, file: Path, what: str) -> None:

@@ -181,3 +181,11 @@ def test_without_a_judge_the_workflow_is_what_scores(project: Path) -> None:
     (project / "agent.py").write_text(AGENT.replace("SYSTEM,", "SYSTEM * 2,"))
     after = [digest_judge(each, digest_code(each)) for each in (judged, alone)]
     assert before[0] == after[0] and before[1] != after[1]
+
+
+@pytest.mark.parametrize("prompt", ["答" * 300 + ": 案", "Say: yes", " :x", "It's \"odd: text", "~nobody: x", "a\0.md"])
+def test_prose_in_the_configuration_names_no_code(project: Path, prompt: str) -> None:
+    (project / "agent.py").write_text(f"TEXT = {'问' * 190 + '.md'!r}\n\ndef agent(task, tuner):\n    return TEXT\n")
+    tree = {"rollout": {"user_workflow": "agent.py->agent"}, "model": {"path": "embedded:tiny-tools"}}
+    found = digest_code(Experiment.from_dict({"ajet": tree, "mine": {"prompt": prompt}}, base=project))
+    assert [*found] == [WORKFLOW]
