@@ -17,6 +17,7 @@ from ajet.record.files import read_rows
 from ajet.record.held_out import words
 from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
+from ajet.run.outlook import span
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY = 5
 """Training steps between two sample answers."""
+WORTH_SAYING_S = 5.0
+"""Seconds of a rollout from which on the time of a step is estimated on the screen."""
 DRAWN_EVERY_S = 2.0
 """In a notebook, while episodes are played."""
 
@@ -43,6 +46,8 @@ class TrainingProgress:
         self._lock = threading.Lock()
         self._sample: Episode | None = None
         self._drawn = time.monotonic()
+        self._estimate = StepEstimate(self._episodes_a_step, min(rollout.max_env_worker, rollout.max_num_seqs))
+        self._step_began: float | None = time.monotonic()
         self._curve: NotebookCurve | None = None
         if (show := notebook_cell()) is not None:
             rows = list(read_rows(run.path / "metrics.jsonl"))
@@ -58,6 +63,10 @@ class TrainingProgress:
                 title = "validation" if validation else f"step {episode.step}"
                 self._bar = self._bars.bar(title, None if validation else self._episodes_a_step, "episodes")
             self._bar.advance()
+            if not validation and self._step_began is not None:
+                line = self._estimate.add_episode(time.monotonic() - self._step_began)
+                if line:
+                    console.print(line, markup=False, soft_wrap=True)
             if self._curve is not None and time.monotonic() - self._drawn >= DRAWN_EVERY_S:
                 self._drawn = time.monotonic()
                 self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
@@ -70,7 +79,9 @@ class TrainingProgress:
                 self._bar = None
             if self._curve is not None:
                 self._curve.add({"step": step, **metrics}, step_line(step, total, metrics))
-        if "validation/rows" in metrics or "validation/tasks" in metrics:
+        is_validation = "validation/rows" in metrics or "validation/tasks" in metrics
+        self._step_began = time.monotonic() if is_validation and self._step_began is not None else None
+        if is_validation:
             console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]", soft_wrap=True)
             return
         console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
@@ -95,6 +106,32 @@ class TrainingProgress:
             (printable(said[:160]), "italic"),
         )
         console.print(line, soft_wrap=True)
+
+
+class StepEstimate:
+    """Estimates the time of a training step from the first episodes of the first step.
+
+    Args:
+        episodes: episodes of a step.
+        at_once: episodes that are played at the same time, at most.
+    """
+
+    def __init__(self, episodes: int, at_once: int) -> None:
+        self._episodes = episodes
+        self._needed = min(max(2, min(at_once, episodes // 4)), episodes)
+        self._ended = 0
+
+    def add_episode(self, seconds: float) -> str | None:
+        """Count an episode that ended `seconds` after the step began. Returns the line to print, once, if the step is
+        going to take so long that a user would like to know."""
+        self._ended += 1
+        rollout = seconds / self._ended * self._episodes
+        if self._ended != self._needed or rollout < WORTH_SAYING_S:
+            return None
+        return (
+            f"A step takes about {span(2 * rollout)}: {span(rollout)} for {counted(self._episodes, 'episode')} "
+            f"({self._ended} took {span(seconds)}), and about as long for the update."
+        )
 
 
 def _validation(metrics: dict[str, float]) -> str:

@@ -72,7 +72,8 @@ def tune(
     told = _reader(training, held_out, given=validation)
     job.set(**{f"task_reader__{key}": value for key, value in told.items()})
     if backbone == "local":
-        given = {**_defaults(job.experiment(), given, training, steps, held_out is not None), **given}
+        count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
+        given = {**_defaults(job.experiment(), given, count, steps, held_out is not None), **given}
     _set(job, given)  # what is set wins
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
@@ -82,7 +83,7 @@ def _set(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
 
 
 def _defaults(
-    experiment: Experiment, given: Mapping[str, Any], training: str, steps: int | None, has_validation: bool
+    experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
 ) -> dict[str, Any]:
     """Return the settings that fit the model and this machine, without those in `given`."""
     from ajet.engine.machine import device_kind
@@ -91,10 +92,9 @@ def _defaults(
 
     size, context = size_of(experiment.ajet.model.path, experiment.base)
     device = experiment.ajet.trainer_common.device
-    rows = Path(training).read_text(encoding="utf-8").split("\n") if training.lower().endswith(_LINES) else []
     return choose_defaults(
         given, size=size, context=context, is_cpu=device_kind(device) == "cpu",
-        tasks=sum(map(bool, rows)) or None, steps=steps, has_validation=has_validation,
+        tasks=tasks, steps=steps, has_validation=has_validation,
     )  # fmt: skip
 
 

@@ -53,7 +53,9 @@ def choose_defaults(
     if tasks is not None:
         chosen["data.train_batch_size"] = min(tasks, chosen.get("data.train_batch_size", 32))
     if context is not None and is_cpu:
-        chosen["rollout.max_model_len"] = min(context, chosen["rollout.max_model_len"])
+        longest = min(context, chosen["rollout.max_model_len"])
+        lengths = {"data.max_prompt_length": longest // 2, "data.max_response_length": longest // 2}
+        chosen |= {"rollout.max_model_len": longest, **lengths}
     rate = next((rate for most, rate in RATES if size is not None and size.parameters <= most), None)
     if rate is not None and "trainer_common.lora.rank" not in given:
         chosen["trainer_common.optim.lr"] = rate

@@ -10,7 +10,8 @@ import pytest
 
 from tests.docs.snippets import ROOT, blocks
 
-MODEL, SMALLER = '"embedded:smollm2-135m", steps=20, settings=faster', '"embedded:tiny-tools", steps=1, settings=small'
+MODEL, SMALLER = "smollm2-135m", "tiny-tools"
+STEPS, FEWER = "steps=20", "steps=1, settings=small"
 SMALL = 'small = {"rollout.num_repeat": 2, "data.train_batch_size": 1, "rollout.max_model_len": 200}'
 
 
@@ -20,8 +21,8 @@ def test_twelve_lines_are_a_run(
 ) -> None:
     (text,) = (block.text.rstrip() for block in blocks(ROOT / "README.md") if "ajet.tune(" in block.text)
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
-    assert text.endswith(f"{MODEL})")
-    small = text.replace(MODEL, SMALLER).replace("    ajet.tune(", f"    {SMALL}\n    tuned = ajet.tune(")
+    assert MODEL in text and text.endswith(f"{STEPS})")
+    small = text.replace(MODEL, SMALLER).replace(STEPS, FEWER).replace("    ajet.tune(", f"    {SMALL}\n    tuned = ajet.tune(")
     (tmp_path / "script.py").write_text(small)
     monkeypatch.chdir(tmp_path)
 
@@ -33,4 +34,6 @@ def test_twelve_lines_are_a_run(
         assert len(tuned.rewards) == 1 and 0.0 <= tuned.rewards[0] <= 1.0
 
     asyncio.run(cell())
-    assert "step    1/1  reward " in capsys.readouterr().out
+    screen = capsys.readouterr().out
+    assert "step    1/1  reward " in screen
+    assert [line.split()[1] for line in screen.splitlines() if "held out:" in line] == ["0/1", "1/1"]
