@@ -18,10 +18,17 @@ from datetime import date, datetime, time
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
-from ajet.tokens.content_format import accepts_system, probe_content_forms, probe_image_text, text_parts
+from ajet.tokens.content_format import (
+    CALLED,
+    accepts_system,
+    probe_call,
+    probe_content_forms,
+    probe_image_text,
+    text_parts,
+)
 from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
-from ajet.tokens.tool_call_format import style_of
+from ajet.tokens.tool_call_format import is_written_otherwise, style_of
 
 Message = dict[str, Any]
 
@@ -81,6 +88,8 @@ class ChatTemplate:
         self._forms = probe_content_forms(self._render_probe)
         self.takes_system = accepts_system(self._render_probe, self._forms)
         """False: the template raises on a system message, or drops it."""
+        if self.knows_tools and is_written_otherwise(self.style, CALLED, probe_call(self._render_probe, self._forms)):
+            self.style = "none"
         self._shows_image_text = not images or probe_image_text(self._render_probe)
 
     def on_day(self, day: date) -> ChatTemplate:

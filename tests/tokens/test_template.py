@@ -86,6 +86,28 @@ def test_doctor_and_requests_agree_on_tools():
     renderer.render([user("hi")], [TOOL])
 
 
+WRITES = {
+    "tag of its own": "<seed:tool_call><function={name}><parameter=a>1</parameter></function></seed:tool_call>",
+    "invoke": '<calls><invoke name="{name}"></invoke></calls>{{# "parameters" #}}',
+    "python": "<tool_call>{name}(a=1)</tool_call>",
+    "list": '[TOOL_CALLS][{{"name": "{name}", "arguments": {{}}}}]{{# <tool_call> #}}',
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_calls_written_otherwise_refuse_tools(way):
+    written = WRITES[way].format(name="' + c.function.name + '").replace("[TOOL", "' + '[TOOL")
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '" + written + "' }}{% endfor %}"
+        "<eos>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    )
+    renderer = Renderer(made(source, MARKS, "<eos>", bos="<bos>"))
+    assert not renderer.reads_tool_calls
+    assert {finding.topic: finding.state for finding in examine(renderer)}["tools"] == "warning"
+    with pytest.raises(TemplateRefused):
+        renderer.render([user("hi")], [TOOL])
+
+
 @pytest.mark.parametrize("source", [NO_SYSTEM, DROPS_SYSTEM], ids=["raises", "drops"])
 def test_unshown_system_messages_are_refused(source):
     template = template_of(source)
