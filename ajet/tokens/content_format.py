@@ -46,6 +46,12 @@ def accepts_system(render: Render, forms: Mapping[str, ContentForm]) -> bool:
     return text is not None and _MARK in text
 
 
+def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> bool:
+    """Return False if the template raises on a user message after another, which it takes alone."""
+    question = _conversation("user", forms["user"], forms)
+    return render(question) is None or render(question * 2) is not None
+
+
 def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
     """Return a call of `CALLED` as the template writes it, with all that stands before; empty where it raises."""
     return render(_conversation("tool", forms["tool"], forms)[:-1]) or ""

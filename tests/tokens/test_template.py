@@ -86,6 +86,52 @@ def test_doctor_and_requests_agree_on_tools():
     renderer.render([user("hi")], [TOOL])
 
 
+@pytest.mark.parametrize("then", ["And?", [{"type": "text", "text": "And?"}]], ids=["text", "blocks"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_question_after_results_joins_them_where_roles_alternate(then, calls):
+    called = [{**CALL, "id": f"c{n}"} for n in range(calls)]
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": "a boat"} for each in called]
+    talk = [user("go"), {"role": "assistant", "content": None, "tool_calls": called}, *results]
+    template = template_of(NO_SYSTEM)
+    shown = template.text([*talk, user(then)], [TOOL])
+    answer = "<tool_response>\na boat\n</tool_response>"
+    end = "\n".join([answer] * calls) + "\n\nAnd?<end_of_turn>\n<start_of_turn>model\n"
+    assert shown.endswith(f"<start_of_turn>user\n{end}")
+    later = template.text([*talk, user(then), {"role": "assistant", "content": "Yes."}, user("Sure?")], [TOOL])
+    assert later.startswith(shown) and later.endswith("Yes.<end_of_turn>\n<start_of_turn>user\nSure?<end_of_turn>\n"
+                                                      "<start_of_turn>model\n")  # fmt: skip
+    apart = template_of(NO_SYSTEM.replace("{% if (m", "{% if false and (m")).text([*talk, user(then)], [TOOL])
+    assert apart.endswith(
+        "</tool_response><end_of_turn>\n<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_questions_in_a_row_are_left_to_the_template():
+    with pytest.raises(TemplateRefused):
+        template_of(NO_SYSTEM).text([user("one"), user("two")])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ nothing.at.all }}",
+        "{{ 'a' + 1 }}",
+        "{% for n in range(1000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_template_that_raises_is_refused(fault):
+    source = "{% for m in messages %}{{ m.content }}{% if m.content == 'bad' %}" + fault + "{% endif %}{% endfor %}"
+    renderer = Renderer(made(source, MARKS, "<eos>", bos="<bos>"))
+    assert renderer.template.text([user("good")]) == "good"
+    with pytest.raises(TemplateRefused):
+        renderer.render([user("bad")])
+    always = Renderer(made(fault + "{% for m in messages %}{{ m.content }}{% endfor %}", MARKS, "<eos>", bos="<bos>"))
+    assert [finding.state for finding in examine(always)] == ["problem"]
+
+
 WRITES = {
     "tag of its own": "<seed:tool_call><function={name}><parameter=a>1</parameter></function></seed:tool_call>",
     "invoke": '<calls><invoke name="{name}"></invoke></calls>{{# "parameters" #}}',
