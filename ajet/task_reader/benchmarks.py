@@ -18,7 +18,7 @@ from ajet.schema.finite import non_finite
 from ajet.schema.task import Task
 from ajet.task_reader.benchmark_files import located, rows
 from ajet.task_reader.contract import TaskSplit
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.plain_values import BadRow, check_json
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -56,6 +56,7 @@ class BenchmarkReader:
                 try:
                     if isinstance(row, BadRow):
                         raise row
+                    check_json(row)
                     tasks.append(self.made(row, file))
                 except BadRow as problem:
                     if not self._skip:

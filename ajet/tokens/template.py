@@ -257,7 +257,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return arguments if arguments is not None else {}
     try:
         return json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ajet.context_tracker.matching import message_key
 from ajet.tokens import Renderer
 from ajet.tokens.template import ChatTemplate, TemplateRefused
 from ajet.tokens.template_doctor import examine
@@ -130,6 +131,17 @@ def test_template_that_raises_is_refused(fault):
         renderer.render([user("bad")])
     always = Renderer(made(fault + "{% for m in messages %}{{ m.content }}{% endfor %}", MARKS, "<eos>", bos="<bos>"))
     assert [finding.state for finding in examine(always)] == ["problem"]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, "9" * 5_000, "{", '{"a": NaN}'], ids=["deep", "digits", "cut", "NaN"]
+)
+def test_arguments_that_are_no_json_are_shown_or_refused(arguments):
+    called = {**CALL, "function": {"name": "look", "arguments": arguments}}
+    talk = [user("go"), {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "c1", "content": "a boat"}]  # fmt: skip
+    assert arguments[:50] in template_of(NO_SYSTEM).text(talk, [TOOL]).replace("\\", "")
+    assert message_key(talk[1]) == message_key(talk[1])
 
 
 WRITES = {
