@@ -37,7 +37,7 @@ def _canonical(function: Mapping[str, Any]) -> str:
         arguments = json.dumps({} if arguments is None else arguments)
     try:
         value = json.loads(arguments, parse_float=_number, parse_int=_number) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"text:{arguments}"
     return json.dumps(value, sort_keys=True)
 

@@ -6,7 +6,6 @@ TaskError. A folder that holds several splits is read where one is named: FOLDER
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.text_files import read_text
 from ajet.task_reader.contract import find, require_place
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.task_reader.plain_values import BadRow, decode_json, to_plain
 
 FORMATS = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "dev", "validation", "valid", "val")
@@ -83,13 +82,12 @@ def rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
 
 def rows_of_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
     """An array of rows, or one row."""
+    text = read_text(file)
     try:
-        told = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise TaskError(
-            f"The file is no JSON: {error}.", where=f"{file}{line}", expected="an array of objects"
-        ) from error
+        told = decode_json(text)
+    except BadRow as problem:
+        where = str(file) if problem.line is None else f"{file}:{problem.line}"
+        raise TaskError(f"The file is no JSON: {problem}.", where=where, expected="an array of objects") from None
     several = isinstance(told, list)
     for number, row in enumerate(told if several else [told]):
         where = f"{file}, row {number}" if several else str(file)
@@ -105,8 +103,10 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:
         raise TaskError(f"The file is no Parquet: {str(error).splitlines()[0]}.", where=str(file)) from error
-    for number, row in enumerate(table.to_pylist()):
+    for number in range(table.num_rows):
         try:
-            yield f"{file}, row {number}", to_plain(row)
+            yield f"{file}, row {number}", to_plain(table.slice(number, 1).to_pylist()[0])
+        except UnicodeDecodeError:
+            yield f"{file}, row {number}", BadRow("text that is not UTF-8")
         except BadRow as problem:
             yield f"{file}, row {number}", problem

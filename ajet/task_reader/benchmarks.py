@@ -19,7 +19,7 @@ from ajet.schema.task import Task
 from ajet.task_reader.benchmark_files import located, rows
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.plain_values import BadRow, check_json
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -59,6 +59,7 @@ class BenchmarkReader:
                 try:
                     if isinstance(row, BadRow):
                         raise row
+                    check_json(row)
                     tasks.append(self.made(RowColumns(row).rename(self.columns), file))
                 except BadRow as problem:
                     if not self._skip:

@@ -7,7 +7,7 @@ Invariant: what a path means never depends on the network: a local file or folde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +94,10 @@ class HuggingFaceReader:
         images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
         tasks: list[Task] = []
         bad: list[tuple[int, str]] = []
-        for index, row in enumerate(images.rows(dataset)):
+        for index, row in enumerate(_readable(images.rows(dataset))):
             try:
+                if isinstance(row, BadRow):
+                    raise row
                 tasks.append(task_of(images.urls(row), self._columns))
             except BadRow as problem:
                 if not self._skip:
@@ -217,6 +219,14 @@ def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
         where=f"{KEY}.training_split, validation_split",
         expected=f"one of: {', '.join(names)}",
     )
+
+
+def _readable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | BadRow]:
+    """Yield the rows, and a BadRow in the place of the first that holds bytes which are no text."""
+    try:
+        yield from rows
+    except UnicodeDecodeError:
+        yield BadRow("text that is not UTF-8, in this row or one of the next")
 
 
 def _of_file(datasets: Any, place: Place, split: str) -> Any:

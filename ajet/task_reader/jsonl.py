@@ -7,8 +7,6 @@ Invariant: no line is lost silently. A bad one stops the reading and is named by
 from __future__ import annotations
 
 import codecs
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from ajet.schema.task import Task
 from ajet.schema.text_files import convert_command, guess_encoding
 from ajet.task_reader.contract import TaskSplit, being_read, find_file
 from ajet.task_reader.csv_format import require_no_spreadsheet
+from ajet.task_reader.plain_values import read_json
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
 if TYPE_CHECKING:
@@ -161,21 +160,12 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _row(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8").rstrip())  # what lacks an end lacks it on its line, not on the next
-        if b"\\ud" in line.lower():
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
+        text = line.decode("utf-8").rstrip()  # what lacks an end lacks it on its line, not on the next
     except UnicodeDecodeError as problem:
         raise BadRow(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
-    except UnicodeEncodeError:
-        raise BadRow("half of a surrogate pair, which is no text") from None
-    except json.JSONDecodeError as problem:
-        if line.lstrip().startswith(b"[") and line.strip() in (b"[", b"[{"):
-            raise BadRow("this looks like one JSON array, not JSON lines") from None
-        raise BadRow(f"no JSON ({problem.msg} at column {problem.colno})") from None
-    except RecursionError:
-        raise BadRow("nested too deeply") from None
-    except ValueError:  # Python reads no integer beyond this limit
-        raise BadRow(f"an integer of more than {sys.get_int_max_str_digits():,} digits; write it as text") from None
+    if text.strip() in ("[", "[{"):
+        raise BadRow("this looks like one JSON array, not JSON lines")
+    row = read_json(text)
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, not an object")
     return row

@@ -6,7 +6,9 @@ Invariant: what `to_plain` returns can be written as JSON; what has no form is r
 from __future__ import annotations
 
 import base64
+import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from datetime import date, time, timedelta
@@ -20,11 +22,44 @@ from ajet.schema.errors import AjetError
 
 
 class BadRow(AjetError, ValueError):
-    """A row that makes no task; the message says why. `do`: what mends it, where more is known than for any row."""
+    """A row that makes no task; the message says why.
 
-    def __init__(self, message: str, *, do: str = "") -> None:
+    `line`: the line of the text where the fault is, if that is known. `do`: what mends it, where more is known than for
+    any row.
+    """
+
+    def __init__(self, message: str, line: int | None = None, *, do: str = "") -> None:
         super().__init__(message)
+        self.line = line
         self.do = do
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text from a user, whose texts can all be written. Raises BadRow."""
+    value = decode_json(text)
+    try:
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRow("half of a surrogate pair, which is no text") from None
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    return value
+
+
+def decode_json(text: str) -> Any:
+    """Return the value of a JSON text, lone surrogates included. Raises BadRow, which says why there is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise BadRow(f"no JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    except ValueError:  # Python reads no integer beyond this limit
+        limit = sys.get_int_max_str_digits()
+        found = re.search(rf"\d{{{limit + 1}}}", text)
+        line = text.count("\n", 0, found.start()) + 1 if found is not None else None
+        raise BadRow(f"an integer of more than {limit:,} digits; write it as text", line) from None
 
 
 def to_plain(value: Any, place: str = "") -> Any:
@@ -69,15 +104,22 @@ def to_plain(value: Any, place: str = "") -> Any:
 
 def check_json(value: Any, place: str = "") -> None:
     """Raise BadRow unless JSON holds the value as it is: nothing is converted."""
+    try:
+        _check_value(value, place)
+    except RecursionError:
+        raise BadRow(f"{place or 'it'}: nested too deeply") from None
+
+
+def _check_value(value: Any, place: str) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
                 raise BadRow(f"{place}: the key {name!r:.80} is no text")
             _check_text(name, place)
-            check_json(part, f"{place}.{name}" if place else name)
+            _check_value(part, f"{place}.{name}" if place else name)
     elif isinstance(value, (list, tuple)):
         for at, part in enumerate(value):
-            check_json(part, f"{place}.{at}" if place else str(at))
+            _check_value(part, f"{place}.{at}" if place else str(at))
     elif value is None or isinstance(value, (str, bool, int, float)):
         to_plain(value, place)
     else:

@@ -14,7 +14,9 @@ Render = Callable[[Sequence[dict[str, Any]]], str | None]
 """Messages -> their text; None where the template raises."""
 
 _MARK = "\u2b1aAJET-CONTENT\u2b1a"
-_CALL = {"type": "function", "id": "callabc12", "function": {"name": "f", "arguments": {}}}
+CALLED = "ajet_probe"
+"""The tool that probes call."""
+_CALL = {"type": "function", "id": "callabc12", "function": {"name": CALLED, "arguments": {"word": "skiff"}}}
 
 
 def text_parts(text: str) -> list[dict[str, Any]]:
@@ -44,6 +46,17 @@ def accepts_system(render: Render, forms: Mapping[str, ContentForm]) -> bool:
     return text is not None and _MARK in text
 
 
+def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> bool:
+    """Return False if the template raises on a user message after another, which it takes alone."""
+    question = _conversation("user", forms["user"], forms)
+    return render(question) is None or render(question * 2) is not None
+
+
+def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
+    """Return a call of `CALLED` as the template writes it, with all that stands before; empty where it raises."""
+    return render(_conversation("tool", forms["tool"], forms)[:-1]) or ""
+
+
 def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> ContentForm:
     texts = {form: render(_conversation(role, form, known)) for form in ("string", "parts")}
     shown: list[ContentForm] = [
@@ -66,4 +79,4 @@ def _conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]
     if role == "system":
         return [message("system", _MARK), message("user", "?")]
     calling = {**message("assistant", ""), "tool_calls": [_CALL]}
-    return [message("user", "?"), calling, {**message("tool", _MARK), "tool_call_id": _CALL["id"], "name": "f"}]
+    return [message("user", "?"), calling, {**message("tool", _MARK), "tool_call_id": _CALL["id"], "name": CALLED}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.tokens.call_end import is_within_json_text
+from ajet.tokens.call_end import JsonEndFinder
 from ajet.tokens.tags import overlap
 from ajet.tokens.tool_calls import Function, Tools, harmony_call
 
@@ -35,6 +35,10 @@ class HarmonyParser:
         """Its text so far, header included."""
         self._name = ""
         self._body = ""
+        self._end = JsonEndFinder(END, START)
+        """Of the call under way; the next message ends it even within a JSON text."""
+        self._searched = 0
+        """Up to here that message does not begin."""
         self._said: set[str] = set()
         self._calls = 0
 
@@ -92,14 +96,16 @@ class HarmonyParser:
 
     def _end_of_message(self) -> int | None:
         """Return where the message under way ends in `_held`; None if it does not, or not yet."""
-        for found in _ENDS.finditer(self._held):
-            within = self._kind == "call" and is_within_json_text(self._held[: found.start()])
-            if not within or self._held.startswith(END + _AGAIN, found.start()):
-                return found.start()
-        return None
+        if self._kind != "call":
+            found = _ENDS.search(self._held)
+            return None if found is None else found.start()
+        ends = [self._end.find(self._held), self._held.find(END + _AGAIN, self._searched)]
+        self._searched = max(0, len(self._held) - len(END + _AGAIN) + 1)
+        return min((at for at in ends if at >= 0), default=None)
 
     def _open(self, kind: str, header: str) -> None:
         self._kind, self._segment, self._body = kind, header, ""
+        self._end, self._searched = JsonEndFinder(END, START), 0
 
     def _go_on(self, text: str) -> list[dict[str, Any]]:
         self._segment += text

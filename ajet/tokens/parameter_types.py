@@ -6,8 +6,10 @@ text. Invariant: a schema of any size or shape is read in bounded time, cyclic r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 MOST_PARTS = 500
 """Subschemas that are looked at for one parameter; whatever is left then admits any type."""
@@ -17,23 +19,53 @@ Types = frozenset[str] | None
 
 
 def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
-    """Return the schema of a parameter, declared directly, by `$ref` or within `allOf`; None if it has none.
+    """Return the schema of a parameter, however the tool's schema declares it; None if it does not.
 
     Args:
         parameters: The tool's `parameters`: a JSON schema of an object.
     """
-    additional = None
-    for part in _conjuncts(parameters, parameters):
-        properties = part.get("properties")
-        if isinstance(properties, Mapping) and name in properties:
-            return properties[name]
-        additional = part.get("additionalProperties", additional)
-    return additional
+    conjuncts = list(_conjuncts(parameters, parameters))
+    if declared := _properties(conjuncts, name):
+        return declared[0] if len(declared) == 1 else {"allOf": declared}
+    alternatives = [each for part in conjuncts for each in _alternatives(part)]
+    declared = [each for part in alternatives for each in _properties(_conjuncts(part, parameters), name)]
+    if declared:
+        return {"anyOf": declared}
+    return next((part["additionalProperties"] for part in conjuncts if "additionalProperties" in part), None)
 
 
-def admitted_types(schema: Any, parameters: Mapping[str, Any]) -> Types:
-    """Return the types that the schema of a parameter admits."""
-    return _TypeReader(parameters).read(schema)
+def admitted_types(schema: Any, parameters: Mapping[str, Any], values: Sequence[Any] = ()) -> Types:
+    """Return the types that the schema of a parameter admits.
+
+    Args:
+        schema: The parameter's schema.
+        parameters: The tool's `parameters`, which references are resolved in.
+        values: What the argument may be read as. `enum` and `const` admit the types of those that they list; of all
+            that they list, if the schema admits none of the values.
+    """
+    types = _TypeReader(parameters, values, is_strict=True).read(schema)
+    return types if types or types is None else _TypeReader(parameters, values, is_strict=False).read(schema)
+
+
+def type_of_value(value: Any) -> str:
+    """Return the JSON type of a value, "number" for an integer."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+
+
+def _properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    """Return every schema that the parts declare for a property."""
+    listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
+    return [properties[name] for properties in listed if name in properties]
+
+
+def _alternatives(part: Mapping[str, Any]) -> list[Any]:
+    return [each for key in ("anyOf", "oneOf") if isinstance(part.get(key), list) for each in part[key]]
 
 
 def _conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -51,10 +83,10 @@ def _conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, An
 
 def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
     """Return what a reference within the schema (`#/$defs/Zip`) points to; None if that is nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     found: Any = root
-    for step in reference[1:].split("/")[1:]:
+    for step in unquote(reference[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list):
             found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
@@ -66,13 +98,17 @@ def _resolve_local_ref(reference: Any, root: Mapping[str, Any]) -> Any:
 class _TypeReader:
     """Reads the types of one schema. A reference that is being followed already admits any type."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], values: Sequence[Any], *, is_strict: bool) -> None:
         self._root = root
+        self._values = values
+        self._is_strict = is_strict
         self._left = MOST_PARTS
         self._following: set[str] = set()
 
     def read(self, schema: Any) -> Types:
         self._left -= 1
+        if schema is False:
+            return frozenset()
         if not isinstance(schema, Mapping) or self._left < 0:
             return None
         types = _intersect(self._declared(schema), self._referenced(schema))
@@ -85,13 +121,25 @@ class _TypeReader:
         return types | {"null"} if types is not None and schema.get("nullable") is True else types
 
     def _declared(self, schema: Mapping[str, Any]) -> Types:
-        kind = schema.get("type")
-        if isinstance(kind, str):
-            return frozenset([_name_of(kind)])
-        if isinstance(kind, list) and kind:
-            return frozenset(_name_of(each) for each in kind if isinstance(each, str))
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        return frozenset(map(_type_of_value, values)) if isinstance(values, list) and values else None
+        kinds = schema.get("type")
+        if isinstance(kinds, str):
+            kinds = [kinds]
+        types: Types = None
+        if isinstance(kinds, list) and kinds:
+            types = frozenset(name for kind in kinds if isinstance(kind, str) for name in self._names(kind))
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        return _intersect(types, self._enumerated(listed) if isinstance(listed, list) and listed else None)
+
+    def _names(self, kind: str) -> list[str]:
+        if kind != "integer":
+            return [kind]
+        is_fraction = any(isinstance(value, float) and not value.is_integer() for value in self._values)
+        return [] if is_fraction else ["number"]
+
+    def _enumerated(self, listed: Sequence[Any]) -> Types:
+        spelled = {_spell(each) for each in listed}
+        held = [value for value in self._values if _spell(value) in spelled]
+        return frozenset(map(type_of_value, held if self._is_strict else listed))
 
     def _referenced(self, schema: Mapping[str, Any]) -> Types:
         reference = schema.get("$ref")
@@ -118,15 +166,7 @@ def _union(members: list[Types]) -> Types:
     return found
 
 
-def _name_of(kind: str) -> str:
-    return "number" if kind == "integer" else kind
-
-
-def _type_of_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
+def _spell(value: Any) -> str:
+    """Return the JSON text by which equal values are equal: true is not 1, and 1.0 is."""
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)

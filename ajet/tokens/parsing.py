@@ -2,7 +2,8 @@
 
 Invariant: however the text is cut into pieces, the pieces' deltas add up to the same message; `parse` is the stream
 fed once. What does not read as a tool call stays in the content, character for character, so that a check can see it
-and the client is told no more than was said.
+and the client is told no more than was said. A call that cannot be read is text as a whole: a call that is quoted in
+it is never played.
 
 Styles: `hermes` (Hermes, Qwen2.5, Qwen3), `xml` (Qwen3.5, Qwen3-Coder) and `glm` write <tool_call>…</tool_call>
 around what `calls` reads; `llama` a reply that is {"name": …, "parameters": …} (several joined by ;), perhaps after
@@ -16,7 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from ajet.tokens.call_end import CLOSE, OPEN, BareCallEndFinder, CallEndFinder, JsonCallEndFinder
+from ajet.tokens.bare_arguments import GLM, XML, ArgumentScanner
+from ajet.tokens.call_end import CLOSE, OPEN, CallEndFinder, JsonEndFinder, MatchingEndFinder
 from ajet.tokens.tags import overlap
 from ajet.tokens.tool_calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
 
@@ -24,12 +26,14 @@ Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]
 Delta = dict[str, Any]
 """A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
 
+MAX_UNREADABLE_CALLS = 16
+"""What follows so many in one reply is text: each may be searched for its end up to the end of the reply."""
 _THINK, _THOUGHT = "<think>", "</think>"
 _PYTHON = "<|python_tag|>"
 _BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[], CallEndFinder]]] = {
-    "hermes": (json_call, JsonCallEndFinder),
-    "xml": (xml_call, partial(BareCallEndFinder, "<parameter=", "</function>")),
-    "glm": (glm_call, partial(BareCallEndFinder, "<arg_value>", "</arg_value>")),
+    "hermes": (json_call, partial(JsonEndFinder, CLOSE, start=len(OPEN))),
+    "xml": (xml_call, partial(ArgumentScanner, XML)),
+    "glm": (glm_call, partial(ArgumentScanner, GLM)),
 }
 """Style -> what reads the text between the tags, and what finds the end tag."""
 
@@ -64,6 +68,9 @@ class ReplyParser:
         self._held = ""
         self._end: CallEndFinder | None = None
         """Of the call that `_held` begins with."""
+        self._unreadable_calls = 0
+        self._is_unreadable = False
+        """True if that call is text up to the tag that `_end` finds. A call may follow it."""
         self._blank = ""
         self._raw: list[str] = []
         self._calls = 0
@@ -146,7 +153,7 @@ class ReplyParser:
     def _content(self, end: bool) -> list[Delta] | None:
         if not self._held:
             return None
-        if self._style not in _BLOCKS:
+        if self._style not in _BLOCKS or self._unreadable_calls == MAX_UNREADABLE_CALLS:
             return self._say(self._take(len(self._held)))
         read, make_finder = _BLOCKS[self._style]
         at = self._held.find(OPEN)
@@ -160,13 +167,17 @@ class ReplyParser:
         stop = self._end.find(self._held)
         if stop < 0 and not end:
             return None
-        function = read(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
-        self._end = None
-        if function is None:  # all up to the first end tag is text: a call may follow
-            first = self._held.find(CLOSE)
-            return self._say(self._take(len(self._held) if first < 0 else first + len(CLOSE)))
-        self._take(stop + len(CLOSE))
-        return self._call(function)
+        if not self._is_unreadable:
+            function = read(self._held[len(OPEN) : stop], self._tools) if stop >= 0 else None
+            if function is None:
+                self._end, self._is_unreadable = MatchingEndFinder(), True
+                self._unreadable_calls += 1
+                return []
+            self._end = None
+            self._take(stop + len(CLOSE))
+            return self._call(function)
+        self._end, self._is_unreadable = None, False
+        return self._say(self._take(len(self._held) if stop < 0 else stop + len(CLOSE)))
 
     def _whole(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()

@@ -6,7 +6,8 @@ an object, `developer` is `system` where the template knows no developer, reason
 reads. What the template cannot show (an image, a role's text) is refused. The date that some templates put into the
 prompt is `day`, however long a conversation lasts. A template that knows no tools gets them in the Hermes way, in the
 system message, or in the first user message where it takes no system message, so that any chat model can be asked to
-use tools and none loses them silently.
+use tools and none loses them silently. Results are then a user message, joined with one that follows where the template
+raises on two in a row.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ from datetime import date, datetime, time
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
-from ajet.tokens.content_format import accepts_system, probe_content_forms, probe_image_text, text_parts
+from ajet.tokens.content_format import (
+    CALLED,
+    accepts_repeated_role,
+    accepts_system,
+    probe_call,
+    probe_content_forms,
+    probe_image_text,
+    text_parts,
+)
 from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
-from ajet.tokens.tool_call_format import style_of
+from ajet.tokens.tool_call_format import is_written_otherwise, style_of
 
 Message = dict[str, Any]
 
@@ -38,6 +47,10 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
+
+
+_FAILURES = (ArithmeticError, RecursionError)
+"""A template that divides by zero, asks for too long a range, or calls its macro without end."""
 
 
 class TemplateRefused(AjetError):
@@ -81,6 +94,9 @@ class ChatTemplate:
         self._forms = probe_content_forms(self._render_probe)
         self.takes_system = accepts_system(self._render_probe, self._forms)
         """False: the template raises on a system message, or drops it."""
+        self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._forms)
+        if self.knows_tools and is_written_otherwise(self.style, CALLED, probe_call(self._render_probe, self._forms)):
+            self.style = "none"
         self._shows_image_text = not images or probe_image_text(self._render_probe)
 
     def on_day(self, day: date) -> ChatTemplate:
@@ -106,6 +122,7 @@ class ChatTemplate:
         tools = self._control.escape_tools(tools)
         if not self.knows_tools:
             ready, tools = _in_hermes(ready, tools, in_system=self.takes_system), None
+            ready = ready if self._takes_repeated_role else _join_results(ready)
         elif self.style == "harmony":
             ready = _one_call_each(ready)
         return self._apply([self._in_form(message) for message in ready], tools, prompt=prompt)
@@ -129,7 +146,7 @@ class ChatTemplate:
                 tokenize=False,
                 **options,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, *_FAILURES) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
 
     def _render_probe(self, messages: Sequence[Message]) -> str | None:
@@ -240,7 +257,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return arguments if arguments is not None else {}
     try:
         return json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 
@@ -309,7 +326,20 @@ def _before_first_question(messages: list[Message], section: str) -> list[Messag
     at = 1 if messages and messages[0]["role"] == "system" else 0
     if at == len(messages) or messages[at]["role"] != "user":
         return [*messages[:at], {"role": "user", "content": section}, *messages[at:]]
-    first = messages[at]
-    content: Any = first["content"]
-    joined = f"{section}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{section}\n\n"), *content]
-    return [*messages[:at], {**first, "content": joined}, *messages[at + 1 :]]
+    return [*messages[:at], _prepend_text(section, messages[at]), *messages[at + 1 :]]
+
+
+def _join_results(messages: list[Message]) -> list[Message]:
+    """Put results of tools, which are spelled as a user's message, into the user's message that follows them."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1].get("results") and message["role"] == "user":
+            message = _prepend_text(joined.pop()["content"], message)
+        joined.append(message)
+    return joined
+
+
+def _prepend_text(text: str, message: Message) -> Message:
+    content: Any = message["content"]
+    joined = f"{text}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{text}\n\n"), *content]
+    return {**message, "content": joined}

@@ -1,14 +1,14 @@
 """Tool call format: how a model writes tool calls.
 
-Invariant: told from the template and the vocabulary alone, never from a model's name, so that a fine-tuned copy is
-treated as its original. What cannot be told is `none`, and the renderer refuses tools.
+Invariant: inferred from the template and the vocabulary alone, never from a model's name, so that a fine-tuned copy is
+treated as its original. What cannot be inferred is `none`, and the renderer refuses tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from ajet.tokens.parsing import Style
+from ajet.tokens.parsing import ReplyParser, Style, assemble
 
 FORCED: dict[Style, tuple[str, str]] = {
     "hermes": ('<tool_call>\n{"name": "', 'NAME", "arguments": '),
@@ -32,3 +32,14 @@ def style_of(source: str, vocabulary: Container[str]) -> Style:
         return "hermes"
     llama = "<|python_tag|>" in vocabulary or "<|python_tag|>" in source or '"parameters"' in source
     return "llama" if llama else "none"
+
+
+def is_written_otherwise(style: Style, name: str, text: str) -> bool:
+    """Return True if the call of `name` in a template's `text` is not written in this style."""
+    if name not in text or style in ("harmony", "none"):
+        return False
+    start = text.find("{") if style == "llama" else 0
+    stop = text.rfind("}") + 1 if style == "llama" else len(text)
+    parser = ReplyParser(style, tools=[])
+    calls = assemble(parser.feed(text[start:stop]) + parser.close()).get("tool_calls", [])
+    return not any(call["function"]["name"] == name for call in calls)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from ajet.tokens.call_end import holds_next_call
-from ajet.tokens.parameter_types import admitted_types, parameter_schema
+from ajet.tokens.bare_arguments import GLM, XML, ArgumentScanner, BareSyntax
+from ajet.tokens.call_end import CLOSE, OPEN
+from ajet.tokens.parameter_types import admitted_types, parameter_schema, type_of_value
 
 Tools = Sequence[Mapping[str, Any]]
 Function = dict[str, str]
@@ -36,24 +36,20 @@ def harmony_call(name: str, text: str) -> Function | None:
 
 def glm_call(text: str, tools: Tools = ()) -> Function | None:
     """GLM: name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
-    name, _, _ = text.partition("<arg_key>")
-    found = _pairs(text[len(name) :], "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    return None if found is None else _typed_call(name.strip(), found, tools)
+    head, pairs, tail = _split_arguments(text, GLM)
+    return None if tail.strip() else _typed_call(head.strip(), pairs, tools)
 
 
 def xml_call(text: str, tools: Tools = ()) -> Function | None:
     """Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on lines of its own."""
-    head, opened, body = text.strip().partition(">")
-    if not head.startswith("<function=") or not opened or not body.endswith("</function>"):
+    head, pairs, tail = _split_arguments(text.strip(), XML)
+    if not pairs:
+        head, opened, tail = head.partition(">")
+        head += opened
+    if not head.startswith("<function=") or not head.rstrip().endswith(">") or tail.strip() != "</function>":
         return None
-    found = _pairs(body.removesuffix("</function>"), "<parameter=", ">", "", "</parameter>")
-    if found is None:
-        return None
-    return _typed_call(
-        head.removeprefix("<function="),
-        [(key, value.removeprefix("\n").removesuffix("\n")) for key, value in found],
-        tools,
-    )
+    name = head.rstrip().removeprefix("<function=").removesuffix(">")
+    return _typed_call(name, [(key, value.removesuffix("\n")) for key, value in pairs], tools)
 
 
 def llama_calls(text: str) -> list[Function] | None:
@@ -97,26 +93,18 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
     return {"name": value["name"], "arguments": spelled}
 
 
-def _pairs(text: str, before: str, between: str, value: str, after: str) -> list[tuple[str, str]] | None:
-    """Return the (key, value) that fill `text`; None if anything else is in it.
+def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str, str]], str]:
+    """Return what stands before the arguments, the (name, value) of each, and what stands behind them.
 
-    A value ends at `after` with the next pair or the text's end behind it, so that it may hold `after` itself.
+    All is behind them if anything stands between, the last one does not end, or a name comes twice.
     """
-    found: dict[str, str] = {}
-    rest = text.strip()
-    ends = re.compile(rf"{re.escape(after)}(?=\s*(?:{re.escape(before)}|\Z))")
-    while rest:
-        if not rest.startswith(before):
-            return None
-        key, closed, rest = rest[len(before) :].partition(between)
-        rest = rest.lstrip() if value else rest
-        end = ends.search(rest)
-        if not closed or not rest.startswith(value) or end is None or key in found:
-            return None
-        found[key], rest = rest[len(value) : end.start()], rest[end.end() :].lstrip()
-        if holds_next_call(found[key]):
-            return None
-    return list(found.items())
+    scanner = ArgumentScanner(syntax)
+    is_complete = scanner.find(f"{OPEN}{text}{CLOSE}") == len(OPEN) + len(text)
+    names = {name for name, _ in scanner.pairs}
+    if not is_complete or len(names) < len(scanner.pairs) or any(gap.strip() for gap in scanner.between[1:-1]):
+        return "", [], text
+    tail = scanner.between[-1] if scanner.pairs else ""
+    return scanner.between[0], scanner.pairs, tail
 
 
 def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
@@ -129,13 +117,16 @@ def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Fu
 
 
 def _typed(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
-    types = admitted_types(schema, parameters)
-    if types is not None and "string" in types and types <= {"string", "null"}:
-        return None if "null" in types and text in ("null", "None") else text
+    """Return the value that a bare argument stands for: JSON, or the text where only text is admitted."""
     try:
-        return _JSON.decode(text)
+        value = _JSON.decode(text)
     except (ValueError, RecursionError):
-        return _PLAIN.get(text, text)
+        value = _PLAIN.get(text, text)
+    types = admitted_types(schema, parameters, [value, text])
+    if types is None or "string" not in types:
+        return value
+    is_admitted = type_of_value(value) in types and (not isinstance(value, str) or types - {"string", "null"})
+    return value if is_admitted else text
 
 
 def no_constant(name: str) -> NoReturn:

@@ -108,6 +108,16 @@ def shared():
 
 
 BAD_BODIES = [b"{", b"[]", b"null", b'"text"', b"\xff", b'{"task": "\\ud800"}', b"[" * 100_000, b'{"task": NaN}']
+BAD_VALUES = [
+    b'"\\ud800"',
+    b'{"\\udfff": 1}',
+    b"9" * 5_000,
+    b"-" + b"9" * 5_000,
+    b"NaN",
+    b"1e999",
+    b"[" * 900 + b"]" * 900,
+]
+BAD_BODIES += [b'{"task": {"main_query": "q", "metadata": {"a": [%b]}}}' % value for value in BAD_VALUES]
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: repr(body[:20]))
@@ -141,6 +151,17 @@ def test_an_outcome_that_is_none_leaves_the_episode_open(body, shared):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == next(iter(body))
     endless = shared.client.post(f"/episodes/{opened['episode']}/finish", content=b'{"reward": Infinity}')
     assert endless.status_code == 400
+    assert shared.finish(opened, reward=1).status_code == 200
+
+
+def test_values_that_json_cannot_hold_leave_the_episode_open(shared):
+    opened = shared.open(task="q", train=False)
+    shared.ask(opened)
+    for value in BAD_VALUES[:-1]:
+        for field in (b"metadata", b"metrics"):
+            body = b'{"reward": 1, "%b": {"a": %b}}' % (field, value)
+            answer = shared.client.post(f"/episodes/{opened['episode']}/finish", content=body)
+            assert answer.status_code == 400, body[:60]
     assert shared.finish(opened, reward=1).status_code == 200
 
 

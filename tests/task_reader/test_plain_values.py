@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from ajet.config.experiment import defaults_only
+from ajet.run.sft.rows import read_files
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
@@ -103,3 +104,63 @@ def test_another_encoding_is_named_with_a_way_out(tmp_path: Path, encoding: str)
 def test_values_without_a_faithful_form_are_refused(value):
     with pytest.raises(BadRow):
         to_plain(value)
+
+
+HOSTILE = {
+    "surrogate": '"\\ud800"',
+    "surrogate key": '{"\\udfff": 1}',
+    "nested surrogate": '{"a": [{"b": "x\\ud800"}]}',
+    "integer": "9" * 5_000,
+    "negative integer": "-" + "9" * 5_000,
+    "NaN": "NaN",
+    "beyond floats": "1e999",
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "less deep": "[" * 900 + "]" * 900,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("layout", ["t.jsonl", "t.json", "own.jsonl"])
+def test_values_that_json_cannot_hold_name_file_and_row(tmp_path: Path, name: str, layout: str) -> None:
+    rows = ['{"question": "q", "answer": "1"}', f'{{"question": "q", "answer": {HOSTILE[name]}}}']
+    text = "\n".join(rows) if layout.endswith("l") else f"[{rows[0]},\n{rows[1]}]"
+    (tmp_path / layout).write_text(text + "\n")
+    with pytest.raises(TaskError) as caught:
+        read(tmp_path, layout, "jsonl_dataset_file" if layout == "own.jsonl" else "huggingface_dat_repo")
+    where = caught.value.where
+    assert layout in where
+    assert "deep" in name or where.endswith((":2", "row 1"))
+
+
+MESSAGES = '{"messages": [{"role": "user", "content": "q"}, %s]}'
+REPLY = '{"role": "assistant", "content": "a"}'
+CALL = '{"id": "c", "type": "function", "function": {"name": "f", "arguments": %s}}'
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "less deep"])
+def test_rows_to_learn_that_json_cannot_hold_are_named(tmp_path: Path, name: str) -> None:
+    value = HOSTILE[name]
+    tools = json.dumps(f'[{{"type": "function", "function": {{"name": "f", "x": {value}}}}}]')
+    reply = '{"role": "assistant", "tool_calls": [%s]}' % (CALL % json.dumps(f'{{"x": {value}}}'))
+    rows = {
+        "value": MESSAGES % (REPLY[:-1] + f', "x": {value}}}'),
+        "tools": MESSAGES[:-1] % REPLY + f', "tools": {tools}}}',
+        "arguments": MESSAGES % reply,
+    }
+    for kind, row in rows.items():
+        file = tmp_path / "t.jsonl"
+        file.write_text(f"{MESSAGES % REPLY}\n{row}\n")
+        if kind == "arguments" and name in ("integer", "negative integer", "deep"):  # no JSON: shown as the text
+            assert len(read_files(str(file), tmp_path, pairs=False, key="k")) == 2
+            continue
+        with pytest.raises(TaskError) as caught:
+            read_files(str(file), tmp_path, pairs=False, key="k")
+        assert caught.value.where.endswith("t.jsonl:2"), kind
+
+
+def test_parquet_texts_that_are_no_text_are_named(tmp_path: Path) -> None:
+    cells = pyarrow.array([b"fine", b"\xed\xa0\x80"], type=pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"question": ["q", "q"], "answer": cells}), tmp_path / "t.parquet")
+    with pytest.raises(TaskError) as caught:
+        read(tmp_path, "t.parquet")
+    assert caught.value.where.endswith("t.parquet, split train, row 1")

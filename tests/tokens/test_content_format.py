@@ -72,6 +72,22 @@ def test_text_dropped_beside_an_image_is_refused():
         template.text([{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}])
 
 
+@pytest.mark.parametrize("template", ["gemma.jinja", "smolvlm.jinja", TURN.replace("BODY", "{{ m.content }}")])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_text_models_refuse_other_parts(template, kind):
+    words = renderer(template)
+    part = {"type": kind, kind: {"url": "data:,"}}
+    for content in ([part], [{"type": "text", "text": "What is it?"}, part]):
+        with pytest.raises(TemplateRefused, match=kind):
+            words.render([{"role": "user", "content": content}])
+
+
+def test_parts_of_text_reach_a_template_of_strings_as_one():
+    parts = [{"type": "text", "text": "Which "}, {"type": "text", "text": "colour?"}]
+    words = renderer(TURN.replace("BODY", "{{ m.content | upper }}"))
+    assert words.render([{"role": "user", "content": parts}]).shown == "[user]WHICH COLOUR?<|end|>[a]"
+
+
 def test_texts_beside_images_are_shown_in_every_turn():
     template = ChatTemplate(made(published("smolvlm.jinja"), ("<|end|>",), "<|end|>"), images=True)
     image = {"type": "image_url", "image_url": {"url": "data:,"}}

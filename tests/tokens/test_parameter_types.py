@@ -10,6 +10,44 @@ import pytest
 from ajet.tokens.tool_calls import glm_call, xml_call
 
 NULL = {"type": "null"}
+TEXT = {"type": "string"}
+WHOLE = {"type": "integer"}
+VALUES: list[tuple[Any, str, Any]] = [
+    ({"enum": ["1", 2]}, "1", "1"),
+    ({"enum": ["1", 2]}, "2", 2),
+    ({"enum": ["1", 2]}, "3", 3),
+    ({"enum": ["a", "b"]}, "5", "5"),
+    ({"enum": [None, "null"]}, "null", None),
+    ({"enum": ["x", ["y"]]}, '["y"]', ["y"]),
+    ({"type": ["string", "integer"], "enum": ["1", "2"]}, "1", "1"),
+    ({"oneOf": [{"enum": ["1"]}, {"enum": [2]}]}, "1", "1"),
+    ({"oneOf": [{"enum": ["1"]}, {"enum": [2]}]}, "2", 2),
+    ({"anyOf": [{"const": "auto"}, WHOLE]}, "7", 7),
+    ({"anyOf": [{"const": "auto"}, WHOLE]}, "auto", "auto"),
+    ({"const": "x"}, "43106", "43106"),
+    ({"const": True}, "True", True),
+    ({"anyOf": [TEXT, {"type": "array"}]}, "43106", "43106"),
+    ({"anyOf": [TEXT, {"type": "array"}]}, '["a"]', ["a"]),
+    ({"anyOf": [TEXT, {"type": "object"}]}, "[1]", "[1]"),
+    ({"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "array", "items": TEXT}]}, "43106", "43106"),
+    ({"anyOf": [TEXT, False]}, "43106", "43106"),
+    ({"type": ["string", "integer"]}, "2.5", "2.5"),
+    ({"type": ["string", "integer"]}, "2", 2),
+    ({"type": ["string", "number"]}, "2.5", 2.5),
+    ({"type": ["string", "null"]}, "None", None),
+    ({"type": ["string", "null"]}, "true", "true"),
+    ({"type": "string", "enum": ["null"]}, "null", "null"),
+    (
+        {"type": "object", "properties": {"zip": TEXT}},
+        '{"zip": "43106", "in": {"zip": "1"}}',
+        {"zip": "43106", "in": {"zip": "1"}},
+    ),
+    (TEXT, '"quoted"', '"quoted"'),
+    (TEXT, '{"a": 1}', '{"a": 1}'),
+    (WHOLE, "9" * 5_000, "9" * 5_000),
+    ({"$ref": "#/$defs/a%20b"}, "43106", "43106"),
+    ({"$ref": "#anchor"}, "43106", 43106),
+]
 TEXT_SPELLINGS: dict[str, dict[str, Any]] = {
     "type": {"type": "string"},
     "type list": {"type": ["string", "null"]},
@@ -47,6 +85,7 @@ DEFS = {
     "a/b~c": {"type": "string"},
     "Cycle": {"allOf": [{"type": "string"}, {"anyOf": [{"$ref": "#/$defs/Cycle"}, {"type": "string"}]}]},
     "Count": {"type": "integer"},
+    "a b": {"type": "string"},
     "Endless": {"$ref": "#/$defs/Endless"},
 }
 
@@ -71,6 +110,12 @@ def test_other_parameters_are_read_as_json(spelling):
     assert read(OTHER_SPELLINGS[spelling]) == 43106
 
 
+@pytest.mark.parametrize(("schema", "text", "value"), VALUES)
+def test_argument_has_the_type_that_admits_it(schema, text, value):
+    found = read(schema, text)
+    assert found == value and type(found) is type(value)
+
+
 def test_null_is_null_only_where_it_may_be():
     assert read({"anyOf": [{"$ref": "#/$defs/Zip"}, NULL]}, "null") is None
     assert read({"$ref": "#/$defs/Zip"}, "null") == "null"
@@ -82,8 +127,10 @@ def test_null_is_null_only_where_it_may_be():
         {"$ref": "#/$defs/Args", "$defs": {"Args": {"properties": {"zip": {"type": "string"}}}}},
         {"allOf": [{"type": "object"}, {"properties": {"zip": {"type": "string"}}}]},
         {"additionalProperties": {"type": "string"}},
+        {"oneOf": [{"properties": {"zip": {"type": "string"}}}, {"properties": {"id": {"type": "integer"}}}]},
+        {"properties": {"zip": {}}, "allOf": [{"properties": {"zip": {"type": "string"}}}]},
     ],
-    ids=["ref", "allOf", "additional"],
+    ids=["ref", "allOf", "additional", "oneOf", "declared twice"],
 )
 def test_parameters_are_found_behind_references(parameters):
     tools = [{"type": "function", "function": {"name": "reg", "parameters": parameters}}]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ajet.context_tracker.matching import message_key
 from ajet.tokens import Renderer
 from ajet.tokens.template import ChatTemplate, TemplateRefused
 from ajet.tokens.template_doctor import examine
@@ -84,6 +85,85 @@ def test_doctor_and_requests_agree_on_tools():
     assert found["tools"].state == "ok" and found["tool call"].state != "problem"
     assert found["system message"].state == "warning"
     renderer.render([user("hi")], [TOOL])
+
+
+@pytest.mark.parametrize("then", ["And?", [{"type": "text", "text": "And?"}]], ids=["text", "blocks"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_question_after_results_joins_them_where_roles_alternate(then, calls):
+    called = [{**CALL, "id": f"c{n}"} for n in range(calls)]
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": "a boat"} for each in called]
+    talk = [user("go"), {"role": "assistant", "content": None, "tool_calls": called}, *results]
+    template = template_of(NO_SYSTEM)
+    shown = template.text([*talk, user(then)], [TOOL])
+    answer = "<tool_response>\na boat\n</tool_response>"
+    end = "\n".join([answer] * calls) + "\n\nAnd?<end_of_turn>\n<start_of_turn>model\n"
+    assert shown.endswith(f"<start_of_turn>user\n{end}")
+    later = template.text([*talk, user(then), {"role": "assistant", "content": "Yes."}, user("Sure?")], [TOOL])
+    assert later.startswith(shown) and later.endswith("Yes.<end_of_turn>\n<start_of_turn>user\nSure?<end_of_turn>\n"
+                                                      "<start_of_turn>model\n")  # fmt: skip
+    apart = template_of(NO_SYSTEM.replace("{% if (m", "{% if false and (m")).text([*talk, user(then)], [TOOL])
+    assert apart.endswith(
+        "</tool_response><end_of_turn>\n<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_questions_in_a_row_are_left_to_the_template():
+    with pytest.raises(TemplateRefused):
+        template_of(NO_SYSTEM).text([user("one"), user("two")])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{{ nothing.at.all }}",
+        "{{ 'a' + 1 }}",
+        "{% for n in range(1000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_template_that_raises_is_refused(fault):
+    source = "{% for m in messages %}{{ m.content }}{% if m.content == 'bad' %}" + fault + "{% endif %}{% endfor %}"
+    renderer = Renderer(made(source, MARKS, "<eos>", bos="<bos>"))
+    assert renderer.template.text([user("good")]) == "good"
+    with pytest.raises(TemplateRefused):
+        renderer.render([user("bad")])
+    always = Renderer(made(fault + "{% for m in messages %}{{ m.content }}{% endfor %}", MARKS, "<eos>", bos="<bos>"))
+    assert [finding.state for finding in examine(always)] == ["problem"]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, "9" * 5_000, "{", '{"a": NaN}'], ids=["deep", "digits", "cut", "NaN"]
+)
+def test_arguments_that_are_no_json_are_shown_or_refused(arguments):
+    called = {**CALL, "function": {"name": "look", "arguments": arguments}}
+    talk = [user("go"), {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "c1", "content": "a boat"}]  # fmt: skip
+    assert arguments[:50] in template_of(NO_SYSTEM).text(talk, [TOOL]).replace("\\", "")
+    assert message_key(talk[1]) == message_key(talk[1])
+
+
+WRITES = {
+    "tag of its own": "<seed:tool_call><function={name}><parameter=a>1</parameter></function></seed:tool_call>",
+    "invoke": '<calls><invoke name="{name}"></invoke></calls>{{# "parameters" #}}',
+    "python": "<tool_call>{name}(a=1)</tool_call>",
+    "list": '[TOOL_CALLS][{{"name": "{name}", "arguments": {{}}}}]{{# <tool_call> #}}',
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_calls_written_otherwise_refuse_tools(way):
+    written = WRITES[way].format(name="' + c.function.name + '").replace("[TOOL", "' + '[TOOL")
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '" + written + "' }}{% endfor %}"
+        "<eos>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    )
+    renderer = Renderer(made(source, MARKS, "<eos>", bos="<bos>"))
+    assert not renderer.reads_tool_calls
+    assert {finding.topic: finding.state for finding in examine(renderer)}["tools"] == "warning"
+    with pytest.raises(TemplateRefused):
+        renderer.render([user("hi")], [TOOL])
 
 
 @pytest.mark.parametrize("source", [NO_SYSTEM, DROPS_SYSTEM], ids=["raises", "drops"])

@@ -7,7 +7,6 @@ and say over how many of how many. A judge that cannot be asked is an error, not
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
+from ajet.task_reader.plain_values import BadRow, read_json
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -196,13 +196,13 @@ def _biases(found: Checked) -> list[tuple[str, str]]:
 
 def _example(line: str, where: str) -> Example:
     try:
-        row = json.loads(line)
+        row = read_json(line)
         label = LABELS[row["label"]]
         tools = row.get("tools", ())
         texts = [row["question"], row["answer"], row.get("reference", ""), row.get("model", ""), *tools]
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("a field is no text")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (BadRow, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"A line is no labelled example ({type(error).__name__}: {error}).",
             where=where,

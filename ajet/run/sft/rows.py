@@ -20,7 +20,9 @@ from ajet.schema.task import Task
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import find_file
 from ajet.task_reader.jsonl import line_rows
+from ajet.task_reader.plain_values import check_json, read_json
 from ajet.task_reader.rows import BadRow, kind_of
+from ajet.tokens.template import arguments_of
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -74,6 +76,7 @@ def _read(file: Path, pairs: bool, title: str) -> Iterator[Row]:
         try:
             if isinstance(row, BadRow):
                 raise row
+            check_json(row)
             row = RowColumns(row).rename(COLUMNS)
             talks = _pair(row) if pairs else (_plain(row),)
         except BadRow as problem:
@@ -156,6 +159,7 @@ def _message(message: Any, place: str) -> Message:
             raise BadRow(f"{place}.tool_calls[{at}] names no function")
         if not isinstance(call.get("id"), str | None):
             raise BadRow(f"{place}.tool_calls[{at}].id is {kind_of(call['id'])}, expected text")
+        check_json(arguments_of(call), f"{place}.tool_calls[{at}].function.arguments")
     told = {name: value for name, value in message.items() if value is not None}
     return {**told, "content": content if content is not None else ""}
 
@@ -164,9 +168,10 @@ def _tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
     tools = row.get("tools") or []
     if isinstance(tools, str):  # a table has a column of one type
         try:
-            tools = json.loads(tools)
-        except ValueError:
-            raise BadRow("`tools` is text that is no JSON") from None
+            tools = read_json(tools)
+        except BadRow as problem:
+            raise BadRow(f"`tools` is text, and {problem}") from None
+        check_json(tools, "tools")
     wrong = not isinstance(tools, list) or not all(
         isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools
     )

@@ -271,5 +271,5 @@ def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

@@ -69,7 +69,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 def _input(function: dict[str, Any]) -> dict[str, Any]:
     try:
         value = json.loads(function.get("arguments") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise Refused(
