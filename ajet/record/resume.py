@@ -77,6 +77,8 @@ class RunIdentity:
             )
             code = {str(key): dict(files) for key, files in dict(content.get("code") or {}).items()}
             changes = [dict(each) for each in content.get("changes") or ()]
+            if not all(isinstance(each["step"], int) and isinstance(each["judge"], bool) for each in changes):
+                raise ValueError("a change without its step")
             names, judge = (str(content["run_id"]), str(content["backbone"])), str(content.get("judge", ""))
             return cls(*names, training, given, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
@@ -137,8 +139,8 @@ def last_judge_change(folder: Path) -> int | None:
         identity = RunIdentity.read(folder)
     except (UserError, OSError):
         return None
-    steps = [each.get("step") for each in identity.changes if each.get("judge") is True] if identity else []
-    return next((step for step in reversed(steps) if isinstance(step, int)), None)
+    steps = [each["step"] for each in identity.changes if each["judge"]] if identity else []
+    return steps[-1] if steps else None
 
 
 def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:

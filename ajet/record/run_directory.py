@@ -66,7 +66,7 @@ class RunDirectory:
     goes_on: bool
     """Whether what its folder has of attempts belongs to it: not where it begins anew, for want of a checkpoint."""
     judge_change: int | None
-    """The step after which the run goes on with another judge than at its last start; None: with the same one."""
+    """The step that the run continues from, if what an earlier process recorded of it is another judge's."""
     notes: list[str]
     """What the person should know about the choice of folder; logged already."""
 

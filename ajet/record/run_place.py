@@ -63,7 +63,7 @@ class RunPlace:
         self.judge = ""
         """`digest_judge` of what trains."""
         self.judge_change: int | None = None
-        """The step after which the run goes on with another judge than at its last start."""
+        """The step that the run continues from, if what an earlier process recorded of it is another judge's."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -187,6 +187,8 @@ class RunPlace:
         self.judge = digest_judge(experiment, code)
         if earlier and self.resumed is not None:
             changes = self._all_changes(earlier, changed, [key for key, _, _ in differences])
+            rejudged = [each["step"] for each in changes if each["judge"]]
+            self.judge_change = self.resumed.step if self.resumed.step in rejudged else None
         self.chain = Chain(self.folder, key=chain_key())
         place, judge = str(self.folder.absolute()), self.judge
         RunIdentity(self.run_id, backbone, training, given, base, yaml, place, code, judge, changes).write(self.folder)
@@ -199,7 +201,6 @@ class RunPlace:
         assert self.resumed is not None, "it goes on from a checkpoint"
         step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
         if rejudged:
-            self.judge_change = step
             self.notes.append(
                 f"the judge of {self.name} changed after step {step}: held-out numbers of both are not compared"
             )

@@ -289,6 +289,28 @@ def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, ser
     assert tab.get_by_label("reward: ..0.5").input_value() == "1"
 
 
+def test_no_curve_leads_from_one_judge_to_another(tab, served):
+    root, address = served
+    metrics = root / "first" / "metrics.jsonl"
+    rows = [
+        json.loads(line) | {"judge": "a" if at < 2 else "b"} for at, line in enumerate(metrics.read_text().splitlines())
+    ]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change = {"step": 2, "files": {"judge.py": ["ajet.task_judge.judge_protocol"]}, "settings": [], "judge": True}
+    identity = {"run_id": "r", "backbone": "local", "training": {}, "changes": [change]}
+    (root / "first" / "run.json").write_text(json.dumps(identity))
+    tab.goto(f"{address}#/run/first")
+    chart = tab.locator("figure.chart", has_text="Reward")
+    chart.get_by_text("train/reward, judge 2").wait_for()
+    assert "3: the judge changed" in chart.get_attribute("data-marks")
+    labels = chart.locator(".u-series").all_inner_texts()
+    assert [sum(f"train/reward, judge {part}" in label for label in labels) for part in (1, 2, 3)] == [1, 1, 0]
+    for step, found in ((1, (True, False)), (2, (True, True)), (3, (False, True)), (4, (False, True))):
+        add_validation(root / "first", step, *found)
+    tab.goto(f"{address}#/run/first/tasks")
+    tab.get_by_text("since the judge changed after step 2 to the last 0 better, 0 worse").wait_for()
+
+
 def test_a_failed_run_says_why_and_held_out_tasks_are_shown_before_and_after(tab, served):
     root, address = served
     status = json.loads((root / "second" / "status.json").read_text())

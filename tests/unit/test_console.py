@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 
+import pytest
 from loguru import logger
 from rich.table import Table
 from rich.text import Text
@@ -60,3 +62,15 @@ def test_a_line_goes_on_between_words_on_a_terminal_alone(monkeypatch):
     ]
     assert shown(command, terminal=True) == [command], "it can be copied"
     assert shown(told, terminal=False) == [told]
+
+
+def test_a_terminal_that_is_gone_costs_its_output_alone():
+    ours, theirs = os.openpty()
+    terminal = os.fdopen(os.dup(theirs), "w")
+    os.close(theirs)
+    os.close(ours)
+    screen = Screen(file=terminal)
+    for _ in range(2):
+        screen.print("nobody reads this")
+    with pytest.raises(OSError, match="Input/output"):
+        terminal.close()  # it was gone indeed
