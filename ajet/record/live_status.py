@@ -99,7 +99,8 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
         found.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
     if rows:
         _rates(found, rows)
-        found.waits = _waits(found, told.get("depths") or {})
+        if "train/rows" not in rows[-1]:  # given replies are played by no engine
+            found.waits = _waits(found, told.get("depths") or {})
         found.reward = rows[-1].get("train/reward")
         found.staleness = _staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
     if saved is not None:

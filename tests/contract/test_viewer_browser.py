@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ajet.record.episodes import EpisodeFiles
@@ -194,7 +195,7 @@ def test_curves_show_signs_colours_are_runs_and_what_is_always_0_is_folded(tab, 
         row = {"step": 2, "mismatch_kl": -0.0051, "entropy": 0.5, "train/forks": 0, "train/failed": 0}
         append_lines(root / name / "metrics.jsonl", [json.dumps(row)])
     tab.goto(f"{address}#/run/first?with=second")
-    chart = tab.locator("figure.chart", has_text="KL")
+    chart = tab.locator("figure.chart", has_text="Mismatch of engine and trainer")
     chart.get_by_text("-0.0051 nats").first.wait_for()  # what is newest stands in the legend
     room = chart.evaluate("""(figure) => {
       const text = document.createElement("canvas").getContext("2d");
@@ -336,6 +337,118 @@ def test_a_failed_run_says_why_and_held_out_tasks_are_shown_before_and_after(tab
     tab.get_by_text("before and after").first.click()
     tab.get_by_text("step 0 says 0").first.wait_for()
     tab.get_by_text("step 3 says 0").first.wait_for()
+
+
+def _settings(folder: Path, **training: object) -> None:
+    known = {
+        "ajet.trainer_common.use_kl_loss": False,
+        **{name.replace("__", "."): value for name, value in training.items()},
+    }
+    (folder / "run.json").write_text(json.dumps({"run_id": "r", "backbone": "local", "training": known}))
+
+
+def test_runs_of_several_seeds_are_a_mean_and_a_band(tab, served):
+    root, address = served
+    for seed, name in enumerate(("first", "second", "third")):
+        if name == "third":
+            write_run(root / name, steps=2)
+        _settings(root / name, ajet__seed=seed)
+        row = {"step": 1, "train/reward": 0.25 * seed}
+        append_lines(root / name / "metrics.jsonl", [json.dumps(row)])
+    tab.goto(f"{address}#/run/first")
+    tab.get_by_role("link", name="with its 2 other seeds").click()
+    tab.locator("figure.chart", has_text="(3 seeds)").first.wait_for()
+    tab.get_by_label("enlarge Reward, of the scored").click()
+    with tab.expect_download() as given:
+        tab.locator("dialog").get_by_role("button", name="CSV").click()
+    _, first, second = Path(given.value.path()).read_text().splitlines()
+    found = [[float(cell) for cell in line.split(",")] for line in (first, second)]
+    wanted = [[1, 0.25, 0, 0.5], [2, 0.2, 0.2, 0.2]]
+    assert np.allclose(found, wanted), "mean, lowest, highest, at steps that all have"
+    tab.keyboard.press("Escape")
+    tab.get_by_label("mean over seeds").uncheck()
+    tab.locator(".u-label", has_text="third").first.wait_for()
+
+
+def test_curves_that_say_nothing_are_left_out(tab, served):
+    root, address = served
+    _settings(root / "first")
+    rows = [{"step": 4, "train/reward": 0.5, "train/success_rate": 0.5, "kl": 2e-7, "entropy": 0.5}]
+    (root / "first" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tab.goto(f"{address}#/run/first")
+    titles = tab.locator("figcaption > span:first-child")
+    titles.filter(has_text="Entropy").wait_for()
+    found = titles.all_inner_texts()
+    assert not any("KL" in title or title == "Success" for title in found) and "equal to success" in found[0], found
+
+
+def test_given_replies_show_their_loss_first(tab, served):
+    root, address = served
+    rows = [{"step": step, "loss": 1 / step, "train/rows": 8, "train/no_score": 8, "entropy": 0.1, "lr": 1e-3}
+            for step in (1, 2)]  # fmt: skip
+    rows += [{"step": 2, "validation/loss": 0.25, "validation/rows": 4}]
+    (root / "first" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tab.goto(f"{address}#/run/first")
+    titles = tab.locator("figcaption > span:first-child")
+    titles.filter(has_text="Learning rate").wait_for()
+    assert titles.all_inner_texts()[0] == "Loss" and not titles.filter(has_text="Failures").count()
+    assert "loss 0.5" in (facts := tab.locator("p.facts").first.inner_text()) and "loss 0.25" in facts
+    assert not tab.get_by_role("link", name="held-out tasks").is_visible()
+
+
+def test_an_evaluation_is_a_table_of_results(tab, served):
+    root, address = served
+    identity = {"tasks": "t", "settings": "s", "code": "c", "sampling": "greedy"}
+    for model, solved, other in (
+        ("base", (False, False), {}),
+        ("tuned", (True, False), {}),
+        ("odd", (True, True), {"tasks": "u"}),
+    ):
+        folder = write_run(root / "first" / "eval" / model, steps=0)
+        status = json.loads((folder / "status.json").read_text())
+        (folder / "status.json").write_text(json.dumps(status | {"kind": "eval"}))
+        about = {"model": model, "identity": identity | other | {"model": {"path": model}}}
+        (folder / "evaluation.json").write_text(json.dumps(about))
+        rate = sum(solved) / 2
+        row = {"step": 0, "validation/tasks": 2, "validation/episodes": 2, "validation/scored": 2,
+               "validation/failed": 0, "validation/reward": rate, "validation/success_rate": rate,
+               "validation/success_low": 0.1, "validation/success_high": 0.9}  # fmt: skip
+        append_lines(folder / "metrics.jsonl", [json.dumps(row)])
+        add_validation(folder, 0, *solved)
+    tab.goto(f"{address}#/run/first%2Feval%2Ftuned")
+    tab.locator(".matrix tbody tr").nth(1).wait_for()
+    assert not tab.locator("figure.chart").count()
+    shown = tab.locator(".results tbody tr").all_inner_texts()
+    assert len(shown) == 2 and "0 %" in shown[0] and "50.0 % (10.0 % to 90.0 %)" in shown[1], "odd had other tasks"
+    tab.get_by_label("only tasks at which models differ").check()
+    (row,) = tab.locator(".matrix tbody tr").all_inner_texts()
+    assert row.split()[-2:] == ["✗", "✓"]
+
+
+def test_long_paths_of_settings_are_read_in_one_line(browser, served):
+    root, address = served
+    path = "/data/shared/models/org/A-Rather-Long-Name-Instruct/checkpoints/step-{}"
+    for number, name in enumerate(("first", "second")):
+        _settings(root / name, ajet__model__path=path.format(number), ajet__seed=number)
+    for width in (1300, 1920, 390):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(address)
+        page.locator("tbody tr").first.wait_for()
+        cell = page.locator(".narrow .value" if width == 390 else "td.value", has_text="step-").first
+        assert cell.inner_text().endswith(("step-0", "step-1"))
+        lines = cell.bounding_box()["height"] / 20
+        assert lines < (4 if width == 390 else 2) and cell.bounding_box()["x"] + cell.bounding_box()["width"] <= width
+        page.close()
+
+
+def test_cut_replies_are_marked_on_the_episode(tab, served):
+    root, address = served
+    cut = long_episode(8)
+    cut.calls[0].finish, cut.calls[0].extra["cut_by"] = "length", "max_tokens"
+    EpisodeFiles(root / "second" / "episodes").write(7, "train", [cut])
+    tab.goto(f"{address}#/run/second/episode/long")
+    tab.get_by_text("1 of 1 replies cut").wait_for()
+    tab.locator(".turn", has_text="cut by max_tokens").wait_for()
 
 
 def test_it_is_live_without_a_jump(tab, served):

@@ -35,7 +35,7 @@ from ajet.record.viewer.library import Library, Missing, log_end
 from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
 from ajet.record.viewer.reward_bins import reward_bins
-from ajet.record.viewer.settings import Settings, differing
+from ajet.record.viewer.settings import SEED, Settings, differing, off_curves, seeds_group
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select, whole_number
 from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
@@ -77,6 +77,8 @@ class Views:
         keys = differing(settings)
         for row, known in zip(rows, settings, strict=True):
             row["settings"] = {key: known[key] for key in keys if key in known}
+            row["seeds"] = seeds_group(known) if row["kind"] == "train" else None
+            row["seed"] = known.get(SEED)
         return {"runs": rows, "only": self.library.only, "keys": keys}
 
     def keep_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +89,7 @@ class Views:
         """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
         folder = self.library.path(name)
         row = self.library.run(name) | {"proof": episode_page.proof(folder)}
+        row["off"] = off_curves(self._settings.of(folder))
         if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
             return row
         table = self.table(name)  # of any other run only who asks for its episodes has them all read

@@ -6,18 +6,21 @@ opened; a link that leads out of the folder is not followed. A file is read agai
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet.config.record_file import open_record_file
-from ajet.record.bounded_json import parse_object
+from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.denominators import numbers_of, over
+from ajet.record.evaluations import FILE
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
+from ajet.record.plain_json import strict_json
 from ajet.record.status import read_status, recorded_processes
 from ajet.record.viewer.notes import notes_of
 from ajet.schema.errors import AjetError, UserError
@@ -27,7 +30,9 @@ MARKS = ("status.json", "run.json", "metrics.jsonl")
 WITHIN = ("debug", "eval")
 """Folders inside a run whose folders are runs too."""
 REWARDS = ("train/reward", "debug/reward")
-ROWS = (*((name,) for name in REWARDS), NUMBERS, numbers_of("train"), numbers_of("debug"))
+GIVEN = ("train/rows", "loss"), ("validation/loss",)
+"""What is read of a run that learns from given replies."""
+ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, numbers_of("train"), numbers_of("debug"))
 """What is read of a run's metrics: each tuple of one row."""
 Stamp = tuple[int, int, int] | None
 """Of a file: inode, bytes, and when it was changed, in nanoseconds; None: it is not there."""
@@ -74,7 +79,7 @@ class Library:
         again."""
         folders = list(self._folders())
         rows = [self._row(folder) for folder in folders]
-        there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl")}
+        there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
         for gone in self._read.keys() - there:
             self._read.pop(gone, None)
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
@@ -82,7 +87,9 @@ class Library:
     def _row(self, folder: Path) -> dict[str, Any]:
         """Whether its process lives, and what a person noted, is looked at each time."""
         status = self._unchanged(folder, "status.json", _status)
-        return _row(self.root, folder, status, self._unchanged(folder, "metrics.jsonl", _measured))
+        measured = self._unchanged(folder, "metrics.jsonl", _measured)
+        told = self._unchanged(folder, FILE, _evaluated) if status.get("kind") == "eval" else {}
+        return _row(self.root, folder, status, measured) | told
 
     def _unchanged(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
@@ -149,11 +156,26 @@ def _measured(folder: Path) -> dict[str, Any]:
     played = "debug" if found["train/reward"] is None else "train"
     return {
         **{name: found[name] for name in (*REWARDS, *NUMBERS)},
+        "given": found["train/rows"] is not None,
+        "loss": found["loss"] if found["train/rows"] is not None else None,
+        "validation/loss": found["validation/loss"],
         "reward_over": over(found, played) or None,
         "reward_short": _short(found, played),
         "held_out": words(found) if found["validation/tasks"] is not None else None,
         "held_out_short": short(found),
     }
+
+
+def _evaluated(folder: Path) -> dict[str, Any]:
+    """Return the model of an evaluation, and what evaluations that can be compared with it have in common."""
+    try:
+        about = read_json(folder / FILE)
+    except (OSError, ValueError):
+        return {}
+    identity = about.get("identity")
+    rest = {**identity, "model": None} if isinstance(identity, dict) else None
+    digest = hashlib.blake2b(strict_json(rest).encode(), digest_size=8).hexdigest() if rest else None
+    return {"model": str(about.get("model") or folder.name), "comparison": digest}
 
 
 def _short(counts: Mapping[str, float | None], prefix: str) -> str | None:

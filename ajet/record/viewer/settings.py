@@ -7,6 +7,7 @@ read again only when it has changed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,28 @@ class Settings:
                 self._read[path] = (state, {key: _short(value) for key, value in read(path) if key not in NAMES})
             return self._read[path][1]
         return {}
+
+
+SEED = "ajet.seed"
+OFF_UNLESS = {"kl": ("ajet.trainer_common.use_kl_loss", "ajet.trainer_common.algorithm.use_kl_in_reward")}
+"""A curve that is rounding alone unless one of these settings is on."""
+
+
+def seeds_group(settings: dict[str, Value]) -> str | None:
+    """Return what runs that differ in their seed only have in common; None without a known seed."""
+    if SEED not in settings:
+        return None
+    rest = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
+    return hashlib.blake2b(rest.encode(), digest_size=8).hexdigest()
+
+
+def off_curves(settings: dict[str, Value]) -> list[str]:
+    """Return the curves whose term is off in a run."""
+    return [
+        curve
+        for curve, keys in OFF_UNLESS.items()
+        if any(key in settings for key in keys) and not any(settings.get(key) for key in keys)
+    ]
 
 
 def differing(runs: Iterable[dict[str, Value]]) -> list[str]:

@@ -109,15 +109,24 @@ const DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3]];
 // Room for the longest number of an axis: a sign that is cut off is another number.
 function roomFor(plot, values, index, cycle) {
   const axis = plot.axes[index];
-  if (cycle > 1) return axis._size;
   const longest = (values ?? []).reduce((found, value) => (value.length > found.length ? value : found), "");
   plot.ctx.font = axis.font[0];
-  return Math.ceil(axis.ticks.size + axis.gap + plot.ctx.measureText(longest).width / devicePixelRatio) + 2;
+  const room = Math.ceil(axis.ticks.size + axis.gap + plot.ctx.measureText(longest).width / devicePixelRatio) + 2;
+  return cycle > 1 ? Math.max(axis._size, room) : room;  // it never shrinks again, so that the drawing comes to an end
 }
 
 const newest = (values) => values.findLast((value) => value !== null && value !== undefined);
 
-// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), places, sparse, colour, dash}], places as placesOf gives them, the last two as numbers; `unit` follows the numbers of its axis.
+// Curves of several runs as three: their mean, and the lowest and the highest at each step that all of them have. Each: {points, places}.
+export function meanOf(curves) {
+  const steps = [...curves[0].points.keys()].filter((step) => curves.every((each) => each.points.has(step)));
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const along = (found) => new Map(steps.map((step) => [step, found(curves.map((each) => each.points.get(step)))]));
+  const places = curves[0].places && new Map(steps.map((step) => [step, mean(curves.map((each) => each.places.get(step) ?? 0))]));
+  return { mean: along(mean), low: along((values) => Math.min(...values)), high: along((values) => Math.max(...values)), places };
+}
+
+// One chart; `lines` may hold a mean with `band`, followed by its two `bound` lines, the lowest and the highest. `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), places, sparse, colour, dash}], places as placesOf gives them, the last two as numbers; `unit` follows the numbers of its axis.
 export class Chart {
   constructor(title, unit, open, { height = () => 190, buttons = [] } = {}) {
     this.title = title;
@@ -161,10 +170,11 @@ export class Chart {
         { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map(AXES[axis]) },
         { stroke: css("--ink2"), grid, ticks: grid, size: roomFor, values: (_, found) => found.map((value) => (value === null ? "" : text(value))) },
       ],
+      bands: lines.flatMap((line, index) => (line.band ? [{ series: [index + 3, index + 2], fill: `color-mix(in srgb, ${css(COLOURS[line.colour % COLOURS.length])} 18%, transparent)` }] : [])),
       series: [{ label: axis }, ...lines.map((line) => ({
-        label: line.label, stroke: css(COLOURS[line.colour % COLOURS.length]), width: 1.6, spanGaps: true,
+        label: line.label, stroke: line.bound ? "transparent" : css(COLOURS[line.colour % COLOURS.length]), width: 1.6, spanGaps: true, class: line.bound ? "bound" : null,
         dash: DASHES[(line.dash + Math.floor(line.colour / COLOURS.length)) % DASHES.length],
-        points: { show: line.sparse || xs.length < 30, size: line.sparse ? 6 : 4 },
+        points: { show: !line.bound && (line.sparse || xs.length < 30), size: line.sparse ? 6 : 4 },
         value: (plot, value, series, at) => text(at === null || at === undefined ? newest(plot.data[series]) : value),
       }))],
     };
@@ -202,7 +212,7 @@ export class Chart {
     pen.fillText(this.title, 8 * scale, line);
     pen.drawImage(drawn, 0, 1.4 * line);
     pen.font = `${12 * scale}px system-ui, sans-serif`;
-    lines.forEach((each, index) => {
+    lines.filter((each) => !each.bound).forEach((each, index) => {
       const y = drawn.height + line * (index + 2.2);
       pen.fillStyle = css(COLOURS[each.colour % COLOURS.length]);
       pen.fillRect(8 * scale, y - 9 * scale, 10 * scale, 10 * scale);

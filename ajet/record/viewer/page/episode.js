@@ -37,7 +37,7 @@ function one(run, page, proof) {
       page.discarded ? badge(`not trained: ${page.discarded.replaceAll("_", " ")}`, "mute") : null, page.checks.map((check) => badge(check, "warn")),
       cut ? badge(`${cut} of ${page.calls.length} replies cut`, "warn") : null,
       wrong.length ? badge("proof failed", "bad") : proven ? badge("proven", "good") : null,
-      ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls${page.policy ? ` · policy ${[...new Set(page.policy)].join(" to ")}` : ""} · ${seconds(page.ended - page.started)}`, page.sampler ? [" · sampler ", spelled(page.sampler)] : null),
+      ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · attempt ${page.repeat} · ${page.calls.length} calls${page.policy ? ` · policy ${[...new Set(page.policy)].join(" to ")}` : ""} · ${seconds(page.ended - page.started)}`, page.sampler ? [" · sampler ", spelled(page.sampler)] : null),
     page.verdict?.scorer ? el("p", { class: "facts scorers" }, "scored by ", Object.entries(page.verdict.parts).map(([name, score]) => [badge(`${name} ${score === null ? "no score" : number(score)}`, "mute"), " "])) : null,
     page.verdict?.reason ? el("div", { class: "note" }, el("b", {}, "judge: "), prose(page.verdict.reason)) : null,
     page.failure ? el("div", { class: "note failed" }, el("b", {}, spelled(`${page.failure.boundary}: ${page.failure.kind}`)), prose(page.failure.message),

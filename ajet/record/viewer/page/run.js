@@ -4,7 +4,8 @@ import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
 import { nowPanel } from "./now.js";
-import { Chart, byJudge, changesOfJudge, changesOfScorer, curvesOf, placesOf } from "./charts.js";
+import { Chart, byJudge, changesOfJudge, changesOfScorer, curvesOf, meanOf, placesOf } from "./charts.js";
+import { evaluationPage } from "./evaluation.js";
 import { definition } from "./definitions.js";
 import { Enlarged, axisChoice } from "./enlarged.js";
 import { explain } from "./hint.js";
@@ -17,7 +18,8 @@ const SUBJECTS = [
   ["Success", "", ["train/success_rate", "validation/success_rate", "debug/success_rate"]],
   ["Scorers", "", ["train/scorer/", "validation/scorer/", "debug/scorer/"]],
   ["Episodes by scorer", "", ["train/scored_by/", "validation/scored_by/", "debug/scored_by/"]],
-  ["KL", " nats", ["kl", "mismatch_kl"]],
+  ["KL to the reference model", " nats", ["kl"]],
+  ["Mismatch of engine and trainer", " nats", ["mismatch_kl"]],
   ["Entropy", " nats", ["entropy"]],
   ["Lengths", "", ["train/reply_tokens", "validation/reply_tokens", "train/turns"]],
   ["Forked calls by reason", "", ["train/fork_rate/", "train/forks"]],
@@ -33,12 +35,26 @@ const SUBJECTS = [
   ["Loss", "", ["loss"]],
 ];
 const SCORED = /^(train|validation)\/(reward|success_rate)$/;  // no line leads from one judge's numbers to another's
+// The same of runs that learn from given replies: nothing is played, so nothing has a reward or fails.
+const GIVEN_SUBJECTS = [
+  ["Loss", " nats", ["loss", "validation/loss"]],
+  ["Chosen preferred over rejected", "", ["dpo/accuracy", "validation/dpo/accuracy"]],
+  ["Margin of chosen over rejected", "", ["dpo/margin", "validation/dpo/margin", "dpo/chosen", "dpo/rejected"]],
+  ["Learning rate", "", ["lr"]],
+  ["Gradient norm", "", ["grad_norm"]],
+  ["Tokens a step", "", ["train/trained_tokens", "computed_tokens"]],
+  ["Entropy", " nats", ["entropy"]],
+  ["Seconds a step", " s", ["seconds/"]],
+];
+const REWARDS_TITLE = "Reward, of the scored", SUCCESS_TITLE = "Success";
 const SHORT = /^(train|validation|debug|seconds|credit)\//;
 
 export async function runPage(name, context) {
   const names = [name, ...(context.query.with ?? "").split(",").filter(Boolean)];
-  const runs = names.map((each) => ({ name: each, next: 0, rows: [] }));
-  const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1", axis: ["hours", "tokens"].find((axis) => axis === context.query.x) ?? "step" };
+  const runs = names.map((each) => ({ name: each, next: 0, rows: [], off: [], seeds: null, seed: null }));
+  const first = await get(`run/${path(name)}`);
+  if (first.kind === "eval" && names.length === 1) return evaluationPage(name, context, (status) => header(status, name, names));
+  const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1", mean: null, axis: ["hours", "tokens"].find((axis) => axis === context.query.x) ?? "step" };
   const head = el("div", { class: "head" });
   const now = el("div", {});
   const grid = el("div", { class: "grid" });
@@ -57,34 +73,68 @@ export async function runPage(name, context) {
 
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); draw(); } });
   const log = el("input", { type: "checkbox", checked: view.log, onchange: (event) => { view.log = event.target.checked; draw(); } });
+  const mean = el("input", { type: "checkbox", onchange: (event) => { view.mean = event.target.checked; draw(); } });
+  const means = el("label", { hidden: true }, mean, " mean over seeds");
+  const siblings = el("span");
+  const played = el("span", { class: "actions" },
+    el("a", { class: "button", href: address(["run", name, "tasks"]) }, "held-out tasks"),
+    el("a", { class: "button", href: address(["run", name, "rewards"]) }, "rewards"));
   const zeros = el("details", { class: "others", hidden: true }, el("summary", {}), el("div", { class: "grid" }));
   const others = el("details", { class: "others" }, el("summary", {}, "all metrics"), el("div", { class: "grid" }));
   for (const folded of [zeros, others]) folded.addEventListener("toggle", () => draw());
   const page = el("section", {}, head, own?.box, now,
-    el("p", { class: "actions" }, axes, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
-      el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
-      el("a", { class: "button", href: address(["run", name, "tasks"]) }, "held-out tasks"),
-      el("a", { class: "button", href: address(["run", name, "rewards"]) }, "rewards"),
-      el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config")),
+    el("p", { class: "actions" }, axes, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"), means,
+      el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"), played,
+      el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config"), siblings),
     hint, grid, el("p", { class: "hint" }, "A click on a curve opens that step's episodes."), zeros, others);
+
+  // The runs as they are drawn: those that differ in their seed only together, the others alone.
+  function parties(together = view.mean) {
+    const by = new Map();
+    runs.forEach((run, index) => {
+      const again = runs.some((other) => other !== run && other.seeds === run.seeds && other.seed === run.seed);
+      const key = together && run.seeds && !again ? run.seeds : `alone ${index}`;
+      by.set(key, [...(by.get(key) ?? []), index]);
+    });
+    return [...by.values()].map((members) => ({ members, label: members.length > 1 ? `${beginning(members.map((index) => runs[index].name))} (${members.length} seeds)` : runs[members[0]].name }));
+  }
 
   function lines(wanted, curves) {
     const found = [];
     const places = runs.map((run) => placesOf(run.rows, view.axis));
-    runs.forEach((run, index) => {
-      const belongs = (each) => Object.keys(curves[index]).filter((metric) => metric === each || (each.endsWith("/") && metric.startsWith(each)));
+    const shown = parties();
+    shown.forEach(({ members, label: party }, at) => {
+      const has = (metric) => members.every((index) => metric in curves[index] && !runs[index].off.includes(metric));
+      const belongs = (each) => Object.keys(curves[members[0]]).filter((metric) => (metric === each || (each.endsWith("/") && metric.startsWith(each))) && has(metric));
       for (const metric of wanted.flatMap(belongs)) {
-        const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
-        const parts = byJudge(curves[index][metric], SCORED.test(metric) ? changesOfJudge(run.rows) : []);
-        parts.forEach((points, part) => found.push({
-          run: index, metric, series: parts.length > 1 ? `${metric} ${part}` : metric, label: parts.length > 1 ? `${label}, judge ${part + 1}` : label, points, places: places[index],
-          sparse: metric.startsWith("validation/"),
-        }));
+        const label = wanted.length === 1 && shown.length > 1 ? party : `${runs.length > 1 ? `${party} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
+        const common = { run: at, metric, series: metric, label, sparse: metric.startsWith("validation/") };
+        if (members.length === 1) {
+          const index = members[0];
+          const parts = byJudge(curves[index][metric], SCORED.test(metric) ? changesOfJudge(runs[index].rows) : []);
+          parts.forEach((points, part) => found.push({
+            ...common, points, places: places[index],
+            ...(parts.length > 1 ? { series: `${metric} ${part}`, label: `${label}, judge ${part + 1}` } : {}),
+          }));
+          continue;
+        }
+        const over = meanOf(members.map((index) => ({ points: curves[index][metric], places: places[index] })));
+        if (!over.mean.size) continue;
+        found.push({ ...common, points: over.mean, places: over.places, band: true },
+          { ...common, label: `${label}, lowest`, points: over.low, places: over.places, bound: true },
+          { ...common, label: `${label}, highest`, points: over.high, places: over.places, bound: true });
       }
     });
     const series = [...new Set(found.map((line) => line.series))];
-    const several = runs.length > 1;  // then a colour is a run's, in every chart
+    const several = shown.length > 1;  // then a colour is a run's, in every chart
     return found.map((line) => ({ ...line, colour: several ? line.run : series.indexOf(line.series), dash: several ? series.indexOf(line.series) : 0 }));
+  }
+
+  // Whether success is said again by the reward in every run and split that tells it.
+  function successIsReward(curves) {
+    const equal = (one, other) => one && one.size === other.size && [...other].every(([step, value]) => Math.abs((one.get(step) ?? NaN) - value) < 1e-9);
+    const told = curves.flatMap((each) => ["train", "validation", "debug"].filter((split) => each[`${split}/success_rate`]).map((split) => [each, split]));
+    return told.length > 0 && told.every(([each, split]) => equal(each[`${split}/reward`], each[`${split}/success_rate`]));
   }
 
   const about = (made) => made.metrics.map(definition).filter(Boolean).join("\n");
@@ -93,7 +143,7 @@ export async function runPage(name, context) {
   function chart(key, title, unit, wanted, curves, place = null) {
     const found = lines(wanted, curves);
     let made = charts.get(key);
-    if (!found.length) return;
+    if (!found.length) { made?.box.remove(); return; }
     const into = place ?? (flat(found) ? zeros.lastChild : grid);
     const open = (step) => context.go(address(["run", name, "episodes"], { step }));
     if (!made) {
@@ -115,8 +165,13 @@ export async function runPage(name, context) {
 
   function draw() {
     const curves = runs.map((run) => curvesOf(run.rows));
-    const listed = new Set(SUBJECTS.flatMap(([, , wanted]) => wanted));
-    for (const [title, unit, wanted] of SUBJECTS) chart(title, title, unit, wanted, curves);
+    const subjects = runs.every((run) => run.rows.some((row) => "train/rows" in row)) ? GIVEN_SUBJECTS : SUBJECTS;
+    const listed = new Set([...SUBJECTS, ...GIVEN_SUBJECTS].flatMap(([, , wanted]) => wanted));
+    const twice = successIsReward(curves);
+    for (const [title, unit, wanted] of subjects) chart(title, title, unit, twice && title === SUCCESS_TITLE ? [] : wanted, curves);
+    const rewards = charts.get(REWARDS_TITLE);
+    if (rewards) rewards.caption.textContent = twice ? "Reward, of the scored (equal to success)" : REWARDS_TITLE;
+    played.hidden = subjects === GIVEN_SUBJECTS;
     const folded = [...zeros.lastChild.children].map((box) => box.querySelector("figcaption > span").textContent);
     zeros.hidden = !folded.length;
     zeros.firstChild.textContent = `always 0: ${folded.join(", ")}`;
@@ -130,7 +185,8 @@ export async function runPage(name, context) {
   }
 
   async function refresh() {
-    const status = await get(`run/${path(name)}`);
+    const [status, ...others] = await Promise.all(names.map((each) => get(`run/${path(each)}`)));
+    [status, ...others].forEach((each, index) => { runs[index].off = each.off ?? []; });
     head.replaceChildren(...header(status, name, names));
     own?.show(status.notes);
     const panel = await get(`live/${path(name)}`).then(nowPanel, (error) => el("p", { class: "hint" }, spelled(error.message)));
@@ -146,6 +202,21 @@ export async function runPage(name, context) {
     if (news && page.isConnected) draw();
   }
 
+  // Which runs differ in their seed only.
+  async function findSeeds() {
+    const all = (await get("runs")).runs;
+    for (const run of runs) {
+      const found = all.find((each) => each.name === run.name);
+      run.seeds = found?.seeds ?? null;
+      run.seed = found?.seed ?? null;
+    }
+    const largest = Math.max(...parties(true).map(({ members }) => members.length));
+    means.hidden = largest < 2;
+    view.mean = mean.checked = largest > 2;  // of two runs the lines themselves say as much
+    const others = all.filter((each) => each.seeds && each.seeds === runs[0].seeds && each.seed !== runs[0].seed && !names.includes(each.name)).map((each) => each.name);
+    if (others.length && names.length === 1) siblings.replaceChildren(el("a", { class: "button", href: address(["run", name], { with: others.join(",") }) }, `with its ${others.length === 1 ? "other seed" : `${others.length} other seeds`}`));
+  }
+
   page.addEventListener("shown", draw);
   const resize = () => { charts.forEach((made) => made.resize()); large?.made.chart.resize(); };
   addEventListener("resize", resize);
@@ -157,9 +228,17 @@ export async function runPage(name, context) {
     large?.made.box.close();
     charts.forEach((made) => made.destroy());
   });
+  await findSeeds();
   await refresh();
   context.every(2000, refresh);
   return page;
+}
+
+// What names begin with in common, without the signs that then end it.
+function beginning(names) {
+  let length = 0;
+  while (length < names[0].length && names.every((each) => each[length] === names[0][length])) length += 1;
+  return names[0].slice(0, length).replace(/[\W_]+(seed|s)?[\W_]*$/i, "") || names[0];
 }
 
 function header(status, name, names) {
@@ -170,8 +249,9 @@ function header(status, name, names) {
     el("p", { class: "facts" }, badge(status.state, stateKind(status.state)),
       status.state === "running" && status.phase ? ` ${status.phase}` : "",
       ` · step ${number(status.step)}${status.steps ? ` of ${number(status.steps)}` : ""}`,
-      ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}${status.reward_over ? ` ${status.reward_over}` : ""}`,
-      ` · held out ${status.held_out ?? number(null)}`,
+      ...(status.kind === "eval" ? [] : status.given ? [` · loss ${number(status.loss)}`, ` · held out ${status["validation/loss"] === null ? number(null) : `loss ${number(status["validation/loss"])}`}`] : [
+        ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}${status.reward_over ? ` ${status.reward_over}` : ""}`,
+        ` · held out ${status.held_out ?? number(null)}`]),
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
       proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),
     status.learned_nothing ? el("p", { class: "note failed" }, badge("learned nothing", "bad"), " ", spelled(status.learned_nothing)) : null,

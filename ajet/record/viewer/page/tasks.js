@@ -5,7 +5,7 @@ import { get, path } from "./data.js";
 import { address } from "./address.js";
 
 // A cell: [attempts, scored, successes or null where nothing says what one is, mean reward, one of its episodes].
-function cell(found) {
+export function cell(found) {
   if (!found) return el("td", { class: "cell" });
   const { attempts, scored, successes, reward, uuid } = found;
   const share = successes === null ? reward : successes / attempts;
