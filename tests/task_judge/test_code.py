@@ -275,10 +275,11 @@ def add(a, b):
     "        if name.startswith('__ajet'):\n            sys._getframe(1).f_globals[name] = print\n    return 0",
     "reports": "def add(a, b):\n    __ajet_report__(0, 0)\n    return 0",
     "nests": "def add(a, b):\n    x = []\n    for _ in range(100_000):\n        x = [x]\n    return x",
+    "divides by zero": "class Ratio:\n    as_integer_ratio = lambda self: (1, 0)\nadd = lambda a, b: Ratio()",
+    "skips one": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('later')",
     "surrogate": "def add(a, b):\n    return chr(0xD800)",
     "long integer": "def add(a, b):\n    return 10 ** 9000",
     "prints marks": "print('PASSED', 'OK', '{\"passed\": true}')\ndef add(a, b):\n    print('1 of 1 tests passed')",
-    "skips": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('later')",
 }
 
 
@@ -331,6 +332,25 @@ def check(f):
     row = {"test": check, "entry_point": "one"}
     assert score("def one(x):\n    return 1", **row).reward == 1.0
     assert score("def one(x):\n    return int(x < 2)", **row).reward == 0.0
+
+
+EXPECTED_FAILURES = {
+    "early return": "def check(f):\n    if f(1) == 1:\n        return\n    assert f(1) == 7",
+    "skipped": "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('later')\n    def test_a(self):\n"
+    "        self.assertEqual(one(1), 7)\n    def test_b(self):\n        self.assertEqual(one(1), 1)",
+    "expected": "import unittest\nclass A(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_a(self):\n"
+    "        self.assertEqual(one(1), 7)\n    def test_b(self):\n        self.assertEqual(one(1), 1)",
+    "raised": "import unittest\nclass A(unittest.TestCase):\n    def test_a(self):\n"
+    "        with self.assertRaises(AssertionError):\n            assert one(1) == 7\n        assert one(1) == 1",
+    "caught": "def check(f):\n    try:\n        assert f(1) == 7\n    except AssertionError:\n        assert f(1) == 1",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED_FAILURES)
+def test_expected_failure_of_assertion_passes(name):
+    row = {"test": EXPECTED_FAILURES[name], "entry_point": "one"}
+    assert score("def one(x):\n    return 1", **row).reward == 1.0
+    assert score("def one(x):\n    return 0", **row).reward == 0.0
 
 
 def test_missing_package_of_tests_pays_nobody():
