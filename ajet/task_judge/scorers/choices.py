@@ -34,7 +34,8 @@ _CORRECTION = re.compile(
 )
 _NEGATION = (
     r"(?:\b(?:not|never|cannot|neither|nor|(?:is|are|was|ca|wo|do|would)n['’]?t|nicht|keine?|pas|não|nao|no(?!\s*[,.:;!])|nunca|rather"
-    r" than|instead of|unlike|nie|не)\b|不是|并非|並非|不能|不选|不選)"
+    r" than|instead of|unlike|nie|не|except(?: for)?|excluding|apart from|other than|all but)\b"
+    r"|除了|不是|并非|並非|(?:不[应應能可该該]?|[别別])[选選][择擇]?|不能)"
 )
 _FILLER = (
     r"(?:[\s:,(\[{'’—–-]|\b(?:option|choice|answer|letter|number|clearly|definitely|probably|likely|most|certainly|"
@@ -48,7 +49,7 @@ _ANNOUNCED = re.compile(
     r"正解|答え|答|정답|답|الإجابة|الجواب|उत्तर|คำตอบ)(?:(?P<gap>[^\n.?!;]{0,80}?)(?:\b(?:is|are|was|be|es|est|ist|è|é|jest|"
     r"adalah|är|on|это)\b|['’]s\b|[:=→⇒–—-]|->|是|为|為|选|選|は|은|는|هي|هو|है|คือ)|(?=\s*[(\[]|\s+[A-Z0-9]\b))"
     r"|\b(?:choose|chose|choosing|pick|picked|select|selected|go(?:ing)? with|opt for|vote for|settle on|guess|prefer|"
-    rf"elijo|escolho|choisis|wähle|nehme|scelgo|выбираю)\b|选择|選擇|应选|故选|选|選){_FILLER}",
+    rf"elijo|escolho|choisis|wähle|nehme|scelgo|выбираю)\b|(?<![不别別])(?<!不[应應能可该該])(?:选择|選擇|应选|故选|选|選)){_FILLER}",
     _I,
 )
 _NEGATED_GAP = re.compile(rf"{_NEGATION}|[不非]$", _I)
@@ -59,7 +60,10 @@ _DENIED_PART = re.compile(
     rf"{_NEGATION}(?:\s+|(?<=[\u4e00-\u9fff]))(?:(?!\b(?:but|sondern|sino|mais|rather)\b|而是|就是)[^,.;\n])*", _I
 )
 _BE = r"[)\].:]*\s*(?:\b(?:is|are|was|must be|has to be|should be|would be|seems|looks)\b|['’]s\b)\s*"
-_RIGHT = rf"{_BE}(?:clearly |definitely |the |probably |my )*(?:correct|right|answer|best|true|one|choice|solution)\b"
+_RIGHT = (
+    rf"{_BE}(?:clearly |definitely |the |probably |my |only )*"
+    r"(?:correct|right|answer|best|true|one|choice|solution|option)\b"
+)
 _WRONG = re.compile(
     rf"{_BE}(?:clearly |definitely |also |probably )*(?:not\b|wrong|incorrect|false)"
     r"|[)\].:]*\s*isn['’]?t|\s*(?:是?错|是?錯|不对|不對)",
@@ -235,13 +239,15 @@ def _denied_before(text: str, place: int) -> bool:
 
 
 def _agrees(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
-    """False if the text of another choice follows a label."""
+    """False if the text of another choice follows a label, or stands before one in brackets."""
     if named.label is None:
         return False
     said = plain(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
+    before = plain(text[max(named.start - 400, 0) : named.start]) if text[named.start] in "([" else ""
     texts = {label: plain(choice).rstrip(".") for label, choice in choices.items()}
-    following = [(len(choice), label) for label, choice in texts.items() if choice and _begins(said, choice)]
-    return not following or texts[named.label] == texts[max(following)[1]]
+    beside = [(len(choice), label) for label, choice in texts.items()
+              if choice and (_begins(said, choice) or _begins(before[::-1], choice[::-1]))]  # fmt: skip
+    return not beside or texts[named.label] == texts[max(beside)[1]]
 
 
 def _begins(said: str, text: str) -> bool:
