@@ -112,6 +112,11 @@ def is_python_source(text: str) -> bool:
     return parse_python(text) is not None
 
 
+def has_huge_number(text: str) -> bool:
+    """Return True if a text has a number of over 4,300 digits, which Python does not read by default."""
+    return _HUGE_NUMBER.search(text) is not None
+
+
 @lru_cache(maxsize=64)
 def parse_python(text: str) -> ast.Module | None:
     """Return the syntax tree of a text, or None if it is no Python. Numbers of over 4,300 digits are read as 0."""
@@ -193,10 +198,10 @@ def _repair_block(
 
 
 def _acts(block: FencedBlock) -> bool:
-    """Return True if it is a program, not just a value, a comment or something else."""
+    """Return True if it is a program, not just a value, a comment, a session at a prompt or something else."""
     tree = parse_python(block.content)
     if tree is None:
-        return block.is_python
+        return block.is_python and not block.content.lstrip().startswith((">>> ", "$ "))
     return any(
         not isinstance(node, ast.Expr) or any(isinstance(each, ast.Call) for each in ast.walk(node))
         for node in tree.body

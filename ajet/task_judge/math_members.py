@@ -38,6 +38,9 @@ def read_members(text: str) -> MemberList | None:
         return MemberList("union", united)
     if text == r"\emptyset":
         return MemberList("set", [])
+    vector = re.fullmatch(r"\\langle(?![a-z])(.*)\\rangle", text)
+    if vector and len(inside := split_outside(vector[1], ",")) > 1:
+        return MemberList("vector", inside)
     for opening, ending in _BRACKETS:
         if text.startswith(opening) and text.endswith(ending) and _is_closed_at_end(text, opening, ending):
             inside = split_outside(text[len(opening) : len(text) - len(ending)], ",", ";")

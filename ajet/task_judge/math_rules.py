@@ -54,7 +54,6 @@ _DATES = tuple(
 )
 _TIME = re.compile(r"(\d{1,2}) ?: ?(\d\d)(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"(\d[0-9A-Fa-f]*)_\{? ?(\d{1,2}) ?\}?")
-_RATIO = re.compile(r"(\d{1,20}) ?: ?(\d{1,20})")
 _WORDS = re.compile(r"(?:(?=.*[A-Za-z]{3})|(?!.*\d))[^\\=+*/^<>|{}\[\](),;%$&_]+|\([A-Za-z]+\)")
 _NO_WORDS = re.compile(r"[abcxyz]{2,3}|[a-zK-Z]|-.*|.*(?<![A-Za-z])[A-Za-z] ?- ?[A-Za-z](?![A-Za-z]).*")
 """A product of variables as `ab`, which is `ba`; a variable; a difference."""
@@ -95,8 +94,11 @@ class AnswerComparer:
         for read in (_read_date, _read_time, _read_based):
             if read(candidate) or read(reference):
                 return read(candidate) == read(reference)
-        if _RATIO.fullmatch(candidate) or _RATIO.fullmatch(reference):
-            return _read_ratio(candidate) == _read_ratio(reference)
+        terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")
+        if any(len(each) > 1 and None not in map(number, each) for each in (terms, wanted_terms)):
+            return _read_ratio(terms) == _read_ratio(wanted_terms) is not None
+        if max(len(terms), len(wanted_terms)) > 2:  # math-verify reads the first two
+            return len(terms) == len(wanted_terms) and all(map(self.decide, terms, wanted_terms))
         given, wanted = number(candidate), number(reference)
         if given and wanted:
             return is_same_number(given, wanted)
@@ -150,7 +152,8 @@ class AnswerComparer:
             return False
         if kinds in ({"list"}, {"union"}) and not (_has_names(other.parts) and not _has_names(one.parts)):
             return self._is_rearranged(one.parts, other.parts)
-        if len(kinds) > 1 and not (kinds == {"list", "()"} or (kinds == {"list", "[]"} and len(one.parts) > 2)):
+        alike = [{"list", "()"}, *([{"list", "[]"}, {"vector", "()"}] if len(one.parts) > 2 else [])]  # no intervals
+        if len(kinds) > 1 and kinds not in alike:
             return False
         return all(self.decide(part, wanted) for part, wanted in zip(one.parts, other.parts, strict=True))
 
@@ -197,10 +200,15 @@ def _read_based(text: str) -> tuple[str, str] | None:
     return (found[1].upper(), found[2]) if found else None
 
 
-def _read_ratio(text: str) -> Fraction | None:
-    """Return the value of `3:4`, or of the fraction `3/4`."""
-    found = number(text.replace(":", "/"))
-    return found.value if found and found.fraction and not found.unit else None
+def _read_ratio(terms: list[str]) -> list[Fraction] | None:
+    """Return the terms of `3:4:5`, or of the fraction `3/4`, with 1 as the first that is not 0."""
+    if len(terms) == 1:
+        found = number(terms[0])
+        values = [found.value, Fraction(1)] if found and found.fraction and not found.unit else []
+    else:
+        values = [each.value for each in map(number, terms) if each and not each.unit]
+    first = next((value for value in values if value), None)
+    return [value / first for value in values] if first and len(values) == max(len(terms), 2) else None
 
 
 def _split_equation(text: str) -> list[str]:

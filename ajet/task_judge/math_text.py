@@ -17,20 +17,25 @@ _SIGNS = {
     r"\varnothing": r"\emptyset", r"\{\}": r"\emptyset", ">=": r"\ge ", "<=": r"\le ", r"\ldots": "...",
     r"\dots": "...", "、": ",", "。": ".", "٪": "%", "٫": ".", "٬": ",", "{,}": ",", r"\$": "$", r"\%": "%",
     r"\degree": r"^\circ ", r"^{\circ}": r"^\circ ", r"\left": "", r"\right": "", r"\dfrac": r"\frac",
-    r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\displaystyle": "", r"\bf": "",
+    r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\colon": ":",
+    "⟨": r"\langle ", "⟩": r"\rangle ",    r"\displaystyle": "", r"\bf": "",
     r"\rm": "", r"\it": "", "{}": "", "`": "",
 }  # fmt: skip
 _ZERO_WIDTH = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
 _SPACES = re.compile(r"(?:[\s\u00a0\u2000-\u200a\u202f\u205f\u3000]|(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|(?<!\\)~)+")
 _FONTS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox|boxed|fbox)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|[mhf]box|boxed|underline|emph|boldsymbol|bm)"
+    r"\s*\{([^{}]*)\}"
 )
+_LOOKS = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[bB]igg?[lrm]?(?![A-Za-z])")
+"""Colors and sizes of brackets."""
+_PART = r"((?:[^{}]|\{[^{}]{0,200}\}){0,200}?)"
 _TEX = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (
         (r"\\frac\s*([A-Za-z\d])", r"\\frac{\1}"),
         (r"\\frac\s*(\{[^{}]*\})\s*([A-Za-z\d])", r"\\frac\1{\2}"),
-        (r"\{ ?([^{}]*?) ?\\over(?![A-Za-z]) ?([^{}]*?) ?\}", r"\\frac{\1}{\2}"),
+        (rf"(?:^|\{{) ?{_PART} ?\\over(?![A-Za-z]) ?{_PART} ?(?:$|\}})", r"\\frac{\1}{\2}"),
         (r"\\sqrt\[(\d)\] ?([A-Za-z\d])", r"\\sqrt[\1]{\2}"),
         (r"\\sqrt\{-1\}", "i"),
         (r"(?<![A-Za-z\\])(sin|cos|tan|log|ln|exp)(?![A-Za-z])", r"\\\1 "),
@@ -74,6 +79,7 @@ def plain(text: str) -> str:
     for sign, spelling in _SIGNS.items():
         if sign in text:
             text = _replaced(text, sign, spelling)
+    text = _LOOKS.sub("", text)
     for _ in range(4):
         unfonted = _FONTS.sub(r" \1 ", text)
         if unfonted == text:

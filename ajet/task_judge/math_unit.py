@@ -76,7 +76,7 @@ celsius 1 °C celsius
 fahrenheit 1 °F fahrenheit
 angle 1 ° degree deg 度
 radian 1 rad radian
-percent 1 % percent
+percent 1 %
 dollar 1 $,USD,US$ dollar
 dollar 0.01 ¢ cent
 euro 1 €,EUR euro
@@ -110,7 +110,7 @@ _PLURALS = {
 _PHRASES = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (
-        (r"per cent(?![a-z])", "%"),
+        (r"(?i:per ?cents?)(?![A-Za-z])", "%"),
         (r"\\mu ?", "µ"),
         (r"\\AA(?![A-Za-z])", "Å"),
         (r"\\Omega", "Ω"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -96,6 +97,36 @@ NUMERIC: list[tuple[str, str, float]] = [
     ("5 or more", "5", 0),
     ("no more than 5", "5", 0),
     ("5 and above", "5", 0),
+    ("84 at most", "84", 0),
+    ("84 apples at the very least", "84", 0),
+    ("at a minimum 84", "84", 0),
+    ("84 minimum", "84", 0),
+    ("84 max", "84", 0),
+    ("84 plus", "84", 0),
+    ("84 upwards", "84", 0),
+    ("upwards of 84", "84", 0),
+    ("in excess of 84", "84", 0),
+    ("greater than or equal to 84", "84", 0),
+    ("84 or under", "84", 0),
+    ("84 and over", "84", 0),
+    ("bis zu 84", "84", 0),
+    ("hasta 84", "84", 0),
+    ("高于84", "84", 0),
+    ("不低于84", "84", 0),
+    ("84余人", "84", 0),
+    ("84未満", "84", 0),
+    ("84 이상", "84", 0),
+    ("The maximum is 84.", "84", 1),
+    # roughly
+    ("~84", "84", 1),
+    ("≈ 84", "84", 1),
+    ("approx. 84", "84", 1),
+    ("nearly 84", "84", 1),
+    ("ungefähr 84", "84", 1),
+    ("大约84", "84", 1),
+    ("84左右", "84", 1),
+    ("about 84.4", "84", 0),
+    ("just under 84", "84", 0),
     # lists and ranges
     ("1, 2, 3, 4, 5, 42", "42", 0),
     ("4, 5, 6", "6", 0),
@@ -132,6 +163,11 @@ NUMERIC: list[tuple[str, str, float]] = [
     ("5 squared", "5", 0),
     ("twice 5", "5", 0),
     ("5 thirds", "5", 0),
+    ("5 hundredths", "5", 0),
+    ("a third of 5", "5", 0),
+    ("the square of 5", "5", 0),
+    ("5 and a half", "5", 0),
+    ("5 months", "5", 1),
     ("5!", "5", 0),
     ("5x", "5", 0),
     ("1.5x", "1.5", 0),
@@ -149,6 +185,10 @@ NUMERIC: list[tuple[str, str, float]] = [
     ("5 kg", "5 km", 0),
     ("so it is 50%", "50", 0),
     ("5%", "5", 0),
+    ("5 percent", "5", 0),
+    ("It grew by 5 per cent.", "5", 0),
+    ("5", "5 percent", 0),
+    ("__5__", "5", 1),
     # dates, times, places, versions
     ("May 5, 2024", "2024", 0),
     ("5 May", "5", 0),
@@ -204,6 +244,32 @@ CHOICES: list[tuple[str, str, float]] = [
     ("答案：Ｃ", "C", 1),
     ("答案不是A，答案是B", "B", 1),
     ("答案不是A，答案是B", "A", 0),
+    ("Not London but Paris", "A", 1),
+    ("Not London but Paris", "B", 0),
+    ("nicht London, sondern Paris", "A", 1),
+    ("not Paris", "A", 0),
+    ("Not Paris but Rome or Berlin", "C", 0),
+    ("B. No wait, A.", "A", 1),
+    ("B. No wait, A.", "B", 0),
+    ("(B). Actually (A).", "A", 1),
+    ("A, wait, also B", "A", 0),
+    ("Between A and B, I prefer A.", "A", 1),
+    ("A错误，B正确", "B", 1),
+    ("故选B项", "B", 1),
+    ("不选A", "A", 0),
+    ("不应选A", "A", 0),
+    ("别选A", "A", 0),
+    ("不选B，选A", "A", 1),
+    ("除了A", "A", 0),
+    ("Everything except A", "A", 0),
+    ("Anything other than A", "A", 0),
+    ("All but A", "A", 0),
+    ("Berlin (C)", "C", 0),
+    ("Berlin (C)", "D", 0),
+    ("Berlin (D)", "D", 1),
+    ("A is the only option that works", "A", 1),
+    ("【答案】B", "B", 1),
+    ("【答案】AB", "B", 0),
     ("答案是巴黎", "A", 0),
     ("The answer is a dog", "A", 0),
 ]
@@ -227,6 +293,26 @@ TEXTS: list[tuple[str, dict[str, Any], str, Any, float]] = [
     ("contains", {}, "3, 4", "4", 1),
     ("contains", {}, "किताबें", "किताब", 0),
     ("contains", {}, "incorrect", "correct", 0),
+    ("contains", {}, "-12", "12", 0),
+    ("contains", {}, "x = −12.", "12", 0),
+    ("contains", {}, "(-12)", "12", 0),
+    ("contains", {}, "-12", "-12", 1),
+    ("contains", {}, "covid-19", "19", 1),
+    ("contains", {}, "10-12", "12", 1),
+    ("contains", {}, "答案是１２", "12", 1),
+    ("contains", {}, "ﾊﾟﾘです", "パリ", 1),
+    ("contains", {}, "パリです", "ﾊﾟﾘ", 1),
+    ("contains", {"ignore_case": False}, "Ｐaris", "Paris", 1),
+    ("contains", {"ignore_case": False}, "ｐaris", "Paris", 0),
+    ("contains", {"ignore_case": False}, "Cafe\u0301", "Café", 1),
+    ("exact", {}, "Ｐａｒｉｓ", "paris", 1),
+    ("exact", {}, "巴黎！", "巴黎!", 1),
+    ("exact", {}, "㎏", "kg", 0),
+    ("exact", {"normalize": "none"}, "Ｐ", "P", 0),
+    ("exact", {"normalize": "squad"}, "the cafe\u0301", "Café", 1),
+    ("f1", {}, "CAFE\u0301", "café", 1),
+    ("f1", {}, "Ｐａｒｉｓ", "Paris", 1),
+    ("f1", {}, "ﾊﾟﾘ", "パリ", 1),
     ("contains", {"whole_words": False}, "3.14", "3", 1),
     ("contains", {}, "CAFÉ", "café", 1),
     ("exact", {}, "ﬁ", "fi", 0),
@@ -427,3 +513,27 @@ def test_labels_may_be_numbers(answer):
     row = {"choices": {"label": ["1", "2", "3"], "text": ["one", "two", "three"]}}
     assert reward("multiple_choice", answer, "2", **row) == 1
     assert reward("multiple_choice", answer, "1", **row) == 0
+
+
+SCORERS = ["numeric", "multiple_choice", "contains", "f1", "exact", "math", "gaia", "regex"]
+ODD = ["\ud800", "Paris \udfff", "\udc805", "9" * 5000, "9" * 5000 + ".5", "1/" + "9" * 5000, "1e" + "9" * 5000,
+       "٣" * 5000, "\0", "\u202e5", "²" * 5000, r"\boxed{" + "9" * 5000 + "}", r"\boxed{\ud800}"]  # fmt: skip
+HOSTILE = [
+    "选A" * 33_000, "answer answer A " * 6000, "I choose A) x " * 7000, "(A" * 50_000, "A or " * 20_000, "A no " * 9000,
+    "not A but B " * 8000, "1 a " * 2500, "a 1" * 3300, "1." * 5000, "-1" * 50_000, "a-" * 50_000, "<a" * 50_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_odd_answers_score_zero(name):
+    """Lone surrogates and integers beyond the 4,300 digits that Python reads."""
+    truth = "B" if name == "multiple_choice" else "7"
+    assert [reward(name, odd, truth, **CITIES) for odd in ODD] == [0] * len(ODD)
+
+
+@pytest.mark.parametrize("name", ["numeric", "multiple_choice", "contains", "f1", "exact"])
+def test_hostile_texts_are_read_in_time(name):
+    for text in HOSTILE:
+        began = time.process_time()
+        reward(name, text, "D" if name == "multiple_choice" else "5", **CITIES)
+        assert time.process_time() - began < 3, text[:20]

@@ -80,6 +80,7 @@ REPLIES = {
     "in a Markdown block": f"````markdown\n# x\n{block()}````\n",
     "bare output after": f"{block()}Output:\n{block('3' + chr(10), '')}",
     "example of use after": f"{block()}Example:\n{block('print(add(1, 2))' + chr(10))}",
+    "session after": f"{block()}So:\n{block('>>> add(1, 2)' + chr(10) + '3' + chr(10))}",
     "comment after": f"{block()}{block('# add(1, 2) is 3' + chr(10))}",
     "empty block after": f"{block()}{block('')}",
     "correction": f"{block(WRONG)}No:\n{block()}",
@@ -164,6 +165,17 @@ SHAPES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "KodCode": (FUNCTION, {"test": "from solution import add\n\ndef test_one():\n    assert add(1, 2) == 3\n"}),
     "BigCodeBench": (FUNCTION, {"test": UNITTEST, "entry_point": "add"}),
     "pytest class": (FUNCTION, {"test": "class TestAdd:\n    def test_one(self):\n        assert add(1, 2) == 3\n"}),
+    "unittest of any name": (FUNCTION, {"test": UNITTEST.replace("TestCases", "Adding"), "entry_point": "add"}),
+    "unittest of errors": (("def add(a, b):\n    return len(a) + b\n", WRONG), {"test": """\
+import unittest
+class TestAdd(unittest.TestCase):
+    def test_error(self):
+        with self.assertRaises(TypeError):
+            add(1, 2)
+"""}),
+    "decimals printed": (("print(0.1 + 0.2)", "print(0.31)"), {"tests": [{"input": "", "output": "0.3"}]}),
+    "decimals in a line": (("print('x', 2, 1/3)", "print('x', 3, 1/3)"),
+                           {"tests": [{"input": "", "output": "x 2 0.33333333"}]}),
     "long integer returned": (("def add(a, b):\n    return 10 ** 5000", WRONG),
                               {"tests": f"assert add(1, 2) == {PAST_LIMIT}"}),
     "long integer printed": (("print(10 ** 5000)", READS_WRONG), {"tests": [{"input": "", "output": PAST_LIMIT}]}),
@@ -232,3 +244,117 @@ def test_results_are_compared_outside_the_program():
     close = {"input_output": {"fn_name": "add", "inputs": [[0.1, 0.2]], "outputs": [0.3]}}
     assert score(GOOD, **close).reward == 1.0
     assert score("def add(a, b):\n    return 0.31", **close).reward == 0.0
+
+
+EQUAL = (
+    "class Equal(%s):\n    __eq__ = lambda *a: True\n    __hash__ = lambda *a: 3\ndef add(a, b):\n    return Equal()"
+)
+DECEIVING = {
+    "an object that equals": EQUAL % "object",
+    "a number that equals": EQUAL % "int",
+    "a list that equals": EQUAL % "list",
+    "mock": "from unittest.mock import ANY\ndef add(a, b):\n    return ANY",
+    "reads the objects": "import gc, re\ndef add(a, b):\n    found = [re.search(r'add\\(1, 2\\) == (.*)', repr(each))"
+    " for each in gc.get_objects() if type(each) in (list, dict)]\n    return eval(next(filter(None, found))[1])",
+    "reads the frames": """\
+import re, sys
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        if found := re.search(r"add\\(1, 2\\) == (\\d+)", repr((frame.f_locals, frame.f_globals))):
+            return int(found[1])
+        frame = frame.f_back
+""",
+    "patches exec": "import builtins\nbuiltins.exec = builtins.compile = id\ndef add(a, b):\n    return 0",
+    "patches unittest": "import unittest\nunittest.TestCase.assertEqual = print\ndef add(a, b):\n    return 0",
+    "ends": "import os\ndef add(a, b):\n    os._exit(0)",
+    "ends politely": "def add(a, b):\n    raise SystemExit(0)",
+    "ends at its exit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b):\n    return 0",
+    "renames the error": "import builtins\nbuiltins.AssertionError = KeyError\ndef add(a, b):\n    return 0",
+    "no report": "import sys\ndef add(a, b):\n    for name in list(sys._getframe(1).f_globals):\n"
+    "        if name.startswith('__ajet'):\n            sys._getframe(1).f_globals[name] = print\n    return 0",
+    "reports": "def add(a, b):\n    __ajet_report__(0, 0)\n    return 0",
+    "nests": "def add(a, b):\n    x = []\n    for _ in range(100_000):\n        x = [x]\n    return x",
+    "divides by zero": "class Ratio:\n    as_integer_ratio = lambda self: (1, 0)\nadd = lambda a, b: Ratio()",
+    "skips one": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('later')",
+    "surrogate": "def add(a, b):\n    return chr(0xD800)",
+    "long integer": "def add(a, b):\n    return 10 ** 9000",
+    "prints marks": "print('PASSED', 'OK', '{\"passed\": true}')\ndef add(a, b):\n    print('1 of 1 tests passed')",
+}
+
+
+@pytest.mark.parametrize("name", DECEIVING)
+def test_deceiving_program_passes_no_constant(name):
+    for row in (
+        {"tests": ["assert add(1, 2) == 3"]},
+        {"tests": ["assert set([add(1, 2)]) == set([3])"]},
+        {"test": CHECK % ("1, 2", 3), "entry_point": "add"},
+        {"test": UNITTEST, "entry_point": "add"},
+    ):
+        assert score(DECEIVING[name], **row).reward == 0.0, row
+
+
+EQUAL_VALUES = {
+    "{1, 2}": "frozenset([1, 2])", "(1, 2)": "__import__('collections').namedtuple('P', 'a b')(1, 2)",
+    "{'a': 2}": "__import__('collections').Counter('aa')", "0.5": "__import__('fractions').Fraction(1, 2)",
+    "0.25": "__import__('decimal').Decimal('0.25')", "{1}": "{1: 2}.keys()", "1": "True", "1.0": "1",
+    "b'a'": "bytearray(b'a')",
+    "1j": "1j", "'\\ud800'": "chr(0xD800)", "1e999": "float('inf')",
+    "[(1, [2])]": "list({1: [2]}.items())", "None": "None",
+    "'a\\n'": "'a' + chr(10)", "set([1])": "{1}", "sorted([2, 1])": "[1, 2]",
+}  # fmt: skip
+
+
+def test_values_equal_constants_as_in_python():
+    tests = [f"assert (lambda: value({number}))() == {wanted}" for number, wanted in enumerate(EQUAL_VALUES)]
+    good = f"value = lambda number: [{', '.join(EQUAL_VALUES.values())}][number]"
+    assert score(good, tests=["\n".join(tests)]).reward == 1.0
+    for value, wanted in [
+        ("(1, 2)", "[1, 2]"),
+        ("1", "True"),
+        ("iter([1])", "[1]"),
+        ("[object()]", "[None]"),
+        ("0", "None"),
+    ]:
+        sign = "is" if wanted in ("True", "None") else "=="
+        assert score(f"value = lambda: {value}", tests=[f"assert value() {sign} {wanted}"]).reward == 0.0, value
+
+
+def test_assertions_in_loops_and_branches_count():
+    check = """\
+def check(f):
+    for i in range(3):
+        assert f(i) == 1
+    if f(9) == 9:
+        assert f(0) == 5
+    assert f(1) == 1, f"{f(1)}"
+"""
+    row = {"test": check, "entry_point": "one"}
+    assert score("def one(x):\n    return 1", **row).reward == 1.0
+    assert score("def one(x):\n    return int(x < 2)", **row).reward == 0.0
+
+
+EXPECTED_FAILURES = {
+    "early return": "def check(f):\n    if f(1) == 1:\n        return\n    assert f(1) == 7",
+    "skipped": "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('later')\n    def test_a(self):\n"
+    "        self.assertEqual(one(1), 7)\n    def test_b(self):\n        self.assertEqual(one(1), 1)",
+    "expected": "import unittest\nclass A(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_a(self):\n"
+    "        self.assertEqual(one(1), 7)\n    def test_b(self):\n        self.assertEqual(one(1), 1)",
+    "raised": "import unittest\nclass A(unittest.TestCase):\n    def test_a(self):\n"
+    "        with self.assertRaises(AssertionError):\n            assert one(1) == 7\n        assert one(1) == 1",
+    "caught": "def check(f):\n    try:\n        assert f(1) == 7\n    except AssertionError:\n        assert f(1) == 1",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED_FAILURES)
+def test_expected_failure_of_assertion_passes(name):
+    row = {"test": EXPECTED_FAILURES[name], "entry_point": "one"}
+    assert score("def one(x):\n    return 1", **row).reward == 1.0
+    assert score("def one(x):\n    return 0", **row).reward == 0.0
+
+
+def test_missing_package_of_tests_pays_nobody():
+    row = {"tests": "import no_such_package\nassert add(1, 2) == 3"}
+    with pytest.raises(JudgeFailure, match="no_such_package"):
+        score(GOOD, **row)
+    assert score("import no_such_package", tests=["assert add(1, 2) == 3"]).reward == 0.0

@@ -2,8 +2,8 @@
 
 Each line of `math_pairs.jsonl` has the verdict that mathematics gives: `first` by kinds of spelling, `second` after
 answers of GSM8K, MATH, AIME, OlympiadBench and Minerva, `attack` against the rules, `symbols` by Unicode signs and
-inequalities. After scoring, a few ambiguous pairs were removed and pairs of mended kinds were added. The table is
-therefore a regression test; its error rates are not a held-out measure.
+inequalities, `third` by ratios, percent and the looks of TeX. After scoring, a few ambiguous pairs were removed and
+pairs of mended kinds were added. The table is therefore a regression test; its error rates are not a held-out measure.
 """
 
 from __future__ import annotations

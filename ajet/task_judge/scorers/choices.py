@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import string
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +22,7 @@ from ajet.task_judge.scorers.text import contains, plain
 
 LETTERS = "ABCDEFGHIJ"
 """Labels of rows that do not list their choices."""
-LONGEST = 20_000
+LONGEST = 10_000
 """Characters at the end of an answer that are read."""
 _MARKS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}|\*\*|[*`$\"“”«»「」『』]|</?[a-z]+>")
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3002: ".", 0x3001: ",", 0xFF61: "."}
@@ -33,7 +34,8 @@ _CORRECTION = re.compile(
 )
 _NEGATION = (
     r"(?:\b(?:not|never|cannot|neither|nor|(?:is|are|was|ca|wo|do|would)n['’]?t|nicht|keine?|pas|não|nao|no(?!\s*[,.:;!])|nunca|rather"
-    r" than|instead of|unlike|nie|не)\b|不是|并非|並非|不能|不选|不選)"
+    r" than|instead of|unlike|nie|не|except(?: for)?|excluding|apart from|other than|all but)\b"
+    r"|除了|不是|并非|並非|(?:不[应應能可该該]?|[别別])[选選][择擇]?|不能)"
 )
 _FILLER = (
     r"(?:[\s:,(\[{'’—–-]|\b(?:option|choice|answer|letter|number|clearly|definitely|probably|likely|most|certainly|"
@@ -46,16 +48,22 @@ _ANNOUNCED = re.compile(
     r"(?:correct|right|best|final|my) (?:choice|option|solution|one))\b|答案|选项|選項|"
     r"正解|答え|答|정답|답|الإجابة|الجواب|उत्तर|คำตอบ)(?:(?P<gap>[^\n.?!;]{0,80}?)(?:\b(?:is|are|was|be|es|est|ist|è|é|jest|"
     r"adalah|är|on|это)\b|['’]s\b|[:=→⇒–—-]|->|是|为|為|选|選|は|은|는|هي|هو|है|คือ)|(?=\s*[(\[]|\s+[A-Z0-9]\b))"
-    r"|\b(?:choose|chose|choosing|pick|picked|select|selected|go(?:ing)? with|opt for|vote for|settle on|guess|elijo|"
-    rf"escolho|choisis|wähle|nehme|scelgo|выбираю)\b|选择|選擇|应选|故选|选|選){_FILLER}",
+    r"|\b(?:choose|chose|choosing|pick|picked|select|selected|go(?:ing)? with|opt for|vote for|settle on|guess|prefer|"
+    rf"elijo|escolho|choisis|wähle|nehme|scelgo|выбираю)\b|(?<![不别別])(?<!不[应應能可该該])(?:选择|選擇|应选|故选|选|選)){_FILLER}",
     _I,
 )
 _NEGATED_GAP = re.compile(rf"{_NEGATION}|[不非]$", _I)
 _NOT = re.compile(_NEGATION + _FILLER, _I)
 _BUT = re.compile(rf"\W*(?:\b(?:but|sondern|sino|mais|rather)\b|而是|,)+{_FILLER}", _I)
 _DENIED = re.compile(rf"{_NEGATION}(?:\s+(?:choose|pick|select|say|be|es|est|ist|[èé]))?{_FILLER}\W?$", _I)
+_DENIED_PART = re.compile(
+    rf"{_NEGATION}(?:\s+|(?<=[\u4e00-\u9fff]))(?:(?!\b(?:but|sondern|sino|mais|rather)\b|而是|就是)[^,.;\n])*", _I
+)
 _BE = r"[)\].:]*\s*(?:\b(?:is|are|was|must be|has to be|should be|would be|seems|looks)\b|['’]s\b)\s*"
-_RIGHT = rf"{_BE}(?:clearly |definitely |the |probably |my )*(?:correct|right|answer|best|true|one|choice|solution)\b"
+_RIGHT = (
+    rf"{_BE}(?:clearly |definitely |the |probably |my |only )*"
+    r"(?:correct|right|answer|best|true|one|choice|solution|option)\b"
+)
 _WRONG = re.compile(
     rf"{_BE}(?:clearly |definitely |also |probably )*(?:not\b|wrong|incorrect|false)"
     r"|[)\].:]*\s*isn['’]?t|\s*(?:是?错|是?錯|不对|不對)",
@@ -107,6 +115,26 @@ class NamedLabel:
     stop: int
 
 
+class OptionMarks:
+    """The labels of a text that head an option: `A) x`, `(B) y`, `C. z`. One look tells whether a part has others."""
+
+    def __init__(self, found: Iterable[NamedLabel]) -> None:
+        marks = list(found)
+        self._starts = [each.start for each in marks]
+        self._labels = [each.label for each in marks]
+        self._changes = list(range(1, len(marks) + 1))
+        for place in reversed(range(len(marks) - 1)):
+            if self._labels[place] == self._labels[place + 1]:
+                self._changes[place] = self._changes[place + 1]
+
+    def has_other(self, label: str, start: int, stop: int) -> bool:
+        """Return True if another label heads an option between two places."""
+        place = bisect_left(self._starts, start)
+        if place < len(self._starts) and self._labels[place] == label:
+            place = self._changes[place]
+        return place < len(self._starts) and self._starts[place] < stop
+
+
 class LabelReader:
     """Finds where a text names the labels of choices."""
 
@@ -127,28 +155,29 @@ class LabelReader:
 
     def find_announced(self, text: str) -> list[NamedLabel]:
         """Return the labels of "the answer is …", "I choose …", "… is correct"; after a correction the later ones."""
-        found = [named for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
-                 if not _denied_before(text, each.start()) for named in self._read_at(text, each.end())]  # fmt: skip
+        marks = OptionMarks(
+            NamedLabel(self._name(each), each.start(), each.end()) for each in self._marked.finditer(text)
+            if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
+        )  # fmt: skip
+        found = [
+            named for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
+            if not _denied_before(text, each.start()) for named in self._read_at(text, each.end(), marks)
+        ]  # fmt: skip
         found += [NamedLabel(self._name(each), each.start(), each.end()) for each in self._right.finditer(text)
                   if not _denied_before(text, each.start())]  # fmt: skip
-        found.sort(key=lambda each: each.start)
-        kept: list[NamedLabel] = []
-        for each in found:
-            if kept and _CORRECTION.search(text[kept[-1].stop : each.start]):
-                kept.clear()
-            kept.append(each)
-        return kept
+        return _drop_corrected(text, sorted(found, key=lambda each: each.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
         """Return all labels that cannot be a word of the sentence, and are not denied."""
-        return [
+        found = [
             NamedLabel(self._name(each), each.start(), each.end())
             for each in self._label.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
             and not _ASKED.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
         ]  # fmt: skip
+        return _drop_corrected(text, found)
 
-    def _read_at(self, text: str, place: int) -> list[NamedLabel]:
+    def _read_at(self, text: str, place: int, marks: OptionMarks) -> list[NamedLabel]:
         """Return the label at a place, if there is one and it is not denied."""
         if (denied := _NOT.match(text, place)) is not None:
             other = self._final.match(text, denied.end())
@@ -160,12 +189,10 @@ class LabelReader:
         if found is None or _ASKED.match(text, found.end()) or _WRONG.match(text, found.end()):
             return []
         label: str | None = self._name(found)
-        begins = not text[: found.start()].rpartition("\n")[2].strip(" (")
-        line = text[found.end() :].split("\n\n" if begins else "\n", 1)[0]  # a list below "Answer:"
-        marked = [each for each in self._marked.finditer(line) if not _denied_before(line, each.start())]
-        if self._is_listed(text, found.end(), label) or any(
-            self._name(each) != label and not _WRONG.match(line, each.end()) for each in marked
-        ):
+        begins = not text[text.rfind("\n", 0, found.start()) + 1 : found.start()].strip(" (")
+        stop = text.find("\n\n" if begins else "\n", found.end())  # a list below "Answer:"
+        is_listed = self._is_listed(text, found.end(), label)
+        if is_listed or marks.has_other(self._name(found), found.end(), stop if stop >= 0 else len(text)):
             label = None
         return [NamedLabel(label, found.start(), found.end())]
 
@@ -197,18 +224,30 @@ def _make_reader(labels: tuple[str, ...]) -> LabelReader:
     return LabelReader(labels)
 
 
+def _drop_corrected(text: str, found: list[NamedLabel]) -> list[NamedLabel]:
+    """Return the labels after the last correction."""
+    kept: list[NamedLabel] = []
+    for each in found:
+        if kept and _CORRECTION.search(text, kept[-1].stop, each.start):
+            kept.clear()
+        kept.append(each)
+    return kept
+
+
 def _denied_before(text: str, place: int) -> bool:
     return _DENIED.search(text, max(0, place - 40), place) is not None
 
 
 def _agrees(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
-    """False if the text of another choice follows a label."""
+    """False if the text of another choice follows a label, or stands before one in brackets."""
     if named.label is None:
         return False
     said = plain(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
+    before = plain(text[max(named.start - 400, 0) : named.start]) if text[named.start] in "([" else ""
     texts = {label: plain(choice).rstrip(".") for label, choice in choices.items()}
-    following = [(len(choice), label) for label, choice in texts.items() if choice and _begins(said, choice)]
-    return not following or texts[named.label] == texts[max(following)[1]]
+    beside = [(len(choice), label) for label, choice in texts.items()
+              if choice and (_begins(said, choice) or _begins(before[::-1], choice[::-1]))]  # fmt: skip
+    return not beside or texts[named.label] == texts[max(beside)[1]]
 
 
 def _begins(said: str, text: str) -> bool:
@@ -217,7 +256,7 @@ def _begins(said: str, text: str) -> bool:
 
 def _mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
     """The only choice whose text stands in the answer, and is not denied there."""
-    said = plain(re.sub(rf"{_NEGATION}\s+[^,.;\n]*", " ", text, flags=_I))
+    said = plain(_DENIED_PART.sub(" ", text))
     found = {label: plain(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
     found = {label: choice for label, choice in found.items() if choice and contains(said, choice)[1]}
     longest = [label for label, choice in found.items()

@@ -3,14 +3,15 @@
 Invariant: nothing of the answer runs outside of the sandbox that `environment.sandbox` names, and one that cannot be
 made or is lost is the sandbox's failure, never a 0. A test passes only if it was run to its end: it says so with a word
 that is made anew and read after the answer's code has run, so that an answer which merely ends the program passes
-nothing. Statements run in the answer's own interpreter: one that is written to read that word can pass them; inputs and
-outputs are compared outside of it.
+nothing. Outputs, results of calls and what statements compare with constants are compared outside of the answer's
+interpreter. Other statements run in it: a program that is written to read that word can pass them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,14 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
-from ajet.schema.errors import SandboxFailure
+from ajet.schema.errors import JudgeFailure, SandboxFailure
 from ajet.schema.fenced import read_program
+from ajet.task_judge.scorers.code_assertions import DEFINE_REPORT, REPORT, find_failed, split_assertions
 from ajet.task_judge.scorers.code_tests import (
     CallTest,
     CodeTest,
     InputOutputTest,
     StatementTest,
     load_json,
+    read_imports,
     read_tests,
 )
 
@@ -44,21 +47,28 @@ _answer = type(sys)("answer")
 _space = _answer.__dict__
 sys.modules["answer"] = sys.modules["solution"] = _answer
 _take = sys.stdin.readline
-_say, _json = sys.stdout.write, __import__("json")
+_say, _flush, _json = sys.stdout.write, sys.stdout.flush, __import__("json")
+_exec, _compile = exec, compile
 _read, _write = _json.loads, _json.dumps
+_imports, _ready = _read(_take())
+_exec(_imports, {})
+_say(_ready + "\\n")
+_flush()
 _before, _program = _read(_take())
-exec(_before, _space)
+_exec(_before, _space)
 _given = dict(_space)
-exec(compile(_program, "answer.py", "exec"), _space)
+_exec(_compile(_program, "answer.py", "exec"), _space)
 """
 )
 _STATEMENTS = (
-    _RUN_PROGRAM
-    + """\
+    DEFINE_REPORT
+    + _RUN_PROGRAM
+    + f"""\
 _test, _word = _read(_take())
-exec(compile(_test, "test.py", "exec"), _space)
+_space["{REPORT}"] = lambda number, value: _say("\\n" + _word + _write([number, _plain(value)]) + "\\n")
+_exec(_compile(_test, "test.py", "exec"), _space)
 _say("\\n" + _word + "\\n")
-sys.stdout.flush()
+_flush()
 """
 )
 _CALL = (
@@ -72,7 +82,7 @@ if _function is None or _function is _given.get(_name):
 _result = _function(*_arguments)
 _plain = lambda value: value.item() if hasattr(value, "item") else list(value)
 _say("\\n" + _word + _write(_result, default=_plain) + "\\n")
-sys.stdout.flush()
+_flush()
 """
 )
 _LEETCODE_MODULES = [
@@ -84,6 +94,8 @@ _LEETCODE_IMPORTS = "".join(
     + [f"import {module}\n" for module in _LEETCODE_MODULES]
 )
 """What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
+_DECIMAL = re.compile(r"[+-]?\d{0,400}\.\d{1,400}")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?")
 program_of = read_program
 """The name under which scripts import it from here."""
 SECONDS = 10.0
@@ -134,24 +146,37 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
 
     Raises:
         SandboxFailure: The sandbox was lost.
+        JudgeFailure: The test imports what the sandbox does not have.
     """
     if isinstance(test, InputOutputTest):
         return _run_program(test, sandbox, program, limits)
     word = secrets.token_hex(16)
     before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
-    told: list[Any] = [test.code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
-    given = f"{json.dumps([before, program])}\n{json.dumps(told, default=_write_integer)}\n"
+    code, assertions = split_assertions(test.code) if isinstance(test, StatementTest) else ("", [])
+    told: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
+    ready = secrets.token_hex(16)
+    imports = read_imports(test.code) if isinstance(test, StatementTest) else ""
+    lines = [[imports, ready], [before, program], told]
+    given = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
     driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
     done = _run(sandbox, driver, given, limits)
-    said = [line for line in done.stdout.splitlines() if line.startswith(word.encode())] if done.good else []
-    if not said:
+    if ready.encode() not in done.stdout:
+        raise JudgeFailure(
+            f"the imports of the row's tests fail in the sandbox: {_why(done) or done.ended}. A Python that has the "
+            "packages is named by environment.sandbox_python"
+        )
+    said = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
+    if not done.good or not said:
         return _why(done) or "the program ended before its test did"
-    if isinstance(test, StatementTest):
-        return ""
+    if isinstance(test, StatementTest) and said.pop():
+        return "the program ended before its test did"
     try:
-        result = load_json(said[-1][len(word) :].decode())
+        results = [load_json(each.decode()) for each in said]
     except ValueError:
         return "it returns something that is no JSON"
+    if isinstance(test, StatementTest):
+        return find_failed(assertions, results)
+    result = results[-1]
     wanted = [test.wanted]
     if test.is_wrapped and isinstance(test.wanted, (list, tuple)) and len(test.wanted) == 1:
         wanted.append(test.wanted[0])
@@ -172,13 +197,35 @@ def is_same_value(given: Any, wanted: Any) -> bool:
 
 
 def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Run a whole program. White space at the ends of lines does not count."""
+    """Run a whole program."""
     code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
     done = _run(sandbox, code, test.given, limits)
     if not done.good:
         return _why(done) or "it failed"
-    right = _lines(done.stdout.decode(errors="replace")) == _lines(test.wanted)
-    return "" if right else "it prints something else"
+    return "" if is_same_output(done.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
+
+
+def is_same_output(given: str, wanted: str) -> bool:
+    """Return True if two outputs are equal.
+
+    White space at the ends of lines does not count. Decimal fractions may differ by a millionth of their size.
+    """
+    pairs = [_lines(given), _lines(wanted)]
+    if pairs[0] == pairs[1]:
+        return True
+    one, other = ([line.split() for line in lines] for lines in pairs)
+    return [len(words) for words in one] == [len(words) for words in other] and all(
+        word == right or _is_same_decimal(word, right)
+        for words, rights in zip(one, other, strict=True)
+        for word, right in zip(words, rights, strict=True)
+    )
+
+
+def _is_same_decimal(given: str, wanted: str) -> bool:
+    if not _DECIMAL.fullmatch(wanted) or not _NUMBER.fullmatch(given):
+        return False
+    one, other = float(given), float(wanted)
+    return math.isfinite(one) and math.isfinite(other) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:

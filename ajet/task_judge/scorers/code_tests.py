@@ -36,7 +36,7 @@ SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
 LARGEST = 1 << 29
 """Characters of a row's tests when they are decompressed."""
 _ENTRY = re.compile(r"[A-Za-z_]\w*(?:\(\))?(?:\.[A-Za-z_]\w*)*")
-_CHECK_NAME = re.compile("assert|check|test|expect", re.IGNORECASE)
+_CHECK_NAME = re.compile("assert|check|test|expect|raises", re.IGNORECASE)
 _CATCH_ALL = ("AssertionError", "Exception", "BaseException")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
@@ -95,6 +95,15 @@ def load_json(text: str) -> Any:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 4300 else Decimal(digits))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_imports(code: str) -> str:
+    """Return the imports at the top level of a test, without those of the answer itself."""
+    tree = parse_python(code)
+    found = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))] if tree else []
+    names = [{each.name for each in node.names} if isinstance(node, ast.Import) else {node.module} for node in found]
+    own = {"answer", "solution"}
+    return "".join(f"{ast.unparse(node)}\n" for node, named in zip(found, names, strict=True) if not named & own)
 
 
 def _read_field(row: Mapping[str, Any], field: str, value: Any) -> Iterator[CodeTest]:
@@ -269,11 +278,14 @@ class _FieldReader:
                 return []
             self._require_plain(node, 0)
             return [f"{node.name}()"]
-        if not isinstance(node, ast.ClassDef) or not node.name.lower().startswith("test"):
+        if not isinstance(node, ast.ClassDef):
+            return []
+        is_unittest = any("TestCase" in ast.unparse(base) for base in node.bases)
+        if not is_unittest and not node.name.lower().startswith("test"):
             return []
         methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
         tests = [each for each in methods if each.name.startswith("test")]
-        if any("TestCase" in ast.unparse(base) for base in node.bases):
+        if is_unittest:
             for method in tests:
                 self._require_plain(method, 1)
             if not tests:

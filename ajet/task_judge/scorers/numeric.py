@@ -20,14 +20,14 @@ from ajet.task_judge.math_text import plain
 LONGEST = 10_000
 """Characters of an answer that are read."""
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x2212: "-", 0x3002: ".", 0x3001: ","}
-_TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>|\*\*|[`\"“”«»]|\\\(|\\\)|\\\[|\\\]")
+_TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>|\*\*|__|[`\"“”«»]|\\\(|\\\)|\\\[|\\\]")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = r"(?:[eE][+-]?\d{1,3}|\s?(?:\\times|\\cdot|[×*·x])\s?10\s?(?:\^\s?\{?[+-]?\d{1,3}\}?|[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}))"
 _AFTER_DIGIT_POWER = re.compile(rf"(?<=\d){_POWER}", re.IGNORECASE)
 _VALUE = re.compile(
     r"(?P<sign>(?<![\w)\]}.])(?:[+-]\s?)|\b(?:minus|negative)\s+)?(?P<money>[$€£¥₹]\s?)?"
     rf"(?P<number>\\[dt]?frac\s?\{{\d+\}}\{{\d+\}}|(?:{_DIGITS})(?:{_POWER}|\s?/\s?\d+)?)"
-    r"(?P<unit>\s?(?:\\?%|\^\\circ\s?[CF]?|°\s?[CF]?|[A-Za-zµΩ]+\b(?:/[A-Za-z]+)?))?",
+    r"(?P<unit>\s?(?:\\?%|per\s?cents?\b|\^\\circ\s?[CF]?|°\s?[CF]?|[A-Za-zµΩ]+\b(?:/[A-Za-z]+)?))?",
     re.IGNORECASE,
 )
 _COMPUTED = re.compile(
@@ -36,19 +36,23 @@ _COMPUTED = re.compile(
     re.IGNORECASE,
 )
 _COMPUTED_IN_WORDS = re.compile(
-    r"\b(?:twice|double|triple|half(?: of)?|square root of|cube root of)\s+\d"
-    r"|\d\s*(?:squared|cubed|factorial|choose\s+\d|(?:halves|thirds|quarters|fourths|fifths|tenths)\b)",
+    r"\b(?:twice|double|triple|half|(?:half|third|quarter|fourth|fifth|tenth|square|cube|root) of)\s+\d"
+    r"|\d\s*(?:squared|cubed|factorial|choose\s+\d|(?:halves|thirds|quarters|fourths|fifths|tenths|(?:hundred|thousand|"
+    r"million)ths)\b|and an? \w)",
     re.IGNORECASE,
 )
+_MORE = "more|less|fewer|greater|larger|smaller|bigger|higher|lower|above|below|over|under|beyond|up"
+_AT_END = r"at (?:the |an? )?(?:very )?(?:most|least|minimum|maximum)"
 _BOUND = re.compile(
     r"\d\s*[<>≤≥≲≳]|(?<![-=])[<>≤≥≲≳]=?\s*[$€£]?[+-]?\d|\\(?:leq?|geq?|lt|gt)(?![A-Za-z])|\d\s*\+(?=\s*(?:$|[^\s\d(]|[A-Za-z]))"
-    r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|"
-    r"below|up to|beyond|exceed(?:s|ing)?|minimum(?: of)?|maximum(?: of)?|no (?:more|less|fewer) than|mindestens|"
-    r"höchstens|über|unter|mehr als|weniger als|al menos|como m[aá]ximo|m[aá]s de|menos de|au moins|au plus|plus de|"
-    r"moins de|almeno|не менее|не более|больше|меньше)\s+[$€£]?\s?[+-]?\d"
-    r"|(?:至少|最多|超过|超過|不到|大于|大於|小于|小於|多于|少于)\s*\d"
-    r"|(?<![\d,.])\d[\d,.]*\s?[^\W\d]{0,12}\s?(?:\bor (?:more|less|fewer|above|below|greater|higher)\b"
-    r"|\band (?:above|up|below)\b|以上|以下)",
+    rf"|\b(?:{_AT_END}|(?:{_MORE}) than(?: or equal to)?|(?:below|above) or equal(?: to)?|over|under|above|below|up to|"
+    r"beyond|upwards of|in excess of|exceed(?:s|ing)?|minimum(?: of)?|maximum(?: of)?|no (?:more|less|fewer) than|"
+    r"mindestens|höchstens|über|unter|mehr als|weniger als|wenigstens|bis zu|maximal|minimal|al menos|como m[aá]ximo|"
+    r"m[aá]s de|menos de|hasta|au moins|au plus|plus de|moins de|jusqu['’]à|almeno|не менее|не более|больше|меньше)"
+    r"\s+[$€£]?\s?[+-]?\d"
+    r"|(?:至少|最多|至多|超过|超過|不到|不足|大于|大於|小于|小於|多于|少于|高于|低于|等于或)\s*\d"
+    rf"|(?<![\d,.])\d[\d,.]*\s?[^\W\d]{{0,12}}\s?(?:\b(?:or|and) (?:{_MORE})\b|{_AT_END}\b|(?:min|max)(?:imum)?\b"
+    r"|tops\b|plus\b|(?:up|on)wards?\b|以上|以下|以内|以內|多|余|餘|未満|未满|を超|より|이상|이하|미만|초과)",
     re.IGNORECASE,
 )
 _MONTH = (
@@ -66,6 +70,8 @@ _DENIED = re.compile(
     r"|不是|并非|並非|不等于|错|錯",
     re.IGNORECASE,
 )
+_NAME_LETTER = re.compile("[A-Za-z_]")
+_GOES_ON = re.compile(r"[.,]\d|[_^/{]")
 _FACTOR = re.compile(
     r"\s?-?(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|score|gross|mil|millones|millionen|milliarden|lakh|"
     r"crore|k|m|b|bn|mn|tn)s?\b|\s?[十百千万萬亿億兆]",
@@ -117,23 +123,25 @@ def stated_number(answer: str) -> Number | None:
         return None if _is_factor_unread(whole, text) else whole
     if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
-    found: dict[tuple[Fraction, tuple[str, ...]], Number] = {}
+    found: Number | None = None
     place = 0
     while (each := _VALUE.search(text, place)) is not None:
         place = each.end("number")
-        if not each["money"] and re.search(r"[A-Za-z_]$", text[: each.start()]):
+        if not each["money"] and _NAME_LETTER.match(text[each.start() - 1 : each.start()]):
             continue  # of a name: x1
         read = _read_value(text, each)
         if read is None:
             return None
-        found[read.value, read.unit] = read
-    return next(iter(found.values())) if len({value for value, _ in found}) == 1 else None
+        found = found or read
+        if read.value != found.value:
+            return None
+    return found
 
 
 def _read_value(text: str, found: re.Match[str]) -> Number | None:
     """Return a number of a sentence, with its unit if it has one; None if it cannot be told what it is."""
     start, stop = found.start(), found.end("number")
-    if re.search(r"[\\^.,/#]$", text[:start]) or re.match(r"[.,]\d|[_^/]|\{", text[stop:]):
+    if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
         return None
     sign = "-" if (found["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
     value = number(plain(f"{sign}{found['number']}"))

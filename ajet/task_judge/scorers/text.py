@@ -22,17 +22,24 @@ _UNSPACED = re.compile(
 )
 """Letters of scripts that put no space between words, or join particles to them: Thai, Lao, Burmese, Khmer, Japanese,
 Chinese, Korean."""
+_WIDE = re.compile("[\uff01-\uffee]+")
+"""Letters that are wider or narrower than usual."""
+_MINUS = re.compile("[-\u2212](?![^\\W_])")
+"""Before a number, read towards the start of the text."""
 _IN_NUMBER = re.compile(r"[.,/:^'’]")
 _PUNCTUATION = frozenset(string.punctuation)
 PATTERN_SECONDS = 1.0
 """For a pattern; what takes longer does not match."""
 
 
+def fold_width(text: str) -> str:
+    """Return composed letters of one width: `é` for `e` and its accent, `A` for `Ａ`, `パ` for `ﾊﾟ`."""
+    return unicodedata.normalize("NFC", _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
+
+
 def plain(text: str) -> str:
-    """White space as single spaces, letters in one case; otherwise as it stands: a ligature is no two letters."""
-    folded = "".join(
-        each if len(each := letter.casefold()) == 1 else letter.lower() for letter in unicodedata.normalize("NFC", text)
-    )
+    """White space as single spaces, letters in one case and width; a ligature is no two letters."""
+    folded = "".join(each if len(each := letter.casefold()) == 1 else letter.lower() for letter in fold_width(text))
     return " ".join(folded.split())
 
 
@@ -41,7 +48,7 @@ def squad(text: str) -> str:
     nothing else stays, so that "a" is not "the"."""
     kept = "".join(
         letter
-        for letter in text.lower()
+        for letter in fold_width(text).lower()
         if letter not in _PUNCTUATION and not unicodedata.category(letter).startswith("P")
     )
     return " ".join(_ARTICLES.sub(" ", kept).split()) or plain(text)
@@ -91,8 +98,9 @@ def contains(
 ) -> tuple[float, bool]:
     """1 where the reply contains the truth, as whole words unless told otherwise: "incorrect" does not contain
     "correct", and "3.14" not "3". all: of several truths each, else any one."""
-    text = plain(reply) if ignore_case else " ".join(reply.split())
-    wanted = [plain(each) if ignore_case else " ".join(each.split()) for each in truths(ground_truth)]
+    text, *wanted = (
+        plain(each) if ignore_case else " ".join(fold_width(each).split()) for each in (reply, *truths(ground_truth))
+    )
     found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
     right = _every(found) if all else any(found)
     return float(right), right
@@ -108,14 +116,16 @@ def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
     place = text.find(wanted)
     while place >= 0:
         end = place + len(wanted)
-        if not _continues(text[:place][::-1], wanted[0]) and not _continues(text[end:], wanted[-1]):
+        before, after = text[max(place - 2, 0) : place][::-1], text[end : end + 2]
+        is_negative = wanted[0].isdigit() and _MINUS.match(before)
+        if not is_negative and not _continues(before, wanted[0]) and not _continues(after, wanted[-1]):
             return True
         place = text.find(wanted, place + 1)
     return False
 
 
 def _continues(rest: str, edge: str) -> bool:
-    """True if the word or number that ends with `edge` goes on in `rest`, which is read away from it."""
+    """True if the word or number that ends with `edge` goes on in `rest`, two letters that are read away from it."""
     if not rest:
         return False
     if edge.isdigit() and _IN_NUMBER.match(rest) and rest[1:2].isdigit():
