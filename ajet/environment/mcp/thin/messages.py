@@ -184,7 +184,10 @@ class EventStream:
         *lines, rest = _LINE_END.split(b"".join((*self._left, chunk)))
         self._left = [rest]
         for raw in lines:
-            yield from self._read(raw)
+            if raw or self._data:
+                yield from self._read(raw)
+            else:
+                self._event, self._begun = "", True
 
     def finish(self) -> Iterator[tuple[str, str]]:
         """The event that the end of the stream completes, where the server wrote no empty line after it."""
