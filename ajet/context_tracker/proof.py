@@ -75,7 +75,7 @@ def prove(
     if proof.wrong:
         return proof
     proof.wrong += prove_versions(calls, newest, episode)
-    proof.wrong += prove_endings(calls, messages, temperature, episode)
+    proof.wrong += prove_endings(calls, messages, temperature, words.end_ids, episode)
     if truncated is False:
         proof.wrong += prove_untruncated(calls, episode)
     for _, wrong in (held := list(prove_uses(uses, calls, messages, episode))):

@@ -7,7 +7,7 @@ replies that lie in it, a row's targets and its samples' masks), so that a chang
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -138,9 +138,14 @@ _ENDS = ("stop", "tool_calls")
 
 
 def prove_endings(
-    calls: Sequence[Call], messages: Sequence[dict[str, Any]], temperature: float | None, episode: str
+    calls: Sequence[Call],
+    messages: Sequence[dict[str, Any]],
+    temperature: float | None,
+    end_ids: Collection[int],
+    episode: str,
 ) -> list[WrongToken]:
-    """Whether each call ended as its reply says, and trained ones were drawn at `temperature` (None: not known)."""
+    """Whether each call ended as its reply says, and trained ones were drawn at `temperature` (None: not known). No
+    reply goes on after one of `end_ids`, so one that ends in it was not cut off."""
     wrong = []
     for call in calls:
         reply = messages[call.reply] if call.reply is not None else {}
@@ -149,6 +154,10 @@ def prove_endings(
             what = f"{call.finish!r} is no way to finish"
         elif call.finish in _ENDS and call.reply is not None and call.finish != _ENDS[bool(reply.get("tool_calls"))]:
             what = f"its reply does not finish with {call.finish!r}"
+        elif call.is_delivered and call.reply is None and call.response_ids.size:
+            what = f"it finished with {call.finish!r} and its reply is missing"
+        elif call.finish == "length" and _ends_itself(call, end_ids):
+            what = "its reply ends by itself, and is called cut off"
         if what is None and call.error is not None and call.finish not in ("aborted", "error"):
             what = "a call that came to its end names an error"
         drawn = call.trained and not call.terms.written
@@ -157,6 +166,12 @@ def prove_endings(
         if what is not None:
             wrong.append(WrongToken(episode, call.index, prompt_size(call), what))
     return wrong
+
+
+def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
+    """True for a sampled reply that a stop string cut, or whose last token is one that ends replies."""
+    ends = bool(call.response_ids.size) and int(call.response_ids[-1]) in end_ids
+    return not call.terms.written and (ends or call.stop is not None)
 
 
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:

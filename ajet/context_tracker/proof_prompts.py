@@ -43,6 +43,11 @@ class Words(Protocol):
         """A prompt of ids as they are, or of a text begun as the tokenizer begins texts."""
         ...
 
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """The tokens that end a reply."""
+        ...
+
     def encode(self, text: str) -> Ids:
         """The ids of a text that goes on from others."""
         ...

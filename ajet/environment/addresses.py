@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from ajet.schema.errors import ConfigError
 
 ToolKind = Literal["http", "sse", "dock"]
+_PORTS = {"http": 80, "https": 443}
 _BY_ENDING: dict[str, ToolKind] = {"mcp": "http", "sse": "sse", "mcpapi": "dock"}
 
 
@@ -30,6 +31,12 @@ def checked(url: str, where: str, what: str, expected: str, schemes: tuple[str, 
     if parts_of(url, schemes) is None:
         raise ConfigError(f"{url!r} is no address of {what}.", where=where, expected=expected)
     return url
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of an address, the port also where it is the scheme's own. Raises ValueError."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
 
 
 def tool_kind(url: str) -> ToolKind | None:

@@ -110,6 +110,10 @@ class Answer:
 
     text: str
     """Without its thoughts."""
+    whole: str = ""
+    """With them, as it came."""
+    cut: bool = False
+    """Whether it was cut off at its length."""
     refused: str = ""
     """Why it would not answer, in its own words or its server's."""
     prompt_tokens: int = 0
@@ -255,9 +259,11 @@ def _answer(body: bytes) -> Answer:
         filtered, used = choice.get("finish_reason") == "content_filter", told.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise NoAnswer("it answered what is no chat completion", again=True) from None
-    text = content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+    whole = content if isinstance(content, str) else ""
+    text = whole.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
-    return Answer(text, refused, _tokens(used, "prompt_tokens"), _tokens(used, "completion_tokens"))
+    cut = choice.get("finish_reason") == "length"
+    return Answer(text, whole, cut, refused, _tokens(used, "prompt_tokens"), _tokens(used, "completion_tokens"))
 
 
 def _tokens(used: Any, name: str) -> int:

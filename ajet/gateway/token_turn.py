@@ -191,7 +191,9 @@ class TokenTurns:
         assert finish is not None
         draft.catch_up()
         stream.close()
-        if stream.stopped is not None:
+        ids = draft.sampled.ids
+        # SGLang says "length" where the last token that was allowed is the one that ends the reply.
+        if stream.stopped is not None or (ids and ids[-1] in draft.sampling.stop_ids):
             finish = "stop"
         message = with_ids(stream.message(), draft.entry.call.index)
         if finish == "stop" and message.get("tool_calls"):

@@ -57,6 +57,11 @@ def visible(text: str) -> str:
     return "".join(kept)
 
 
+def thought_ends(text: str) -> list[int]:
+    """Return the position behind each mark that ends a thought."""
+    return [tag.end() for tag in _THINK.finditer(text) if any(tag.groups())]
+
+
 def boxes(text: str) -> list[str]:
     r"""The contents of all \boxed{} and \fbox{} outside <think>, in order. Braces nest and may be escaped; a box that
     never closes is none; of a box within a box the outer one counts; `\boxed{{42}}` holds 42."""

@@ -99,6 +99,11 @@ def edit_reply(rows: list[Row]) -> None:
     said["content"] = f"{said['content']}!"
 
 
+def end_of(rows: list[Row]) -> Row:
+    """The first call that ended by itself."""
+    return next(call for row in rows for call in row["calls"] if call["finish"] in ("stop", "tool_calls"))
+
+
 def copy_episodes(name: str, step: int | None = None) -> Mutation:
     """The file of the last step again, under another name; `step`: and its episodes say so."""
 
@@ -243,6 +248,8 @@ TABLE: list[tuple[str, Mutation, int, int]] = [
             ("episode doubled", lambda rows: [*rows, rows[0]], 1),
             ("group dropped", lambda rows: [row for row in rows if row["group"] != rows[0]["group"]], 1),
             ("reply edited", edit_reply, 1),
+            ("reply removed", lambda rows: end_of(rows).update(reply=None), 1),
+            ("finish called length", lambda rows: end_of(rows).update(finish="length"), 1),
             ("uuid renamed", rename_by_hand, 1),
             ("status changed", lambda rows: rows[0].update(status="aborted"), 1),
             ("episodes in another order", lambda rows: rows[::-1], 0),

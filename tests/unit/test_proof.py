@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from ajet.context_tracker import pack, timelines
 from ajet.context_tracker.matching import Conversations, Match
 from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
 from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
-from ajet.engine.scripted import ScriptedReply
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Capture
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
@@ -95,6 +96,43 @@ def test_what_was_captured_is_proven(capture):
         assert tally.tokens == tally.checked == tally.equal > 0
     assert proof.forks == {"compaction": 1, "tools": 1} and proof.timelines == 3 and proof.rows == 1
     assert not proof.unchecked
+
+
+@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("changed", [{"finish": "length"}, {"reply": None}, {"reply": None, "finish": "length"}])
+def test_another_end_of_a_reply_is_found(capture, changed, index):
+    capture.calls[index] = replace(capture.calls[index], **changed)
+    assert not proven(capture).ok
+
+
+def test_a_reply_that_was_cut_is_proven():
+    async def play(b: Bench) -> Capture:
+        session = b.open()
+        await ask(session("solver", "", None), ASK, max_tokens=4)
+        return session.close()
+
+    capture = captured(script=["It is 3, I think."], play=play)
+    assert [call.finish for call in capture.calls] == ["length"]
+    assert proven(capture).ok
+
+
+class LengthFirst(ScriptedEngine):
+    """Says "length" also of an end token, as SGLang does where it is the last token that was allowed."""
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        async for chunk in super().generate(request):
+            yield replace(chunk, finish=chunk.finish and "length")
+
+
+def test_an_end_token_ends_a_reply_whatever_the_engine_says():
+    words = Renderer(tokenizer("qwen25"))
+    engine = LengthFirst(["Yes."], encode=lambda text: words.encode(text).tolist(), end_id=words.end_ids[0])
+    with bench(words=words, engine=engine) as b:
+        session = b.open()
+        asyncio.run(ask(session("solver", "", None), ASK))
+        capture = session.close()
+    assert [call.finish for call in capture.calls] == ["stop"]
+    assert proven(capture).ok
 
 
 @pytest.mark.parametrize("style", ["smollm2", "qwen3", "llama3"])

@@ -51,12 +51,16 @@ class Reply:
     structured: Any = None
 
 
+LONGEST_MESSAGE = 4_000
+"""Characters of a failure's message: what a server says may be as long as a reply."""
+
+
 class CallFailed(EnvironmentFailure):
     """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
     and its state are gone."""
 
     def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
         self.kind, self.delivered, self.lost = kind, delivered, lost
 
 

@@ -5,7 +5,9 @@ Invariant: nothing is left out without a note in its place, and `whole` is the t
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from ajet.environment.mcp.contract import Reply
 from ajet.schema.tool_use import ToolError
 
+_IMAGE_KIND = re.compile(r"image/[\w.+-]+")
 CountTokens = Callable[[str], Awaitable[int]]
 """How many tokens a text is for the model."""
 
@@ -49,8 +52,9 @@ async def shown(
     texts: list[str] = []
     urls: list[str] = []
     for block in reply.content:
-        if block.get("type") == "image" and images and isinstance(block.get("data"), str):
-            urls.append(f"data:{block.get('mimeType') or 'image/png'};base64,{block['data']}")
+        url = _data_url(block) if images else None
+        if url is not None:
+            urls.append(url)
         else:
             texts.append(_text(block))
     if not any(texts) and not urls and reply.structured is not None:
@@ -65,6 +69,19 @@ async def shown(
         tuple(urls),
         "tool" if reply.failed else "",
     )
+
+
+def _data_url(block: Mapping[str, Any]) -> str | None:
+    """Return an image block as a `data:` URL; None for a block that no request to a model could carry."""
+    kind, data = block.get("mimeType") or "image/png", block.get("data")
+    if block.get("type") != "image" or not isinstance(data, str):
+        return None
+    data = "".join(data.split())  # MIME encoders break it into lines
+    try:
+        readable = bool(base64.b64decode(data, validate=True))
+    except ValueError:
+        return None
+    return f"data:{kind};base64,{data}" if readable and _IMAGE_KIND.fullmatch(str(kind)) else None
 
 
 def has_image(reply: Reply) -> bool:

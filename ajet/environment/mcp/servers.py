@@ -7,6 +7,7 @@ read from the environment here; neither they nor headers are in a `Server`'s rep
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ajet.config.other_models import key_in
 from ajet.environment.addresses import ToolKind, checked, tool_kind
@@ -29,6 +30,7 @@ Kind = ToolKind | Literal["stdio"]
 TOKEN = "MCP_SERVER_TOKEN"
 """Environment variable: the bearer token for an address that stands by itself. That of an environment which this
 machine's user started is found without it."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SERVERS = "a server", "http://HOST:PORT/mcp"
 _FORMS = (
     "an http(s) address that ends in /mcp, /sse or /mcpapi, the name of an environment that runs here (`ajet env "
@@ -99,7 +101,9 @@ def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
     use, base = use.strip(), Path(base)
     if use.startswith(("http://", "https://")):
         return (_addressed(use),)
-    if Path(use).suffix in (".json", ".yaml", ".yml"):
+    if Path(use).suffix in (".json", ".yaml", ".yml") and (
+        not re.search(r"\s", use) or any((folder / use).is_file() for folder in (base, Path.cwd()))
+    ):  # else a command whose last argument is such a file
         return _described(use, base)
     words = _words(use, base)
     if len(words) == 1 and (found := _running(words[0])) is not None:
@@ -134,6 +138,16 @@ class _Entry(BaseModel):
     shows: list[str] = Field(default_factory=list)
     disabled: bool = False
     description: str = ""
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be the name of a header")
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"{name} holds a character that no request can carry; expected ASCII on one line")
+        return headers
 
     @model_validator(mode="after")
     def _one_way(self) -> _Entry:

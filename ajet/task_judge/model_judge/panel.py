@@ -25,6 +25,8 @@ from ajet.task_judge.model_judge.store import JudgeStore
 T = TypeVar("T")
 FORM = 1
 """Of what is kept: grows where the same question would be asked otherwise."""
+_WHOLE_ENDS = ("}", "```", "~~~")
+"""A reply that was cut off at its length is whole if it ends so: blanks that a grammar allows may follow an object."""
 _OPTIONAL = {
     "response_format": re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE),
     "temperature": re.compile("temperature", re.IGNORECASE),
@@ -145,13 +147,15 @@ class ModelPanel:
                 reply.problems.append(f"{name} refused: {answer.refused[:200]}")
                 continue
             try:
-                reply.value, reply.model = read(answer.text), name
+                if answer.cut and not answer.whole.rstrip().endswith(_WHOLE_ENDS):
+                    raise Unreadable("it was cut off at its length")
+                reply.value, reply.model = read(answer.whole), name
             except Unreadable as problem:
                 reply.unreadable += 1
                 reply.problems.append(f"{name} gave no verdict: {problem}")
                 continue
             if self._cache and self.store is not None and keys is not None:
-                await asyncio.to_thread(self.store.put, keys[place], answer.text)
+                await asyncio.to_thread(self.store.put, keys[place], answer.whole)
             return reply
         if not reached:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)

@@ -1,8 +1,9 @@
 """What a judge's reply says.
 
 Invariant: a reply is a verdict as a whole or it is none: one JSON object of the form that was asked for, with each key
-once, and nothing around it but its thoughts and a fence (or, for templates that ask for it, one word alone). Nothing is
-searched for in it. Line breaks in its texts, and the backslashes of unescaped LaTeX, are read as they are meant.
+once, and nothing around it but thoughts before it and a fence (or, for templates that ask for it, one word alone).
+Nothing is searched for in it: a mark of thoughts that its texts quote, from an answer that is judged, ends nothing.
+Line breaks in its texts, and the backslashes of unescaped LaTeX, are read as they are meant.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ajet.schema.errors import AjetError
 from ajet.schema.fenced import unfence
 from ajet.schema.json_schema import problem_of_reply
 from ajet.schema.settled import with_whole_letters
-from ajet.task_judge.extraction import visible
+from ajet.task_judge.extraction import thought_ends
 
 Said = Literal["correct", "incorrect", "undecided"]
 WORDS: tuple[Said, ...] = ("correct", "incorrect", "undecided")
@@ -28,6 +29,9 @@ VERDICT: dict[str, Any] = {
     "additionalProperties": False,
 }
 LONGEST = 100_000
+"""Characters of a verdict; thoughts before it may be longer."""
+MOST_THOUGHTS = 100
+"""Thoughts of a reply that are taken off."""
 _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/]|[nrt](?![a-z]{2}))|\\')
 """A backslash with what it escapes, or alone. In a text whose backslashes are LaTeX's, "\\neq" is no line break."""
 _EMPHASIS = " \t\r\n*_`\"'.!"
@@ -47,7 +51,8 @@ class Vote:
 
 def vote_of(text: str) -> Vote:
     """The verdict of a reply. Raises Unreadable."""
-    alone = visible(text[: LONGEST + 1]).strip(_EMPHASIS).lower()
+    after = ([0, *thought_ends(text)])[-1]
+    alone = text[after:].strip(_EMPHASIS).lower()
     for word in WORDS:
         if alone == word:
             return Vote(word, "")
@@ -83,13 +88,8 @@ def tiers_of(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
 
 def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The one JSON object that a reply is, in whole letters. Raises Unreadable."""
-    whole = visible(text[: LONGEST + 1]).strip()
-    if not whole:
-        raise Unreadable("it is empty")
-    if len(whole) > LONGEST:
-        raise Unreadable("it is too long")
     try:
-        told = _load_object(unfence(whole, _is_object))
+        told = _load_object(_without_thoughts(text))
         problem = problem_of_reply(json.dumps(told), schema)
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
@@ -98,6 +98,23 @@ def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     if problem is not None:
         raise Unreadable(problem)
     return dict(with_whole_letters(told))
+
+
+def _without_thoughts(text: str) -> str:
+    """Return the longest end of a reply that is one object; the end behind all thoughts where none is. Raises
+    Unreadable."""
+    whole = ""
+    for start in [0, *thought_ends(text)][-MOST_THOUGHTS:]:
+        whole = text[start:].strip()
+        if whole.startswith(("{", "`", "~")) and len(whole) <= LONGEST:
+            whole = unfence(whole, _is_object)
+            if _is_object(whole):
+                return whole
+    if not whole:
+        raise Unreadable("it is empty")
+    if len(whole) > LONGEST:
+        raise Unreadable("it is too long")
+    return whole
 
 
 def _is_object(text: str) -> bool:

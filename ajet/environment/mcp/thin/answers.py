@@ -15,6 +15,8 @@ from typing import Any
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
 
+MOST_REFUSALS = 100
+"""Requests of a server's that wait to be refused, at most: one that asks more does not read."""
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
@@ -40,10 +42,10 @@ class Answers:
         except (asyncio.TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
                 told = {"requestId": number, "reason": "no one waits for it"}
-                self._in_background(self._send(notification("notifications/cancelled", told)))
+                self._send_in_background(notification("notifications/cancelled", told))
             if isinstance(problem, asyncio.CancelledError):
                 raise
-            raise CallFailed(f"the MCP server {self._name} did not answer within {seconds:g} s", "timeout") from None
+            raise CallFailed(f"the MCP server {self._name} did not answer within {seconds:.3g} s", "timeout") from None
         finally:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
@@ -55,13 +57,23 @@ class Answers:
 
     def take(self, message: dict[str, Any]) -> None:
         """Take a message that came."""
-        if asks(message):
-            self._in_background(self._send(refusal(message)))
+        if "method" in message:
+            if asks(message):
+                self._refuse(message)
             return
         number = id_of(message)
+        if number is None and message.get("error") is not None and len(self._waiting) == 1:
+            (number,) = self._waiting  # a request that the server could not read: it knows no id
         waiting = self._waiting.get(number) if number is not None else None
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
+
+    def _refuse(self, asked: Mapping[str, Any]) -> None:
+        if len(self._background) < MOST_REFUSALS:
+            self._send_in_background(refusal(asked))
+        elif self.over is None:
+            said = f"the MCP server {self._name} asks more than {MOST_REFUSALS} things and takes no answer"
+            self.end(CallFailed(said, "transport", lost=True))
 
     def fail(self, problem: CallFailed, number: int | None = None) -> None:
         """Fail one request, or all that wait."""
@@ -77,11 +89,11 @@ class Answers:
         for task in self._background:
             task.cancel()
 
-    def _in_background(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
+    def _send_in_background(self, message: Mapping[str, Any]) -> None:
+        async def send() -> None:
             with suppress(CallFailed):  # the stream's end says it to those who wait
-                await work
+                await self._send(message)
 
-        task = asyncio.create_task(run())
+        task = asyncio.create_task(send())
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -82,12 +82,16 @@ class ThinSession:
         return self._closed or self._channel.ended
 
     async def tools(self) -> Sequence[Tool]:
-        """Every page."""
+        """Every page, within the time that a session has to start."""
         found: list[Tool] = []
         cursor: str | None = None
+        now = asyncio.get_running_loop().time
+        until = now() + self._limits.start
         for _ in range(PAGES):
+            if (left := until - now()) <= 0:
+                raise CallFailed(f"{self._name} lists its tools for more than {self._limits.start:g} s", "environment")
             try:
-                page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {})
+                page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
             except RpcError as error:
                 raise CallFailed(f"{self._name} does not list its tools: {error}", "environment") from error
             listed = page.get("tools")
@@ -108,7 +112,7 @@ class ThinSession:
             params["_meta"] = {CALL_ID: call_id}
         headers = mirrored(self._schemas[name], arguments) if name in self._schemas else None
         try:
-            result = await self._request("tools/call", params, headers)
+            result = await self._request("tools/call", params, self._seconds, headers)
         except RpcError as error:
             lost = lost_at_front(str(error), error.data)
             if lost is not None:
@@ -123,8 +127,8 @@ class ThinSession:
             await self._channel.close(self._limits.close)
 
     async def _request(
-        self, method: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         if self._closed:
             raise CallFailed("this session is closed", "environment", delivered=False, lost=True)
-        return await self._channel.request(method, params, self._seconds, headers)
+        return await self._channel.request(method, params, seconds, headers)

@@ -21,6 +21,7 @@ from ajet.environment.mcp.thin.episodes import OwnEpisode
 from ajet.environment.mcp.thin.server import HttpServer
 from ajet.environment.mcp.thin.told import lost_at_front, tool_of
 
+MOST_SERVERS = 1_000
 AWAY = (429, 502, 503, 504)
 """Nobody was there to answer: a manager says it of the node behind it."""
 NOT_TAKEN = (429, 503)
@@ -57,7 +58,10 @@ class DockSession:
 
     async def _start(self) -> None:
         told, headers = await self._listed("servers")
-        self._servers = [str(each) for each in told]
+        self._servers = list(dict.fromkeys(each for each in told if isinstance(each, str)))
+        if len(self._servers) > MOST_SERVERS:
+            said = f"names {len(self._servers)} servers, at most {MOST_SERVERS} are asked for their tools"
+            raise self._http.failed(said, "environment", delivered=False)
         if path := headers.get("x-episodes", ""):
             at, limits = self._http.own(path), self._limits
             self._episode = await OwnEpisode.begin(self._http, at, seconds=limits.start, limit=limits.reply_bytes)

@@ -7,12 +7,15 @@ behind one address, on the one that made it, which says so: same scheme, same po
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
+from email.utils import mktime_tz, parsedate_tz
 from urllib.parse import urljoin, urlsplit
 
 from ajet.environment.mcp.thin.server import HttpServer
 
 FULL = 503
+SHORTEST_PAUSE_S = 0.1
 _ALONE = {"Connection": "close"}
 """Whoever chooses among several does so for each connection."""
 
@@ -36,8 +39,7 @@ class OwnEpisode:
             status, headers, told = await server.exchange(
                 "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
             )
-            again = headers.get("Retry-After", "")
-            pause = float(again) if again.isascii() and again.isdigit() else 1.0
+            pause = _parse_retry_after(headers.get("Retry-After", ""))
             if status != FULL or asyncio.get_running_loop().time() + pause >= until:
                 break
             await asyncio.sleep(pause)
@@ -51,3 +53,16 @@ class OwnEpisode:
             return cls(name, f"{at}/{name}", server.own(path))
         url = server.beside(url)
         return cls(name, urljoin(url, f"{urlsplit(at).path}/{name}"), url)
+
+
+def _parse_retry_after(value: str) -> float:
+    """Return the seconds that a `Retry-After` asks for, in seconds or as a date; a second for what is neither."""
+    if value.isascii() and value.isdigit():
+        return max(float(value), SHORTEST_PAUSE_S)
+    date = parsedate_tz(value)
+    if date is None:
+        return 1.0
+    try:
+        return max(mktime_tz(date) - time.time(), SHORTEST_PAUSE_S)
+    except (ValueError, OverflowError):  # a month 13, a year that no clock knows
+        return 1.0

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, TypeGuard
 
 from ajet.schema.bounded_json import load_json
@@ -27,6 +29,8 @@ _META = {
 }
 HELLO: dict[str, Any] = {"protocolVersion": SESSIONS, "capabilities": {}, "clientInfo": _CLIENT}
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_LONGEST_ID = 100
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
@@ -54,7 +58,7 @@ def refusal(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to what a server asks of us: a ping, or what no client of a rollout offers."""
     if asked.get("method") == "ping":
         return {"jsonrpc": "2.0", "id": asked["id"], "result": {}}
-    told = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {asked.get('method')}"}
+    told = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(asked.get('method'))[:100]}"}
     return {"jsonrpc": "2.0", "id": asked["id"], "error": told}
 
 
@@ -66,10 +70,24 @@ def encoded(message: Mapping[str, Any]) -> bytes:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_finite)
+
+
+def load_reply(data: bytes | bytearray | str) -> Any:
+    """Parse a server's JSON. NaN, Infinity and numbers beyond a float are null, as JavaScript writes them: no request
+    to a model could carry them. Raises ValueError, RecursionError."""
+    return settled(load_json(data, _LOADS))
+
+
 def decoded(frame: bytes | str) -> dict[str, Any] | None:
     """A message; None for anything else."""
     try:
-        message = settled(load_json(frame))
+        message = load_reply(frame)
     except (ValueError, RecursionError):  # also an integer beyond what Python reads
         return None
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
@@ -77,15 +95,27 @@ def decoded(frame: bytes | str) -> dict[str, Any] | None:
 
 def asks(message: Mapping[str, Any]) -> bool:
     """Whether the server wants an answer of ours."""
-    return "method" in message and "id" in message
+    number = message.get("id")
+    return "method" in message and (isinstance(number, int) or (isinstance(number, str) and len(number) <= _LONGEST_ID))
 
 
 def id_of(message: Mapping[str, Any]) -> int | None:
-    """Return the number of the request that a message answers, also where the server made text of it."""
+    """Return the number of the request that a message answers, also where the server made text or a float of it."""
     number = message.get("id")
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 20:
         return int(number)
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
     return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def is_answer(message: Mapping[str, Any], number: int) -> bool:
+    """True for the answer to a request on a connection that carries no other: servers answer what they could not read
+    with an id of null, or with an error under an id of their own."""
+    if "method" in message or not ("result" in message or "error" in message):
+        return False
+    told = id_of(message)
+    return told == number or (told is None and (message.get("error") is not None or message.get("id") is None))
 
 
 def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,25 +162,51 @@ def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
 
 
 class EventStream:
-    """Server-sent events, cut into (event, data) as bytes arrive."""
+    """Server-sent events, cut into (event, data) as bytes arrive; lines end in LF, CRLF or CR."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self._left: list[bytes] = []
+        """Pieces of the line that has not ended."""
+        self._after_cr = False
+        self._begun = False
         self._event, self._data = "", list[str]()
 
     def take(self, chunk: bytes) -> Iterator[tuple[str, str]]:
         """The events that `chunk` completes."""
-        *lines, self._left = (self._left + chunk).split(b"\n")
+        if self._after_cr and chunk.startswith(b"\n"):  # the second half of a CRLF
+            chunk = chunk[1:]
+        if not chunk:
+            return
+        self._after_cr = chunk.endswith(b"\r")
+        if _LINE_END.search(chunk) is None:
+            self._left.append(chunk)
+            return
+        *lines, rest = _LINE_END.split(b"".join((*self._left, chunk)))
+        self._left = [rest]
         for raw in lines:
-            line = raw.rstrip(b"\r").decode("utf-8", "replace")
-            if not line:
-                if self._data:
-                    yield self._event or "message", "\n".join(self._data)
-                self._event, self._data = "", []
-                continue
-            name, _, value = line.partition(":")
-            value = value[1:] if value.startswith(" ") else value
-            if name == "data":
-                self._data.append(value)
-            elif name == "event":
-                self._event = value
+            if raw or self._data:
+                yield from self._read(raw)
+            else:
+                self._event, self._begun = "", True
+
+    def finish(self) -> Iterator[tuple[str, str]]:
+        """The event that the end of the stream completes, where the server wrote no empty line after it."""
+        yield from self._read(b"".join(self._left))
+        self._left = []
+        yield from self._read(b"")
+
+    def _read(self, raw: bytes) -> Iterator[tuple[str, str]]:
+        line = raw.decode("utf-8", "replace")
+        if not self._begun:
+            self._begun, line = True, line.removeprefix("\ufeff")
+        if not line:
+            if self._data:
+                yield self._event or "message", "\n".join(self._data)
+            self._event, self._data = "", []
+            return
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._event = value

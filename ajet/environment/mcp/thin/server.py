@@ -14,13 +14,20 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
+from ajet.environment.addresses import origin_of
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.messages import EventStream, asks, decoded, encoded, id_of, refusal
+from ajet.environment.mcp.thin.messages import (
+    EventStream,
+    asks,
+    decoded,
+    encoded,
+    is_answer,
+    load_reply,
+    refusal,
+)
 from ajet.schema.addresses import is_loopback
-from ajet.schema.bounded_json import load_json
-from ajet.schema.settled import settled
 from ajet.schema.tool_use import ToolError
 
 KEPT_S = 4.0
@@ -29,6 +36,8 @@ CONNECT_S = 5.0
 """In which a machine that is there takes a connection: one that has vanished says nothing at all."""
 REFUSAL_S = 2.0
 """In which a server must take that what it asked of its client is refused."""
+DRAIN_S = 0.2
+MOST_REDIRECTS = 5
 SESSION = "Mcp-Session-Id"
 _PLAIN = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 _servers: dict[tuple[Any, ...], HttpServer] = of_this_process({})
@@ -68,8 +77,9 @@ class HttpServer:
     ) -> tuple[dict[str, Any] | None, str]:
         """(the answer; None where none was owed, the session's name if it gave one). `url`: an episode's, where it is
         not the server's. Raises CallFailed."""
+        until = asyncio.get_running_loop().time() + seconds
         with self._failures(seconds):
-            for _ in range(2):
+            for _ in range(MOST_REDIRECTS + 1):
                 async with self.connections.post(
                     url or self.url,
                     data=encoded(message),
@@ -77,11 +87,11 @@ class HttpServer:
                     timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
                     allow_redirects=False,
                 ) as reply:
-                    if not url and reply.status in (307, 308) and self._moved(reply.headers.get("Location", "")):
+                    if not url and self.follow_redirect(reply):
                         continue
-                    answer = await self._answer(reply, message, headers, limit, of_episode=bool(url))
+                    answer = await self._answer(reply, message, headers, limit, until, of_episode=bool(url))
                     return answer, reply.headers.get(SESSION, "")
-            raise self.failed("redirects in a circle", "environment", delivered=False)
+            raise self.failed(f"redirects more than {MOST_REDIRECTS} times", "environment", delivered=False)
 
     async def exchange(
         self,
@@ -107,22 +117,22 @@ class HttpServer:
                 self._refuse_token(reply.status)
                 found = await self._whole(reply, limit)
                 try:
-                    return reply.status, reply.headers, settled(load_json(found))
+                    return reply.status, reply.headers, load_reply(found)
                 except (ValueError, RecursionError):
                     return reply.status, reply.headers, None
 
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         """Tell it that what has this address is over."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):  # it is gone: so is what it kept
-            async with self.connections.delete(url, headers=headers, timeout=timeout):
+        with suppress(CallFailed), self._failures(seconds):  # it is gone: so is what it kept
+            async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
     def own(self, path: str) -> str:
         """An address on this server. Raises CallFailed for one on another."""
         try:
             there = urljoin(self.url, path)
-            same = urlsplit(there)[:2] == urlsplit(self.url)[:2]
+            same = origin_of(there) == origin_of(self.url)
         except ValueError as error:
             raise self.failed(
                 f"names {path!r}, which is no address: {error}", "environment", delivered=False
@@ -152,7 +162,7 @@ class HttpServer:
             problem = f"cannot be reached: no connection within {CONNECT_S:g} s"
             raise self.failed(problem, "transport", delivered=False) from None
         except asyncio.TimeoutError:
-            raise self.failed(f"did not answer within {seconds:g} s", "timeout") from None
+            raise self.failed(f"did not answer within {seconds:.3g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise self.failed(f"cannot be reached: {error}", "transport", delivered=False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -173,18 +183,19 @@ class HttpServer:
         message: Mapping[str, Any],
         headers: Mapping[str, str],
         limit: int,
+        until: float,
         *,
         of_episode: bool,
     ) -> dict[str, Any] | None:
-        if reply.status == 202 or (reply.status == 200 and "id" not in message):
+        if "id" not in message and 200 <= reply.status < 300:
             return None
         if reply.status == 404 and SESSION in headers:
             raise self.failed("knows this session no more", "environment", delivered=False, lost=True)
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
-            return await self._streamed(reply, message, headers, limit)
+            return await self._streamed(reply, message, headers, limit, until)
         answer = decoded(await self._whole(reply, limit))
-        if answer is not None and ("result" in answer or "error" in answer):
+        if answer is not None and is_answer(answer, message.get("id", 0)):
             return answer
         if reply.status == 404 and of_episode:
             raise self.failed("knows this episode no more", "environment", delivered=False, lost=True)
@@ -207,7 +218,12 @@ class HttpServer:
         raise too_large(self.name, limit)
 
     async def _streamed(
-        self, reply: aiohttp.ClientResponse, message: Mapping[str, Any], headers: Mapping[str, str], limit: int
+        self,
+        reply: aiohttp.ClientResponse,
+        message: Mapping[str, Any],
+        headers: Mapping[str, str],
+        limit: int,
+        until: float,
     ) -> dict[str, Any]:
         events, taken = EventStream(), 0
         while chunk := await reply.content.readany():
@@ -220,27 +236,37 @@ class HttpServer:
                 if frame is None:
                     continue
                 if asks(frame):
-                    await self._refuse(reply, frame, headers)
-                elif id_of(frame) == message["id"]:
+                    await self._refuse(reply, frame, headers, until)
+                elif is_answer(frame, message["id"]):
                     await _drained(reply)
                     return frame
+        for _, data in events.finish():
+            if (frame := decoded(data)) is not None and is_answer(frame, message["id"]):
+                return frame
         raise self.failed("ended its answer in the middle", "transport")
 
     async def _refuse(
-        self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str]
+        self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str], until: float
     ) -> None:
         """Refuse the server's own request where the call went; a server that does not take it holds up no call."""
-        timeout = aiohttp.ClientTimeout(total=REFUSAL_S)
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:  # what is buffered passes by the timeout of the connection
+            raise asyncio.TimeoutError
+        timeout = aiohttp.ClientTimeout(total=min(left, REFUSAL_S))
         with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
             async with self.connections.post(
                 reply.url, data=encoded(refusal(frame)), headers=headers, timeout=timeout, allow_redirects=False
             ):
                 pass
 
-    def _moved(self, location: str) -> bool:
-        """Whether a redirect stays with this server; then it is followed from now on."""
+    def follow_redirect(self, reply: aiohttp.ClientResponse) -> bool:
+        """True for a redirect within this server, whose new address is used from now on. Raises CallFailed for one to
+        another server, which would be sent our headers, and ValueError for no address."""
+        location = reply.headers.get("Location")
+        if reply.status not in (301, 302, 307, 308) or not location:
+            return False
         there = urljoin(self.url, location)
-        if urlsplit(there)[:2] != urlsplit(self.url)[:2]:
+        if origin_of(there) != origin_of(self.url):
             raise self.failed(f"redirects to another server, {there}", "environment", delivered=False)
         self.url = there
         return True
@@ -265,8 +291,12 @@ async def close_all() -> None:
 
 async def _drained(reply: aiohttp.ClientResponse) -> None:
     """Read the end of a stream that has answered, so that its connection can serve again; not for long."""
-    try:
-        while await asyncio.wait_for(reply.content.readany(), 0.2):
+
+    async def read() -> None:
+        while await reply.content.readany():
             pass
+
+    try:
+        await asyncio.wait_for(read(), DRAIN_S)
     except (asyncio.TimeoutError, aiohttp.ClientError):
         reply.close()

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import aiohttp
 
+from ajet.environment.addresses import origin_of
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.thin.answers import Answers
 from ajet.environment.mcp.thin.messages import HELLO, EventStream, decoded, encoded, notification
-from ajet.environment.mcp.thin.server import HttpServer, too_large
+from ajet.environment.mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 from ajet.schema.tool_use import ToolError
 
 
@@ -62,7 +63,7 @@ class SseChannel:
             async with self._server.connections.post(
                 address, data=encoded(message), timeout=timeout, allow_redirects=False
             ) as reply:
-                if reply.status >= 400:
+                if not 200 <= reply.status < 300:
                     raise self._failed(f"answered HTTP {reply.status}", delivered=False)
         except asyncio.TimeoutError:  # an OSError, too, from Python 3.11 on
             raise self._failed(f"took no message within {self._seconds:g} s", "timeout") from None
@@ -76,11 +77,18 @@ class SseChannel:
         try:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._seconds)
             headers = {"Accept": "text/event-stream"}
-            async with self._server.connections.get(self._server.url, headers=headers, timeout=timeout) as reply:
-                if reply.status != 200 or reply.content_type != "text/event-stream":
+            for _ in range(MOST_REDIRECTS + 1):
+                async with self._server.connections.get(
+                    self._server.url, headers=headers, timeout=timeout, allow_redirects=False
+                ) as reply:
+                    if self._server.follow_redirect(reply):
+                        continue
+                    if reply.status == 200 and reply.content_type == "text/event-stream":
+                        await self._events(reply)
+                        return
                     problem = self._failed(f"gave no event stream (HTTP {reply.status})", delivered=False)
                     return
-                await self._events(reply)
+            problem = self._failed(f"redirects more than {MOST_REDIRECTS} times", delivered=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = self._failed(f"broke the stream: {error}", delivered=self._address.done())
         except CallFailed as failed:
@@ -97,17 +105,22 @@ class SseChannel:
             taken += len(chunk)
             for event, data in events.take(chunk):
                 taken = 0
-                if event == "endpoint" and not self._address.done():
-                    self._address.set_result(self._own(data))
-                elif event == "message" and (message := decoded(data)) is not None:
-                    self._answers.take(message)
+                self._take(event, data)
             if taken > self._limit:
                 raise too_large(self._server.name, self._limit)
+        for event, data in events.finish():
+            self._take(event, data)
+
+    def _take(self, event: str, data: str) -> None:
+        if event == "endpoint" and not self._address.done():
+            self._address.set_result(self._own(data))
+        elif event == "message" and (message := decoded(data)) is not None:
+            self._answers.take(message)
 
     def _own(self, data: str) -> str:
         try:
             there = urljoin(self._server.url, data)
-            same = urlsplit(there)[:2] == urlsplit(self._server.url)[:2]
+            same = origin_of(there) == origin_of(self._server.url)
         except ValueError as error:
             raise self._failed(f"names {data!r}, which is no address: {error}", delivered=False) from error
         if not same:

@@ -16,7 +16,7 @@ CALL_ID = "ajet/callId"
 
 def tool_of(told: Any) -> Tool | None:
     """The tool of a line of `tools/list`; None where it has no name."""
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not told["name"]:
         return None
     hints, meta, schema = _object(told.get("annotations")), _object(told.get("_meta")), told.get("inputSchema")
     return Tool(
