@@ -92,6 +92,14 @@ _reaches("the users of this machine", lambda at: f"""
 print('THROUGH' if any(row in open('/etc/passwd').read().splitlines() for row in {at.users!r}) else '')""")  # fmt: skip
 _reaches("a file of mode 600", lambda at: f"print(open({at.file!r}).read())")
 _reaches("keys in a folder that is shown", lambda at: f"print(open({at.dotenv!r}).read())")
+_reaches("the locks of a run", lambda at: f"""
+import fcntl
+for path, how in (({at.lock!r}, fcntl.flock), ({at.shm!r}, fcntl.lockf)):
+    try:
+        with open(path) as file:
+            how(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            print('THROUGH')
+    except OSError: pass""")  # fmt: skip
 _reaches(
     "the environment of the process outside",
     lambda at: f"""

@@ -1,9 +1,10 @@
 """Walls: bubblewrap's command line for everything of this machine that runs behind them and is shown folders of it: a
 tool server, a service, a workflow.
 
-Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only and with every
-`.env` file in them empty, however deep it lies; no other process, no network, and no variable of this environment.
-There is no other way to show a folder than `Shown`, which finds those files.
+Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only; no other process,
+no network, and no variable of this environment. In these folders files of keys and locks are empty, and so are records
+of runs, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`, which finds
+them.
 """
 
 from __future__ import annotations
@@ -29,28 +30,43 @@ from ajet.environment.sandbox.bubblewrap import (
 )
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
+from ajet.environment.sandbox.inside.file_rule import is_lock, is_secret, walk_project
 from ajet.schema.errors import SandboxFailure
-
-_NOT_THE_PERSONS = frozenset({".git", "node_modules", "__pycache__"})
-_OF_AN_ENVIRONMENT = frozenset({"bin", "include", "lib", "lib64", "share"})
-"""Folders beside a `pyvenv.cfg`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Folders that are seen inside, and the files in them that are empty there."""
+    """Folders that are seen inside, and what of them is empty there."""
 
     folders: tuple[str, ...]
     secrets: tuple[str, ...]
+    """Files of keys and locks."""
+    records: tuple[str, ...] = ()
+    """Folders of runs."""
+    in_records: tuple[str, ...] = ()
+    """Folders within `records` that are seen, since they were named."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> Shown:
         """Looked for now. `code`: folders and files that are not searched: a Python's. Those that hold a person's whole
         home are left out of them."""
-        wanted = [Path(os.path.abspath(each)) for each in folders]
+        wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
         also = [each for each in (*code, *_own_python()) if each.exists() and not holds_more(each)]
         shown = tuple(outermost([*wanted, *also]))
-        return cls(shown, tuple(sorted(_secrets(wanted, shown))))
+        records: set[str] = set()
+        in_records: list[str] = []
+        files: list[Path] = []
+        for top in sorted(wanted):
+            inside_record = any(top.is_relative_to(each) for each in records)
+            if inside_record:
+                in_records.append(str(top))
+            elif any(top != other and top.is_relative_to(other) for other in wanted):
+                continue  # walked with the other
+            for listing in walk_project(str(top)):
+                if listing.record:
+                    records.add(listing.path)
+                files += [Path(each.path) for each in listing.files if is_secret(each.name) or is_lock(each.name)]
+        return cls(shown, tuple(sorted(_secrets(files, shown))), tuple(sorted(records)), tuple(in_records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ def walled(
         argv = [bubblewrap, "--die-with-parent", *confined(as_root, descriptors), *programs_shown()]
         argv += [*identity_files(uid if as_root else None, descriptors), *writable(limits.disk)]
         argv += folders_shown(shown.folders, *ways)
+        argv += _hide_records(shown)
         for secret in shown.secrets:
             descriptors.append(filled(b""))
             argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), secret]
@@ -116,20 +133,22 @@ def holds_more(folder: Path) -> bool:
     return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
 
 
-def dotenv_files(folder: Path) -> Iterator[Path]:
-    """The `.env` files of a folder and of all folders below it, but for what others wrote: packages, git's own."""
-    for here, below, files in os.walk(folder):
-        others = _NOT_THE_PERSONS | _OF_AN_ENVIRONMENT if "pyvenv.cfg" in files else _NOT_THE_PERSONS
-        below[:] = [name for name in below if name not in others]
-        yield from (Path(here, name) for name in files if name.startswith(".env"))
+def _hide_records(shown: Shown) -> Iterator[str]:
+    """Yield the arguments that cover records with empty folders, and show again the folders in them that were named."""
+    for record in shown.records:
+        yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
+    yield from folders_shown(shown.in_records)
+    for record in shown.records:
+        yield from ("--remount-ro", record)
 
 
-def _secrets(searched: Sequence[Path], shown: Sequence[str]) -> set[str]:
+def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
     """Where files to be empty are inside. A link is as empty as what it leads to, if that is shown."""
-    tops = [each for each in searched if not any(each != other and each.is_relative_to(other) for other in searched)]
     real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
     found: set[str] = set()
-    for file in (each for top in tops for each in dotenv_files(top) if each.is_file()):
+    for file in files:
+        if not file.is_file():
+            continue
         if not file.is_symlink():
             found.add(str(file))
             continue

@@ -1,16 +1,69 @@
-"""What is shown behind walls: folders, and in them no file of keys that can be read, wherever it lies."""
+"""What code behind walls sees of a project, and what it cannot do there, as this user and as an ordinary one."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ajet.environment.sandbox.contract import Limits
+from ajet.environment.sandbox.interpreter import reachable
 from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box
 from ajet.schema.endpoint import Endpoint
+from tests.sandbox_fixtures import require
+from tests.wall_attacks import ATTACKS
+
+NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(params=["/tmp", "/var/tmp"])
+def top(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that every user can reach. `/tmp` is one of those that are writable inside."""
+    require("bubblewrap")
+    folder = Path(tempfile.mkdtemp(dir=request.param))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def attack(name: str, top: Path, user: str) -> object:
+    """What the attack got hold of."""
+    if user == "this":
+        return ATTACKS[name](top)
+    if os.geteuid() != 0:
+        pytest.skip("this user is an ordinary one")
+    python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
+    if python is None or not reachable(str(ROOT)):
+        pytest.skip("no Python, or not this folder, can be reached by another user")
+    packages = str(Path(psutil.__file__).parents[1])
+    done = subprocess.run(
+        [python, ROOT / "tests" / "wall_attacks.py", name, top],
+        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
+        env={"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: object = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("user", ["this", "another"])
+def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
+    found = attack("locks", top, user)
+    assert isinstance(found, list)
+    assert [each for each in found if ".lock" in each or "-shm" in each] == []
+    assert [each for each in found if each.startswith(("runs/", "launcher_record/"))] == []
+    assert {"code.py flock", ".venv/lib/module.py flock", "run.json flock"} <= set(found), "the rest is shown"
 
 
 @pytest.fixture

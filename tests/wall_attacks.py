@@ -1,0 +1,92 @@
+"""Code behind walls against what a project holds, as a program: `python tests/wall_attacks.py ATTACK FOLDER` prints
+what the code inside got hold of, as JSON. It imports no more than walls need, so that any user of the machine can run
+it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ajet.environment.mcp.confined import workdir_in
+from ajet.environment.sandbox.identity import fresh_uid
+from ajet.environment.sandbox.program import Walls, walled_program
+from ajet.record.held_folder import HeldFolder
+
+LOCKS = """
+import fcntl, json, os, sys
+taken = []
+for top in sys.argv[1:]:
+    for here, _, files in os.walk(top):
+        for name in files:
+            path = os.path.join(here, name)
+            for how, take in (("flock", fcntl.flock), ("lockf", fcntl.lockf)):
+                if os.stat(path).st_size == 0:
+                    continue  # the project's have content; an empty one is this sandbox's own
+                try:
+                    with open(path) as file:
+                        take(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                        taken.append(f"{os.path.relpath(path, top)} {how}")
+                except OSError:
+                    pass
+print(json.dumps(taken))
+"""
+
+
+def run_inside(code: str, folders: Sequence[Path], change: Callable[[], None] | None = None) -> object:
+    """Run code behind walls that show the folders, and return what it prints as JSON.
+
+    Args:
+        change: Called when the code has printed `ready`; the code then reads a line and goes on.
+    """
+    work = HeldFolder("walls-", mode=0o711)
+    uid = fresh_uid()
+    command = [sys.executable, "-I", "-S", "-c", code, *map(str, folders)]
+    wall = walled_program(command, Walls(workdir_in(work.path, "work", uid), tuple(folders), uid), {})
+    try:
+        with subprocess.Popen(
+            wall.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={},
+            cwd="/", pass_fds=wall.descriptors, user=wall.user, group=wall.user,
+            extra_groups=None if wall.user is None else [],
+        ) as guest:  # fmt: skip
+            assert guest.stdin is not None and guest.stdout is not None
+            if change is not None:
+                assert guest.stdout.readline() == "ready\n"
+                change()
+            said, problem = guest.communicate("go\n", timeout=60)
+    finally:
+        for each in wall.descriptors:
+            os.close(each)
+        work.remove()
+    assert guest.returncode == 0, problem
+    found: object = json.loads(said)
+    return found
+
+
+def make_record(folder: Path) -> None:
+    """Make a folder that has what a run's has."""
+    folder.mkdir(parents=True)
+    for name in ("run.json", ".lock", "store.db", "store.db-shm", "metrics.jsonl"):
+        (folder / name).write_text("{}")
+
+
+def take_locks(top: Path) -> object:
+    """Make a project with records of each kind, and return the locks that code inside takes in it."""
+    project, venv = top / "project", top / "project" / ".venv"
+    for each in (project / "launcher_record" / "run", project / "runs" / "deep" / "run", project / "named"):
+        make_record(each)
+    (project / "named" / "workspace").mkdir()
+    (venv / "lib").mkdir(parents=True)
+    for name in ("pyvenv.cfg", ".lock", "status.json", "lib/module.py"):
+        (venv / name).write_text("{}")
+    (project / "code.py").write_text("pass")
+    return run_inside(LOCKS, [project, project / "named"])
+
+
+ATTACKS: dict[str, Callable[[Path], object]] = {"locks": take_locks}
+
+if __name__ == "__main__":
+    print(json.dumps(ATTACKS[sys.argv[1]](Path(sys.argv[2]))))
