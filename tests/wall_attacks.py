@@ -86,7 +86,59 @@ def take_locks(top: Path) -> object:
     return run_inside(LOCKS, [project, project / "named"])
 
 
-ATTACKS: dict[str, Callable[[Path], object]] = {"locks": take_locks}
+LOOKS = """
+import json, os, sys
+print("ready", flush=True)
+sys.stdin.readline()
+read = {}
+for top in sys.argv[1:]:
+    for here, _, files in os.walk(top):
+        for name in files:
+            path = os.path.join(here, name)
+            try:
+                with open(path) as file:
+                    read[os.path.relpath(path, top)] = file.read()
+            except OSError:
+                pass
+print(json.dumps(read))
+"""
+
+
+def read_late_keys(top: Path) -> object:
+    """Change a project's keys in each way while code runs inside, and return the files that the code can read."""
+    project = top / "project"
+    for name in ("edited", "replaced", "removed", "moved", "linked", "hard"):
+        (project / name).mkdir(parents=True)
+        (project / name / ".env").write_text("SECRET early")
+    (project / "hard" / "named").hardlink_to(project / "hard" / ".env")
+    for name in ("code.py", ".env.example", "template"):
+        (project / name).write_text("shown")
+
+    def change() -> None:
+        (project / "edited" / ".env").write_text("SECRET late")
+        for name in ("replaced", "hard"):
+            (project / name / "new").write_text("SECRET late")
+            (project / name / "new").replace(project / name / ".env")
+        (project / "removed" / ".env").unlink()
+        (project / "removed" / ".env").write_text("SECRET late")
+        (project / "moved").rename(project / "moved again")
+        (project / "linked" / ".env").unlink()
+        (project / "linked" / "target").write_text("SECRET late")
+        (project / "linked" / ".env").symlink_to("target")
+        (project / ".env").write_text("SECRET late")
+        (project / "template").rename(project / ".env.local")
+        (project / "new" / "deep").mkdir(parents=True)
+        for name in (".env", ".env.production", "copied"):
+            (project / "new" / "deep" / name).write_text("SECRET late")
+        make_record(project / "launcher_record" / "late")
+
+    return run_inside(LOOKS, [project], change)
+
+
+ATTACKS: dict[str, Callable[[Path], object]] = {
+    "locks": take_locks,
+    "late keys": read_late_keys,
+}
 
 if __name__ == "__main__":
     print(json.dumps(ATTACKS[sys.argv[1]](Path(sys.argv[2]))))

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,21 @@ from ajet.environment.sandbox.bubblewrap import (
 )
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
-from ajet.environment.sandbox.inside.file_rule import is_lock, is_secret, walk_project
+from ajet.environment.sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
 from ajet.schema.errors import SandboxFailure
+
+_WRITABLE = ("/tmp", "/dev/shm")
+_START = """\
+import os, sys
+from importlib import import_module
+here, file = os.path.split(sys.argv.pop(1))
+package = "ajet.environment.sandbox.inside"
+for end in (4, 16, 24, 31):
+    sys.modules[package[:end]] = type(sys)(package[:end])
+    sys.modules[package[:end]].__path__ = [here]
+import_module(f"{package}.{file.removesuffix('.py')}").main()
+"""
+"""Starts a program of `inside` with its neighbours as modules: of the package nothing else is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,8 @@ class Shown:
     """Folders of runs."""
     in_records: tuple[str, ...] = ()
     """Folders within `records` that are seen, since they were named."""
+    projects: tuple[str, ...] = ()
+    """Folders whose files are opened by rule: what was named, less what lies in another of them."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> Shown:
@@ -53,20 +69,18 @@ class Shown:
         wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
         also = [each for each in (*code, *_own_python()) if each.exists() and not holds_more(each)]
         shown = tuple(outermost([*wanted, *also]))
-        records: set[str] = set()
-        in_records: list[str] = []
-        files: list[Path] = []
+        projects: list[str] = []
+        listings: list[Listing] = []
         for top in sorted(wanted):
-            inside_record = any(top.is_relative_to(each) for each in records)
-            if inside_record:
-                in_records.append(str(top))
-            elif any(top != other and top.is_relative_to(other) for other in wanted):
-                continue  # walked with the other
-            for listing in walk_project(str(top)):
-                if listing.record:
-                    records.add(listing.path)
-                files += [Path(each.path) for each in listing.files if is_secret(each.name) or is_lock(each.name)]
-        return cls(shown, tuple(sorted(_secrets(files, shown))), tuple(sorted(records)), tuple(in_records))
+            records = [each.path for each in listings if each.record]
+            if _lies_in(top, projects) and not _lies_in(top, records):
+                continue  # walked already
+            projects.append(str(top))
+            listings += walk_project(str(top))
+        records = sorted({each.path for each in listings if each.record})
+        in_records = tuple(each for each in projects if _lies_in(Path(each), records))
+        secrets = _secrets(_find_secrets(listings), shown)
+        return cls(shown, tuple(sorted(secrets)), tuple(records), in_records, tuple(projects))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +116,12 @@ def walled(
     try:
         argv = [bubblewrap, "--die-with-parent", *confined(as_root, descriptors), *programs_shown()]
         argv += [*identity_files(uid if as_root else None, descriptors), *writable(limits.disk)]
-        argv += folders_shown(shown.folders, *ways)
-        argv += _hide_records(shown)
+        places = _Places(shown)
+        argv += [*places.show(), *folders_shown([each for each in shown.folders if each not in places.moved], *ways)]
+        argv += _hide_records(shown, places)
         for secret in shown.secrets:
             descriptors.append(filled(b""))
-            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), secret]
+            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), places.of(secret)]
     except OSError as error:
         _close(descriptors)
         raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
@@ -119,11 +134,12 @@ def walled(
         "processes": limits.processes if uid is not None or counts_by_namespace() else 0,
         "folder": FOLDER,
         "command": list(command),
+        "projects": [places.of(each) for each in shown.projects],
         **(told or {}),
     }
     # root without its rights may not enter another's folder: the program inside does, once it is somebody else
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
-    argv += [sys.executable, "-I", "-S", program, json.dumps(inside)]
+    argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
     return Walled(argv, tuple(descriptors), None if as_root else uid)
 
 
@@ -133,13 +149,64 @@ def holds_more(folder: Path) -> bool:
     return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
 
 
-def _hide_records(shown: Shown) -> Iterator[str]:
+class _Places:
+    """Where shown folders lie inside. A project below a folder that is writable there lies apart, with a link to it:
+    what is allowed for all of `/tmp` would otherwise be allowed for the project's keys."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.moved: dict[str, str] = {}
+        for number, folder in enumerate(shown.folders):
+            holds_project = any(Path(each).is_relative_to(folder) for each in shown.projects)
+            if holds_project and _lies_in(Path(folder), _WRITABLE):
+                self.moved[folder] = f"/shown/{number}"
+
+    def show(self) -> Iterator[str]:
+        """Yield the arguments that show the folders that lie apart."""
+        for folder, place in self.moved.items():
+            yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
+            yield from folders_shown((), folder)
+            yield from ("--symlink", place, folder)
+
+    def of(self, path: str) -> str:
+        """The path's place inside."""
+        for folder, place in self.moved.items():
+            if Path(path).is_relative_to(folder):
+                return str(Path(place, Path(path).relative_to(folder)))
+        return path
+
+
+def _hide_records(shown: Shown, places: _Places) -> Iterator[str]:
     """Yield the arguments that cover records with empty folders, and show again the folders in them that were named."""
-    for record in shown.records:
+    records = [places.of(each) for each in shown.records]
+    for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
-    yield from folders_shown(shown.in_records)
-    for record in shown.records:
+    for folder in shown.in_records:
+        yield from folders_shown((), places.of(folder))
+        yield from ("--ro-bind", folder, places.of(folder))
+    for record in records:
         yield from ("--remount-ro", record)
+
+
+def _lies_in(path: Path, folders: Iterable[str]) -> bool:
+    return any(path.is_relative_to(each) for each in folders)
+
+
+def _find_secrets(listings: Sequence[Listing]) -> Iterator[Path]:
+    """Yield files of keys and locks, and files that are one of them by another name."""
+    linked: set[tuple[int, int]] = set()
+    for entry in (each for listing in listings for each in listing.files):
+        if is_secret(entry.name) or is_lock(entry.name):
+            yield Path(entry.path)
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if found.st_nlink > 1:
+                    linked.add((found.st_dev, found.st_ino))
+    numbers = {number for _, number in linked}
+    for entry in (each for listing in listings for each in listing.files if each.inode() in numbers):
+        with suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            if (found.st_dev, found.st_ino) in linked:
+                yield Path(entry.path)
 
 
 def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
@@ -158,14 +225,18 @@ def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
 
 
 def _own_python() -> Iterator[Path]:
-    """Folders of this Python, of those that it is a link to, and what is run of ours inside."""
-    yield from (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).with_name("inside"))
+    """Yield folders of this Python, of those that it is a link to, and what is run of ours inside."""
+    yield Path(__file__).with_name("inside")
     here = Path(sys.executable)
-    for _ in range(16):
-        yield here.parent.parent
-        if not here.is_symlink():
-            return
+    prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]
+    while here.is_symlink() and len(prefixes) < 16:
         here = here.parent / os.readlink(here)
+        prefixes.append(here.parent.parent)
+    for prefix in prefixes:
+        if (prefix / "pyvenv.cfg").exists():  # which may be a project, too: `python -m venv .`
+            yield from (prefix / name for name in ("pyvenv.cfg", *sorted(ENVIRONMENT_FOLDERS)))
+        else:
+            yield prefix
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -93,7 +92,7 @@ class Box:
 
     def probe(self) -> None:
         """Start a Python in one, which looks at the folders that it is shown. Raises ConfigError."""
-        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self._shown.folders]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         said, says = os.pipe()
         words = ""
         try:
@@ -134,7 +133,7 @@ class Box:
         given: tuple[int, ...] = ()
         try:
             wall = walled(
-                door.__file__, command, self._shown, self._limits, fresh_uid(), more=more, ways=[DOOR],
+                door.__file__, command, self.find_shown(), self._limits, fresh_uid(), more=more, ways=[DOOR],
                 told={"door": DOOR},
             )  # fmt: skip
             given = wall.descriptors
@@ -170,10 +169,9 @@ class Box:
         gone = group.remove if group is not None else lambda: None
         return Started(process, gone, self._base_url, polite=False)
 
-    @cached_property
-    def _shown(self) -> Shown:
-        """Folders of code, looked for once a run: the project and what else is imported from, but for what Python
-        brings with it and whole homes."""
+    def find_shown(self) -> Shown:
+        """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
+        it and whole homes."""
         package = Path(ajet.__file__).resolve().parent
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         also = [each for each in map(Path, self._home.paths) if each.is_dir() and not holds_more(each)]

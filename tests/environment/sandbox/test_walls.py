@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from ajet.environment.sandbox.contract import Limits
+from ajet.environment.sandbox.inside.kernel import landlock_version
+from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
 from ajet.environment.sandbox.interpreter import reachable
 from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
@@ -64,6 +66,16 @@ def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
     assert [each for each in found if ".lock" in each or "-shm" in each] == []
     assert [each for each in found if each.startswith(("runs/", "launcher_record/"))] == []
     assert {"code.py flock", ".venv/lib/module.py flock", "run.json flock"} <= set(found), "the rest is shown"
+
+
+@pytest.mark.skipif(landlock_version() < LEAST_ABI, reason="no Landlock")
+@pytest.mark.parametrize("user", ["this", "another"])
+def test_keys_changed_after_start_are_not_read(top: Path, user: str) -> None:
+    found = attack("late keys", top, user)
+    assert isinstance(found, dict)
+    assert {name: text for name, text in found.items() if "SECRET" in text} == {}
+    assert not any("launcher_record" in name for name in found)
+    assert found["code.py"] == found[".env.example"] == "shown"
 
 
 @pytest.fixture
@@ -116,5 +128,15 @@ def test_a_link_to_keys_is_as_empty_as_they_are(project: Path) -> None:
 def test_keys_of_other_folders_that_a_workflow_imports_from_are_empty_too(project: Path) -> None:
     keys = with_files(project, ".env") + with_files(project.parent / "library", "deep/.env")
     home = Home("flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key"))
-    shown = Box(home, "/nowhere", "http://127.0.0.1:9", Limits())._shown
+    shown = Box(home, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
     assert sorted(shown.secrets) == sorted(keys) and str(project.parent / "library") in shown.folders
+
+
+def test_project_that_is_running_python_is_not_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m venv .` makes one, of which only a folder is named."""
+    with_files(project, ".env", "pyvenv.cfg", "bin/python", "lib/module.py", "servers/code.py")
+    monkeypatch.setattr(sys, "prefix", str(project))
+    monkeypatch.setattr(sys, "executable", str(project / "bin" / "python"))
+    shown = [Path(each) for each in Shown.of([project / "servers"]).folders]
+    assert {project / name for name in ("pyvenv.cfg", "bin", "lib", "servers")} <= set(shown)
+    assert not any((project / ".env").is_relative_to(each) for each in shown)

@@ -17,7 +17,7 @@ RECORDS = "launcher_record"
 _RUN_FILES = frozenset({"run.json", "status.json", "resolved.yaml", "lock.json", "chain.jsonl"})
 """Files that a run's folder has beside its lock. A folder with a lock alone is no record: uv puts one into `.venv`."""
 _FOREIGN_FOLDERS = frozenset({".git", "node_modules", "__pycache__"})
-_ENVIRONMENT_FOLDERS = frozenset({"bin", "include", "lib", "lib64", "share"})
+ENVIRONMENT_FOLDERS = frozenset({"bin", "include", "lib", "lib64", "share"})
 """Folders beside a `pyvenv.cfg`."""
 
 
@@ -49,7 +49,7 @@ class Listing:
         self.files: list[os.DirEntry[str]] = []
         self.foreign: list[os.DirEntry[str]] = []
         marked = any(entry.name == "pyvenv.cfg" for entry in entries)
-        foreign = _FOREIGN_FOLDERS | _ENVIRONMENT_FOLDERS if marked else _FOREIGN_FOLDERS
+        foreign = _FOREIGN_FOLDERS | ENVIRONMENT_FOLDERS if marked else _FOREIGN_FOLDERS
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
                 self.files.append(entry)
