@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.rollout.isolation: sandbox"
+_MEMORY = ("ajet", "environment", "sandbox_limits", "memory")
 DOOR = "/run/ajet/gateway"
 _FOLDERS = "ajet-door-"
 _PROBE_S = 30.0
@@ -59,6 +60,7 @@ class SandboxIsolation(ProcessIsolation):
         """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""
         super().__init__(experiment, workflow_class, ambient)
         _refuse_what_needs_a_network(experiment)
+        _refuse_memory_limit(experiment)
         self._door = Door(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = Box(self._home, self._door.path, address, limits_of(experiment.ajet.environment))
@@ -241,6 +243,38 @@ def _listening(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _refuse_memory_limit(experiment: Experiment) -> None:
+    """Raises ConfigError for a limit that somebody set and that this machine cannot hold for a workflow."""
+    layer = experiment.layers.winner(_MEMORY)
+    if layer is None or layer is experiment.layers.stack[0]:
+        return  # ajet's own
+    if not _can_hold_memory(limits_of(experiment.ajet.environment)):
+        raise ConfigError(
+            "A workflow's memory cannot be held on this machine: no control group can be written.",
+            where=layer.where(_MEMORY),
+            expected="no environment.sandbox_limits.memory with rollout.isolation: sandbox, or a control group "
+            "(version 1 or 2) that this user may write to",
+            do="leave the key out, or start the run with `systemd-run --user --scope -p Delegate=yes`",
+        )
+
+
+def _can_hold_memory(limits: Limits) -> bool:
+    """True if a control group can be made and a process moved into it."""
+    group = control_group(limits)
+    if group is None:
+        return False
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            group.take(process.pid)
+            return True
+        except OSError:
+            return False
+        finally:
+            process.kill()
+            process.wait()
+            group.remove()
 
 
 def _refuse_what_needs_a_network(experiment: Experiment) -> None:
