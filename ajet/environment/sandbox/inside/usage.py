@@ -109,7 +109,9 @@ def _queued() -> int:
 
 
 def disk(folder: str, enough: int) -> int:
-    """Bytes of all files below `folder`, counted until they are more than `enough`; no link is followed."""
+    """Return the bytes of all files below `folder`, counted until they are more than `enough`; no link is followed.
+
+    A folder that cannot be looked at, since it is closed or deeper than a path can be long, counts as too much."""
     total, todo = 0, [folder]
     while todo and total <= enough:
         try:
@@ -118,8 +120,10 @@ def disk(folder: str, enough: int) -> int:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512 + 512
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
+        except FileNotFoundError:
+            continue  # it has just gone
         except OSError:
-            continue
+            return enough + 1
     return total
 
 
