@@ -135,9 +135,48 @@ def read_late_keys(top: Path) -> object:
     return run_inside(LOOKS, [project], change)
 
 
+def use_folders(top: Path) -> object:
+    """Do what programs do: read files that were named or lie in packages, write, rename, and run; what failed."""
+    project, single, venv = top / "project", top / "single.txt", top / "project" / "venv"
+    (venv / "lib").mkdir(parents=True)
+    for path in (single, project / "code.py", venv / "pyvenv.cfg", venv / "lib" / "module.py"):
+        path.write_text("shown")
+    (project / "tool").write_text(
+        "#!/bin/sh\ncat /tmp/written && ln /tmp/written /tmp/linked && ls /proc/self/fd > /dev/null"
+    )
+    (project / "tool").chmod(0o755)
+    (project / "by name").symlink_to("code.py")
+    code = f"""
+import json, os, subprocess, sys
+problems = []
+def attempt(act):
+    try:
+        act()
+    except Exception as error:
+        problems.append(repr(error))
+for path in {[str(single), *(str(project / name) for name in ("code.py", "by name", "venv/lib/module.py"))]!r}:
+    attempt(lambda: open(path).read())
+os.makedirs("/tmp/a/b")
+os.mkdir("/box/a")
+attempt(lambda: open("/tmp/written", "w").write("x"))
+attempt(lambda: open("/tmp/a/moved", "w").write("x"))
+attempt(lambda: os.rename("/tmp/a/moved", "/tmp/a/b/moved"))
+attempt(lambda: open("/box/file", "w").write("x"))
+attempt(lambda: os.rename("/box/file", "/box/a/file"))
+attempt(lambda: open("/box/a/file").read())
+attempt(lambda: subprocess.run([{str(project / "tool")!r}], check=True, stdout=subprocess.DEVNULL))
+attempt(lambda: open("/dev/urandom", "rb").read(1))
+os.chdir({str(project)!r})
+attempt(lambda: open("code.py").read())
+print(json.dumps(problems))
+"""
+    return run_inside(code, [project, single])
+
+
 ATTACKS: dict[str, Callable[[Path], object]] = {
     "locks": take_locks,
     "late keys": read_late_keys,
+    "use": use_folders,
 }
 
 if __name__ == "__main__":

@@ -78,6 +78,10 @@ def test_keys_changed_after_start_are_not_read(top: Path, user: str) -> None:
     assert found["code.py"] == found[".env.example"] == "shown"
 
 
+def test_programs_read_write_rename_and_run(top: Path) -> None:
+    assert attack("use", top, "this") == []
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path.resolve() / "project"

@@ -17,8 +17,9 @@ RECORDS = "launcher_record"
 _RUN_FILES = frozenset({"run.json", "status.json", "resolved.yaml", "lock.json", "chain.jsonl"})
 """Files that a run's folder has beside its lock. A folder with a lock alone is no record: uv puts one into `.venv`."""
 _FOREIGN_FOLDERS = frozenset({".git", "node_modules", "__pycache__"})
-ENVIRONMENT_FOLDERS = frozenset({"bin", "include", "lib", "lib64", "share"})
-"""Folders beside a `pyvenv.cfg`."""
+_ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
+ENVIRONMENT_FOLDERS = frozenset({"bin", "conda-meta", "include", "lib", "lib64", "share"})
+"""Folders of an environment of Python, which one of the marks lies beside."""
 
 
 def is_secret(name: str) -> bool:
@@ -33,7 +34,7 @@ def is_lock(name: str) -> bool:
 
 def is_record(name: str, names: Collection[str]) -> bool:
     """True for a run's folder, or the folder of all runs. `names`: its entries."""
-    if "pyvenv.cfg" in names:
+    if not _ENVIRONMENT_MARKS.isdisjoint(names):
         return False
     return name == RECORDS or (".lock" in names and not _RUN_FILES.isdisjoint(names))
 
@@ -48,7 +49,7 @@ class Listing:
         self.path, self.record = path, record
         self.files: list[os.DirEntry[str]] = []
         self.foreign: list[os.DirEntry[str]] = []
-        marked = any(entry.name == "pyvenv.cfg" for entry in entries)
+        marked = any(entry.name in _ENVIRONMENT_MARKS for entry in entries)
         foreign = _FOREIGN_FOLDERS | ENVIRONMENT_FOLDERS if marked else _FOREIGN_FOLDERS
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):

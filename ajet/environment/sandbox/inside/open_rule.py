@@ -8,7 +8,6 @@ Invariant: rules are about the files themselves, not about their names, and no l
 from __future__ import annotations
 
 import os
-import stat
 
 from ajet.environment.sandbox.inside import kernel
 from ajet.environment.sandbox.inside.file_rule import is_lock, is_secret, walk_project
@@ -25,16 +24,19 @@ def restrict_opening(projects: Collection[str]) -> None:
     """Hold this process and its children to the files that are here now. Nothing happens without Landlock.
 
     Args:
-        projects: Folders whose files are named one by one. All else can be opened.
+        projects: Folders whose files are named one by one, and single files. All else can be opened.
     """
     if not projects or kernel.landlock_version() < LEAST_ABI:
         return
     ruleset = kernel.create_ruleset(kernel.READ_FILE | kernel.REFER)
     try:
         for path in _open_folders("/", projects):
-            _allow(ruleset, path, kernel.READ_FILE | kernel.REFER)
+            _allow(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
         for top in projects:
-            _allow_files(ruleset, top)
+            if os.path.isdir(top):
+                _allow_files(ruleset, top)
+            else:
+                _allow(ruleset, top, kernel.READ_FILE)
         kernel.enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
@@ -44,7 +46,7 @@ def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
     """Yield what lies beside the projects and the folders above them."""
     for name in os.listdir(here):
         path = os.path.join(here, name)
-        if path in projects:
+        if path in projects or os.path.islink(path):
             continue
         if any(each.startswith(f"{path}/") for each in projects):
             yield from _open_folders(path, projects)
@@ -54,7 +56,7 @@ def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
 
 def _allow_files(ruleset: int, top: str) -> None:
     """Allow the files of a project, but for secrets and locks under any of their names."""
-    files: list[os.DirEntry[str]] = []
+    files: list[tuple[int, os.DirEntry[str]]] = []
     secrets: set[tuple[int, int]] = set()
     for listing in walk_project(top):
         for entry in listing.foreign:
@@ -62,11 +64,12 @@ def _allow_files(ruleset: int, top: str) -> None:
         device = os.stat(listing.path).st_dev
         for entry in listing.files:
             if not (is_secret(entry.name) or is_lock(entry.name)):
-                files.append(entry)
+                files.append((device, entry))
             elif not _allow_cover(ruleset, entry.path, device):
                 secrets.add((device, entry.inode()))
-    for entry in files:
-        _allow(ruleset, entry.path, kernel.READ_FILE, secrets)
+    for device, entry in files:
+        if not secrets or (device, entry.inode()) not in secrets:
+            _allow(ruleset, entry.path, kernel.READ_FILE)
 
 
 def _allow_cover(ruleset: int, path: str, device: int) -> bool:
@@ -88,16 +91,13 @@ def _allow_cover(ruleset: int, path: str, device: int) -> bool:
         os.close(place)
 
 
-def _allow(ruleset: int, path: str, rights: int, secrets: Collection[tuple[int, int]] = ()) -> None:
-    """Allow a file, or all below a folder. Links and secrets, given by device and number, are passed over."""
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Allow a file, or all below a folder. Of a link the link itself is allowed, which opens nothing."""
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return  # it has just gone, or this user cannot go there
     try:
-        found = os.fstat(place)
-        if stat.S_ISLNK(found.st_mode) or (found.st_dev, found.st_ino) in secrets:
-            return
-        kernel.add_rule(ruleset, place, rights if stat.S_ISDIR(found.st_mode) else kernel.READ_FILE)
+        kernel.add_rule(ruleset, place, rights)
     finally:
         os.close(place)
