@@ -2,9 +2,9 @@
 tool server, a service, a workflow.
 
 Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only; no other process,
-no network, and no variable of this environment. In these folders files of keys and locks are empty, and so are records
-of runs, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`, which finds
-them.
+no network, and no variable of this environment. In these folders files of keys are empty, files of locks closed, and
+records of runs empty, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`,
+which finds them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ajet.environment.sandbox.bubblewrap import (
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
 from ajet.environment.sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
+from ajet.environment.sandbox.inside.kernel import landlock_version
+from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
 from ajet.schema.errors import SandboxFailure
 
 _WRITABLE = ("/tmp", "/dev/shm")
@@ -54,7 +56,7 @@ class Shown:
 
     folders: tuple[str, ...]
     secrets: tuple[str, ...]
-    """Files of keys and locks."""
+    """Files of keys, and of locks where no rule closes them."""
     records: tuple[str, ...] = ()
     """Folders of runs."""
     in_records: tuple[str, ...] = ()
@@ -192,10 +194,12 @@ def _lies_in(path: Path, folders: Iterable[str]) -> bool:
 
 
 def _find_secrets(listings: Sequence[Listing]) -> Iterator[Path]:
-    """Yield files of keys and locks, and files that are one of them by another name."""
+    """Yield files of keys, and files that are one of them by another name; files of locks, too, where no rule of
+    Landlock closes them: SQLite's come and go, and a cover for one that has just gone stops the start."""
+    without_rule = landlock_version() < LEAST_ABI
     linked: set[tuple[int, int]] = set()
     for entry in (each for listing in listings for each in listing.files):
-        if is_secret(entry.name) or is_lock(entry.name):
+        if is_secret(entry.name) or (without_rule and is_lock(entry.name)):
             yield Path(entry.path)
             with suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
