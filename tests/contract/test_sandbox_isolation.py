@@ -232,6 +232,17 @@ def test_what_the_machine_or_the_experiment_lacks_is_said_at_launch(
         opened(tmp_path, {})()
 
 
+def test_memory_limit_that_cannot_be_held_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "control_group", lambda limits: None)
+    with pytest.raises(ConfigError, match="no control group") as refused:
+        opened(tmp_path, {"environment": {"sandbox_limits": {"memory": 300}}})()
+    assert "experiment.yaml:" in refused.value.where and "sandbox_limits.memory" in (refused.value.expected or "")
+    monkeypatch.setattr(walls, "bubblewrap_program", lambda: None)
+    for own in ({}, {"environment": {"sandbox_limits": {"processes": 20}}}):
+        with pytest.raises(ConfigError, match="bubblewrap is not installed"):
+            opened(tmp_path, own)()
+
+
 def test_a_project_folder_that_its_user_cannot_read_is_said_at_launch(tmp_path: Path) -> None:
     require("bubblewrap")
     if fresh_uid() is None:

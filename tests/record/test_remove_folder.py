@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ajet.environment.deployment.gaia import Workdirs
 from ajet.record import held_folder
 from ajet.record.held_folder import HeldFolder
 from ajet.record.remove_folder import remove_folder
+from ajet.workflow.command.folder import EpisodeFolder
 
 
 def _nest_folders(top: Path, depth: int, mode: int = 0o755) -> None:
@@ -32,6 +34,24 @@ def test_held_folder_removes_folder_nested_over_recursion_limit(tmp_path: Path, 
     _nest_folders(top, 1200, mode)
     held.remove()
     assert not any(tmp_path.iterdir())
+
+
+def test_command_agents_nested_folder_is_removed(tmp_path: Path) -> None:
+    folder = EpisodeFolder(str(tmp_path), "nested")
+    folder.fill(None, {"a/b.txt": "x"}, {})
+    _nest_folders(folder.work, 1200, 0o000)
+    folder.remove()
+    assert not any(tmp_path.iterdir())
+
+
+def test_tool_servers_nested_folder_is_removed() -> None:
+    workdirs = Workdirs()
+    folder, _ = workdirs.of("episode")
+    _nest_folders(folder, 1200, 0o000)
+    workdirs.remove("episode")
+    assert not folder.exists() and folder.parent.exists()
+    workdirs.close()
+    assert not folder.parent.exists()
 
 
 def test_nested_leftovers_do_not_stop_next_maker(tmp_path: Path) -> None:

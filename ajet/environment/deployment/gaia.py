@@ -15,7 +15,6 @@ confined and cannot be answers why.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from ajet.environment.sandbox.bubblewrap import FOLDER
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
 from ajet.record.held_folder import HeldFolder
+from ajet.record.remove_folder import remove_folder
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 
@@ -124,7 +124,7 @@ class Workdirs:
         """Remove an episode's folder with what is in it."""
         if self._root is not None:
             self._users.pop(self._root.path / episode, None)
-            shutil.rmtree(self._root.path / episode, ignore_errors=True)
+            remove_folder(self._root.path / episode)
 
     def close(self) -> None:
         """Remove all folders."""

@@ -70,8 +70,9 @@ class Bubblewrap(Warm):
         argv += writable(self._limits.disk)
         argv += ["--remount-ro", "/", "--chdir", FOLDER, "--", self._program()]
         self.folder = FOLDER
+        code = seccomp_filter(namespaces=True, counted=True) if self._group is None else b""
         settings = {
-            "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": b"",
+            "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": code,
             "longest": 1 << 30, "packages": list(self._packages()), "environment": self._inside(),
         }  # fmt: skip
         compiled = self._python.compiled and self._root is None

@@ -88,7 +88,7 @@ class Landlock(Beside):
         if user is None and version < KEEPS_SIGNALS:
             why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {KEEPS_SIGNALS}, Linux 6.12)"
             raise SandboxFailure(why, retryable=False)
-        code = seccomp_filter(namespaces=False)
+        code = seccomp_filter(namespaces=False, counted=self._group is None)
         if not code:
             raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
         return self._beside(line, user, code, confined=True)

@@ -44,6 +44,12 @@ _OF_ITSELF: dict[str, tuple[int, int]] = {
     "sched_setparam": (142, 118), "sched_setattr": (314, 274),
 }  # fmt: skip
 """There, allowed with 0 as the process only."""
+_UNSEEN: dict[str, tuple[int, int]] = {"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194)}
+"""Memory that belongs to no process. Said not to exist where no control group counts it."""
+_SETSOCKOPT, _FCNTL, _PRCTL = (54, 208), (72, 25), (157, 167)
+_SOL_SOCKET, _BUFFERS = 1, (7, 8, 18, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF, SO_RCVLOWAT, SO_SNDBUFFORCE, SO_RCVBUFFORCE."""
+_SET_PIPE_SIZE, _SET_DUMPABLE = 1031, 4
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW* of user, process, network, IPC, names, mount, cgroup and time namespaces."""
@@ -53,13 +59,19 @@ _PUSH_INPUT = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX."""
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 _X32 = 0x40000000
 
 
-def seccomp_filter(*, namespaces: bool) -> bytes:
-    """The program. namespaces: the sandbox has process, network and IPC namespaces of its own; without them sockets
-    and shared memory are refused, too. b"" on an architecture that is not known here."""
+def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
+    """The program; b"" on an architecture that is not known here.
+
+    Args:
+        namespaces: True if the sandbox has process, network and IPC namespaces of its own; without them sockets and
+            shared memory are refused, too.
+        counted: True if its memory is added up by looks at its processes: no memory may then lie outside of them, no
+            buffer may grow, and no process may hide.
+    """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
         return b""
@@ -69,7 +81,7 @@ def seccomp_filter(*, namespaces: bool) -> bytes:
     ]  # fmt: skip
     if column == 0:
         code += [(_AT_LEAST, 0, 1, _X32), (_ANSWER, 0, 0, _KILL)]
-    refused = dict(_CALLS)
+    refused: dict[str, tuple[int | None, int | None]] = dict(_CALLS)
     if not namespaces:
         refused |= _SHARED
     for numbers in refused.values():
@@ -77,6 +89,17 @@ def seccomp_filter(*, namespaces: bool) -> bytes:
         if number is not None:
             code += [(_EQUAL, 0, 1, number), _failing(errno.EPERM)]
     code += [(_EQUAL, 0, 1, _CLONE3[column]), _failing(errno.ENOSYS)]
+    if counted:
+        for each in _UNSEEN.values():
+            code += [(_EQUAL, 0, 1, each[column]), _failing(errno.ENOSYS)]
+        code += _when(_FCNTL[column], [(_LOAD, 0, 0, _SECOND), (_EQUAL, 0, 1, _SET_PIPE_SIZE), _failing(errno.EPERM)])
+        code += _when(_PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _failing(errno.EPERM)])
+        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _failing(0))]  # as if it were done
+        code += _when(
+            _SETSOCKOPT[column],
+            [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _SOL_SOCKET), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _THIRD)]
+            + buffers,
+        )
     code += _when(_CLONE[column], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _failing(errno.EPERM)])
     pushes = [(_EQUAL, 0, 1, each) for each in _PUSH_INPUT]
     code += _when(

@@ -29,6 +29,10 @@ class Targets:
     """A project's, which a sandbox may be shown."""
     dotenv: str
     """A file of keys below it, which everybody may read."""
+    lock: str
+    """A run's, in a record below it, which everybody may read."""
+    shm: str
+    """A file beside it that SQLite locks."""
     file: str
     pid: int
     ticks: str
@@ -57,6 +61,7 @@ def targets() -> Iterator[Targets]:
         dotenv.parent.mkdir(mode=0o755)
         dotenv.write_text(SECRET)
         dotenv.chmod(0o644)
+        lock, shm = _make_record(Path(shown, "launcher_record", "run"))
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = SECRET
         made.callback(os.environ.pop, VARIABLE, before)
@@ -75,7 +80,18 @@ def targets() -> Iterator[Targets]:
         tcp, name = sockets[0].getsockname()[1], f"ajet-{secrets.token_hex(8)}"
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         at = (tcp, udp.getsockname()[1], path, abstract)
-        yield Targets(folder, shown, str(dotenv), str(file), os.getpid(), ticks, name, users, *at)
+        yield Targets(folder, shown, str(dotenv), str(lock), str(shm), str(file), os.getpid(), ticks, name, users, *at)
+
+
+def _make_record(folder: Path) -> tuple[Path, Path]:
+    """Make what a run's folder has, readable by everybody. Return its lock and the file that SQLite locks."""
+    folder.mkdir(parents=True)
+    for each in (folder.parent, folder):
+        each.chmod(0o755)
+    for name in ("run.json", ".lock", "store.db-shm"):
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+    return folder / ".lock", folder / "store.db-shm"
 
 
 def _opened(made: ExitStack, family: int, address: str | tuple[str, int]) -> socket.socket:

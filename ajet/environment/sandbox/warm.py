@@ -57,6 +57,10 @@ class Plan:
     """Of the program that starts it; nothing of them may reach it."""
 
 
+class ControlGroupRefusedError(Exception):
+    """A control group was made, and the resident cannot be moved into it."""
+
+
 class Warm(ABC):
     """See the contract, and the module."""
 
@@ -76,17 +80,25 @@ class Warm(ABC):
         self._turn, self._writing = threading.Lock(), threading.Lock()
         self._group: ControlGroup | None = control_group(limits) if cgroups else None
         self._folder: Files | None = None
-        self._memory_held = self._group is not None
         self._killed = 0
         self._closed = False
         self.lost = ""
         self.folder = ""
         self._line, theirs = socket.socketpair()
         try:
-            self._start(theirs)
+            try:
+                self._start(theirs)
+            except ControlGroupRefusedError:  # started anew, with what counts memory otherwise
+                self._end()
+                self._line.close()
+                self._clean()
+                self._drop_group()
+                self._line, theirs = socket.socketpair()
+                self._start(theirs)
         except BaseException:
             self.close()
             raise
+        self._memory_held = self._group is not None
 
     @abstractmethod
     def _plan(self, line: int) -> Plan:
@@ -94,6 +106,11 @@ class Warm(ABC):
 
     def _clean(self) -> None:  # noqa: B027 - most mechanisms make nothing
         """Remove what the mechanism made on the host."""
+
+    def _drop_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.remove()
 
     @property
     def memory_held(self) -> bool:
@@ -157,8 +174,7 @@ class Warm(ABC):
         self._line.close()
         if self._folder is not None:
             self._folder.close()
-        if self._group is not None:
-            self._group.remove()
+        self._drop_group()
         self._clean()
 
     def _files(self) -> Files:
@@ -219,10 +235,8 @@ class Warm(ABC):
         if self._group is not None:
             try:
                 self._group.take(self._pid)
-            except OSError:
-                self._group.remove()
-                self._group = None
-                self._memory_held = False
+            except OSError as error:
+                raise ControlGroupRefusedError(error.strerror) from error
         self._line.settimeout(START_SECONDS)
         try:
             word = self._line.recv(1)

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.rollout.isolation: sandbox"
+_MEMORY = ("ajet", "environment", "sandbox_limits", "memory")
 DOOR = "/run/ajet/gateway"
 _FOLDERS = "ajet-door-"
 _PROBE_S = 30.0
@@ -60,6 +60,7 @@ class SandboxIsolation(ProcessIsolation):
         """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""
         super().__init__(experiment, workflow_class, ambient)
         require_no_network(experiment)
+        _refuse_memory_limit(experiment)
         self._door = Door(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = Box(self._home, self._door.path, address, limits_of(experiment.ajet.environment))
@@ -93,7 +94,7 @@ class Box:
 
     def probe(self) -> None:
         """Start a Python in one, which looks at the folders that it is shown. Raises ConfigError."""
-        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self._shown.folders]
+        command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         said, says = os.pipe()
         words = ""
         try:
@@ -134,7 +135,7 @@ class Box:
         given: tuple[int, ...] = ()
         try:
             wall = walled(
-                door.__file__, command, self._shown, self._limits, fresh_uid(), more=more, ways=[DOOR],
+                door.__file__, command, self.find_shown(), self._limits, fresh_uid(), more=more, ways=[DOOR],
                 told={"door": DOOR},
             )  # fmt: skip
             given = wall.descriptors
@@ -170,10 +171,9 @@ class Box:
         gone = group.remove if group is not None else lambda: None
         return Started(process, gone, self._base_url, polite=False)
 
-    @cached_property
-    def _shown(self) -> Shown:
-        """Folders of code, looked for once a run: the project and what else is imported from, but for what Python
-        brings with it and whole homes."""
+    def find_shown(self) -> Shown:
+        """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
+        it and whole homes."""
         package = Path(ajet.__file__).resolve().parent
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         also = [each for each in map(Path, self._home.paths) if each.is_dir() and not holds_more(each)]
@@ -243,6 +243,38 @@ def _listening(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _refuse_memory_limit(experiment: Experiment) -> None:
+    """Raises ConfigError for a limit that somebody set and that this machine cannot hold for a workflow."""
+    layer = experiment.layers.winner(_MEMORY)
+    if layer is None or layer is experiment.layers.stack[0]:
+        return  # ajet's own
+    if not _can_hold_memory(limits_of(experiment.ajet.environment)):
+        raise ConfigError(
+            "A workflow's memory cannot be held on this machine: no control group can be written.",
+            where=layer.where(_MEMORY),
+            expected="no environment.sandbox_limits.memory with rollout.isolation: sandbox, or a control group "
+            "(version 1 or 2) that this user may write to",
+            do="leave the key out, or start the run with `systemd-run --user --scope -p Delegate=yes`",
+        )
+
+
+def _can_hold_memory(limits: Limits) -> bool:
+    """True if a control group can be made and a process moved into it."""
+    group = control_group(limits)
+    if group is None:
+        return False
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            group.take(process.pid)
+            return True
+        except OSError:
+            return False
+        finally:
+            process.kill()
+            process.wait()
+            group.remove()
 
 
 def require_no_network(experiment: Experiment) -> None:

@@ -9,6 +9,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ajet.environment.sandbox.choose import AUTOMATIC, ENGINES, Trial, tried, what_helps
+from ajet.environment.sandbox.inside.kernel import landlock_version
+from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.finding import Finding
 
@@ -38,7 +40,10 @@ def _mechanism(trial: Trial, *, needed: bool) -> Finding:
         return Finding(trial.mechanism, "problem" if needed else "note", trial.why, what_helps() if needed else "")
     own = os.geteuid() == 0 or trial.mechanism in ENGINES
     who = "each sandbox a user of its own" if own else "in a user namespace or confined, as this user"
-    return Finding(trial.mechanism, "ok", f"works; memory of a tree is held by {trial.memory_held_by}; {who}")
+    text = f"works; memory of a tree is held by {trial.memory_held_by}; {who}"
+    if trial.mechanism == "bubblewrap" and landlock_version() < LEAST_ABI:
+        text += "; a .env file that changes while code runs can be read there (no Landlock of Linux 5.19)"
+    return Finding(trial.mechanism, "ok", text)
 
 
 def _attacks(mechanism: str, image: str | None) -> list[Finding]:

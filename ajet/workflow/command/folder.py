@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet.record.remove_folder import remove_folder
 from ajet.schema.errors import AgentFailure
 
 ANSWER_BYTES = 4 << 20
@@ -64,14 +65,5 @@ class EpisodeFolder:
         return path
 
     def remove(self) -> None:
-        """Take it away, with what the agent made unreadable."""
-        shutil.rmtree(self.root, onerror=_force)
-
-
-def _force(function: Any, path: str, error: Any) -> None:
-    try:
-        os.chmod(os.path.dirname(path), 0o700)
-        os.chmod(path, 0o700, follow_symlinks=os.chmod not in os.supports_follow_symlinks)
-        function(path)
-    except OSError:
-        return
+        """Take it away, with what the agent made unreadable, however deep it lies."""
+        remove_folder(self.root)

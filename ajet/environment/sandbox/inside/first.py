@@ -1,5 +1,5 @@
 """The first program inside, for a program that stays: it takes on its user and limits and becomes the command that it
-was given. Run by its path; its argument is JSON, and its variables come on a descriptor: arguments are seen by all.
+was given. Its argument is JSON, and its variables come on a descriptor: arguments are seen by all.
 
 Invariant: no code of anybody else's runs as another user than the sandbox's own.
 """
@@ -10,6 +10,8 @@ import json
 import os
 import resource
 import sys
+
+from ajet.environment.sandbox.inside.open_rule import restrict_opening
 
 
 def main() -> None:
@@ -26,8 +28,5 @@ def main() -> None:
     os.chdir(told["folder"])
     with open(told["environment"], "rb") as given:
         environment = json.load(given)
+    restrict_opening(told["projects"])
     os.execvpe(told["command"][0], told["command"], environment)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ import struct
 SET_DUMPABLE, NO_NEW_PRIVS, SET_SECCOMP, SUBREAPER = 4, 38, 22, 36
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """Landlock's system calls, of the same numbers on every architecture."""
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER = 1, 2, 4, 8, 1 << 13
 _FILES_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 """All rights to files that an ABI knows; later ones add none."""
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
@@ -50,9 +50,7 @@ def landlock(readable: list[str], writable: list[str], devices: list[str]) -> No
     files that exist. No TCP (ABI 4) and no signal or abstract socket outside (ABI 6)."""
     version = landlock_version()
     files = _FILES_OF_ABI.get(version, _FILES_OF_ABI[5])
-    attributes = struct.pack("QQQ", files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = _done(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
+    ruleset = create_ruleset(files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     try:
         for paths, rights in (
             (readable, EXECUTE | READ_FILE | READ_DIR),
@@ -61,10 +59,28 @@ def landlock(readable: list[str], writable: list[str], devices: list[str]) -> No
         ):
             for path in paths:
                 _allow(ruleset, path, rights & files)
-        prctl(NO_NEW_PRIVS, 1)
-        _done(_libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), ctypes.c_uint(0)))
+        enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
+
+
+def create_ruleset(files: int, network: int = 0, scopes: int = 0) -> int:
+    """Return the descriptor of a new ruleset that forbids these rights where no rule gives them."""
+    attributes = struct.pack("QQQ", files, network, scopes)
+    size = 24 if scopes else 16 if network else 8
+    return _done(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
+
+
+def add_rule(ruleset: int, place: int, rights: int) -> None:
+    """Give these rights to the file of a descriptor, or to all below it where it is a folder."""
+    rule = struct.pack("=Qi", rights, place)
+    _done(_libc.syscall(ctypes.c_long(_ADD), ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)))
+
+
+def enforce_ruleset(ruleset: int) -> None:
+    """Hold this process and its children to the ruleset."""
+    prctl(NO_NEW_PRIVS, 1)
+    _done(_libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), ctypes.c_uint(0)))
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -75,7 +91,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not os.path.isdir(path):
             rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, place)
-        _done(_libc.syscall(ctypes.c_long(_ADD), ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)))
+        add_rule(ruleset, place, rights)
     finally:
         os.close(place)

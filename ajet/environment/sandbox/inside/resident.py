@@ -62,9 +62,9 @@ class Resident:
         self._line, self._settings = line, settings
         self._frames = Frames(settings["longest"])
         self._session: Any = None
-        self._whole_namespace = os.getpid() == 1
+        self.whole_namespace = os.getpid() == 1
         kernel.prctl(kernel.SET_DUMPABLE, 0)
-        if not self._whole_namespace:
+        if not self.whole_namespace:
             kernel.prctl(kernel.SUBREAPER, 1)
 
     def serve(self) -> None:
@@ -173,7 +173,7 @@ class Resident:
 
     def tree(self) -> list[int]:
         """The processes of calls that live, parents first, the session's own among them."""
-        if self._whole_namespace:
+        if self.whole_namespace:
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
         found, todo = [], [os.getpid()]
         while todo:
@@ -186,7 +186,7 @@ class Resident:
         """End all but the session, and take in what ended."""
         keeper = self._session.pid if self._session is not None else 0
         while True:
-            if keeper == 0 and self._whole_namespace:
+            if keeper == 0 and self.whole_namespace:
                 try:
                     os.kill(-1, signal.SIGKILL)
                 except ProcessLookupError:
@@ -303,7 +303,8 @@ class Watched:
         from ajet.environment.sandbox.inside import usage
 
         tree = self._resident.tree()
-        if self._order["watch_memory"] and usage.memory(tree) > self._order["memory"]:
+        apart = self._resident.whole_namespace
+        if self._order["watch_memory"] and usage.memory(tree, apart=apart) > self._order["memory"]:
             return "memory"
         if self._order["watch_disk"] and usage.disk(".", self._order["disk"]) > self._order["disk"]:
             return "disk"

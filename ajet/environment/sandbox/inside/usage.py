@@ -4,29 +4,114 @@ from __future__ import annotations
 
 import os
 
+_PIPE = 1 << 16
+"""Bytes that a pipe holds where nobody may enlarge it."""
+_QUEUES = ("/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6")
 
-def memory(tree: list[int]) -> int:
-    """Bytes of memory, what is shared counted once (PSS); a process that hides that counts with all it holds."""
-    return sum(_one(pid) for pid in tree)
+
+def memory(tree: list[int], *, apart: bool) -> int:
+    """Return the bytes of memory of these processes; what they share is counted once (PSS).
+
+    What no process maps counts, too: a memfd with its size, a pipe and a socket with the most that they can hold, and
+    what waits in connections. A process that hides this counts with all it holds and a socket for each open file.
+
+    Args:
+        apart: True if the processes have a network namespace of their own, so that all its connections are theirs.
+    """
+    total = mapped_shared = 0
+    files: dict[str, int] = {}
+    for pid in tree:
+        held, shared = _mapped(pid)
+        total += held
+        mapped_shared += shared
+        files.update(_open_memory(pid))
+    memfds = sum(size for name, size in files.items() if name.startswith("memfd"))
+    others = sum(size for name, size in files.items() if not name.startswith("memfd"))
+    return total + max(0, memfds - mapped_shared) + others + (_queued() if apart else 0)
 
 
-def _one(pid: int) -> int:
+def _mapped(pid: int) -> tuple[int, int]:
+    """Return what a process maps, and how much of it is shared memory."""
+    held = shared = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             for row in rollup:
-                if row.startswith("Pss:"):
-                    return int(row.split()[1]) * 1024
+                name, _, rest = row.partition(":")
+                if name in ("Pss", "SwapPss", "Shared_Hugetlb", "Private_Hugetlb"):
+                    held += int(rest.split()[0]) * 1024
+                elif name == "Pss_Shmem":
+                    shared = int(rest.split()[0]) * 1024
+        return held, shared
     except OSError:
         pass
     try:
         with open(f"/proc/{pid}/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), 0
     except (OSError, IndexError):
+        return 0, 0
+
+
+def _open_memory(pid: int) -> dict[str, int]:
+    """Return the memory behind the files that the threads of a process have open, by a name that is the file's own."""
+    found: dict[str, int] = {}
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            folder = f"/proc/{pid}/task/{task}/fd"
+            for number in os.listdir(folder):
+                try:
+                    link = os.readlink(f"{folder}/{number}")
+                    if link.startswith("socket:"):
+                        found[link] = _of_socket()
+                    elif link.startswith("pipe:"):
+                        found[link] = _PIPE
+                    elif link.startswith("/memfd:"):
+                        file = os.stat(f"{folder}/{number}")
+                        found[f"memfd {file.st_ino}"] = file.st_blocks * 512
+                except FileNotFoundError:
+                    continue  # it has just been closed
+    except FileNotFoundError:
+        pass  # it has ended
+    except PermissionError:
+        found[f"hidden {pid}"] = _limit_of_files(pid) * _of_socket()
+    return found
+
+
+def _of_socket() -> int:
+    """Return the bytes that a socket holds where nobody may enlarge its buffers."""
+    try:
+        with open("/proc/sys/net/core/wmem_default") as told:
+            return int(told.read())
+    except OSError:
+        return 212_992
+
+
+def _limit_of_files(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/limits") as limits:
+            return next(int(row.split()[3]) for row in limits if row.startswith("Max open files"))
+    except (OSError, StopIteration, ValueError):
         return 0
 
 
+def _queued() -> int:
+    """Return the bytes that wait in connections of this network namespace."""
+    total = 0
+    for path in _QUEUES:
+        try:
+            with open(path) as rows:
+                next(rows, None)
+                for row in rows:
+                    sends, _, receives = row.split()[4].partition(":")
+                    total += int(sends, 16) + int(receives, 16)
+        except OSError:
+            continue
+    return total
+
+
 def disk(folder: str, enough: int) -> int:
-    """Bytes of all files below `folder`, counted until they are more than `enough`; no link is followed."""
+    """Return the bytes of all files below `folder`, counted until they are more than `enough`; no link is followed.
+
+    A folder that cannot be looked at, since it is closed or deeper than a path can be long, counts as too much."""
     total, todo = 0, [folder]
     while todo and total <= enough:
         try:
@@ -35,8 +120,10 @@ def disk(folder: str, enough: int) -> int:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512 + 512
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
+        except FileNotFoundError:
+            continue  # it has just gone
         except OSError:
-            continue
+            return enough + 1
     return total
 
 

@@ -1,0 +1,77 @@
+"""Which files of a folder that is shown behind walls can be opened inside: those of the project, and no keys or locks.
+
+Invariant: the rule is one of names, so the host and the program inside decide the same. Locks count as keys do, since
+`flock` and `fcntl` take one through a file that can only be read.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+RECORDS = "launcher_record"
+"""The folder that holds runs where no other one is named."""
+_RUN_FILES = frozenset({"run.json", "status.json", "resolved.yaml", "lock.json", "chain.jsonl"})
+"""Files that a run's folder has beside its lock. A folder with a lock alone is no record: uv puts one into `.venv`."""
+_FOREIGN_FOLDERS = frozenset({".git", "node_modules", "__pycache__"})
+_ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
+ENVIRONMENT_FOLDERS = frozenset({"bin", "conda-meta", "include", "lib", "lib64", "share"})
+"""Folders of an environment of Python, which one of the marks lies beside."""
+
+
+def is_secret(name: str) -> bool:
+    """True for a `.env` file, except the example that is made to be read."""
+    return name.startswith(".env") and name != ".env.example"
+
+
+def is_lock(name: str) -> bool:
+    """True for a run's lock and for the file that SQLite locks while a database is open."""
+    return name == ".lock" or name.endswith("-shm")
+
+
+def is_record(name: str, names: Collection[str]) -> bool:
+    """True for a run's folder, or the folder of all runs. `names`: its entries."""
+    if not _ENVIRONMENT_MARKS.isdisjoint(names):
+        return False
+    return name == RECORDS or (".lock" in names and not _RUN_FILES.isdisjoint(names))
+
+
+class Listing:
+    """A folder of the project: its files and links, and the folders in it that are not searched."""
+
+    __slots__ = ("files", "foreign", "path", "record")
+
+    def __init__(self, path: str, entries: list[os.DirEntry[str]], *, record: bool) -> None:
+        """`record`: True if the folder is hidden, so that `entries` is empty."""
+        self.path, self.record = path, record
+        self.files: list[os.DirEntry[str]] = []
+        self.foreign: list[os.DirEntry[str]] = []
+        marked = any(entry.name in _ENVIRONMENT_MARKS for entry in entries)
+        foreign = _FOREIGN_FOLDERS | ENVIRONMENT_FOLDERS if marked else _FOREIGN_FOLDERS
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                self.files.append(entry)
+            elif entry.name in foreign:
+                self.foreign.append(entry)
+
+
+def walk_project(top: str) -> Iterator[Listing]:
+    """Yield each folder of the project below `top`. Records, packages, and what git and Python made are not entered."""
+    todo = [top]
+    while todo:
+        here = todo.pop()
+        try:
+            with os.scandir(here) as found:
+                entries = list(found)
+        except OSError:
+            continue  # nobody inside can list it either
+        if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
+            yield Listing(here, [], record=True)
+            continue
+        listing = Listing(here, entries, record=False)
+        yield listing
+        left = {entry.name for entry in (*listing.files, *listing.foreign)}
+        todo += [entry.path for entry in entries if entry.name not in left]

@@ -1,0 +1,146 @@
+"""What code behind walls sees of a project, and what it cannot do there, as this user and as an ordinary one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ajet.environment.sandbox.contract import Limits
+from ajet.environment.sandbox.inside.kernel import landlock_version
+from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
+from ajet.environment.sandbox.interpreter import reachable
+from ajet.environment.sandbox.walls import Shown
+from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.sandbox import Box
+from ajet.schema.endpoint import Endpoint
+from tests.sandbox_fixtures import require
+from tests.wall_attacks import ATTACKS
+
+NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(params=["/tmp", "/var/tmp"])
+def top(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that every user can reach. `/tmp` is one of those that are writable inside."""
+    require("bubblewrap")
+    folder = Path(tempfile.mkdtemp(dir=request.param))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def attack(name: str, top: Path, user: str) -> object:
+    """What the attack got hold of."""
+    if user == "this":
+        return ATTACKS[name](top)
+    if os.geteuid() != 0:
+        pytest.skip("this user is an ordinary one")
+    python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
+    if python is None or not reachable(str(ROOT)):
+        pytest.skip("no Python, or not this folder, can be reached by another user")
+    packages = str(Path(psutil.__file__).parents[1])
+    done = subprocess.run(
+        [python, ROOT / "tests" / "wall_attacks.py", name, top],
+        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
+        env={"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: object = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("user", ["this", "another"])
+def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
+    found = attack("locks", top, user)
+    assert isinstance(found, list)
+    assert [each for each in found if ".lock" in each or "-shm" in each] == []
+    assert [each for each in found if each.startswith(("runs/", "launcher_record/"))] == []
+    assert {"code.py flock", ".venv/lib/module.py flock", "run.json flock"} <= set(found), "the rest is shown"
+
+
+@pytest.mark.skipif(landlock_version() < LEAST_ABI, reason="no Landlock")
+@pytest.mark.parametrize("user", ["this", "another"])
+def test_keys_changed_after_start_are_not_read(top: Path, user: str) -> None:
+    found = attack("late keys", top, user)
+    assert isinstance(found, dict)
+    assert {name: text for name, text in found.items() if "SECRET" in text} == {}
+    assert not any("launcher_record" in name for name in found)
+    assert found["code.py"] == found[".env.example"] == "shown"
+
+
+def test_programs_read_write_rename_and_run(top: Path) -> None:
+    assert attack("use", top, "this") == []
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "project"
+    folder.mkdir()
+    return folder
+
+
+def with_files(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("KEY=1")
+    return sorted(str(folder / name) for name in names)
+
+
+def secrets_of(*folders: Path) -> list[str]:
+    return list(Shown.of(folders).secrets)
+
+
+def test_keys_are_empty_however_deep_they_lie(project: Path) -> None:
+    keys = with_files(project, ".env", ".env.local", "backend/.env", "a/b/c/d/.envrc")
+    with_files(project, "code.py", "env/x", "node_modules/x/.env", ".git/.env")
+    assert secrets_of(project) == keys
+    assert secrets_of(project, project / "backend") == keys, "shown twice, emptied once"
+
+
+def test_keys_beside_an_environment_of_python_are_empty_too(project: Path) -> None:
+    """As `python -m venv .` makes one; what was installed into it is not the person's."""
+    keys = with_files(project, ".env", "src/.env", "venv/.env")
+    with_files(project, "pyvenv.cfg", "venv/pyvenv.cfg", "lib/python3/site-packages/x/.env", "venv/lib/x/.env")
+    assert secrets_of(project) == keys
+
+
+def test_keys_are_empty_under_the_name_that_a_folder_is_shown_by(project: Path) -> None:
+    with_files(project, "backend/.env")
+    by = project.parent / "by another name"
+    by.symlink_to(project)
+    assert secrets_of(by) == [str(by / "backend" / ".env")]
+
+
+def test_a_link_to_keys_is_as_empty_as_they_are(project: Path) -> None:
+    with_files(project, "keys/production", "code.py")
+    with_files(project.parent / "elsewhere", "production")
+    (project / ".env").symlink_to("keys/production")
+    (project / ".env.other").symlink_to(project.parent / "elsewhere" / "production")
+    assert secrets_of(project) == [str(project / "keys" / "production")], "what is not shown cannot be read"
+
+
+def test_keys_of_other_folders_that_a_workflow_imports_from_are_empty_too(project: Path) -> None:
+    keys = with_files(project, ".env") + with_files(project.parent / "library", "deep/.env")
+    home = Home("flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key"))
+    shown = Box(home, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
+    assert sorted(shown.secrets) == sorted(keys) and str(project.parent / "library") in shown.folders
+
+
+def test_project_that_is_running_python_is_not_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m venv .` makes one, of which only a folder is named."""
+    with_files(project, ".env", "pyvenv.cfg", "bin/python", "lib/module.py", "servers/code.py")
+    monkeypatch.setattr(sys, "prefix", str(project))
+    monkeypatch.setattr(sys, "executable", str(project / "bin" / "python"))
+    shown = [Path(each) for each in Shown.of([project / "servers"]).folders]
+    assert {project / name for name in ("pyvenv.cfg", "bin", "lib", "servers")} <= set(shown)
+    assert not any((project / ".env").is_relative_to(each) for each in shown)
