@@ -1,7 +1,8 @@
 """JSON of a client, bounded by its number of values before any object is built.
 
-Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, so that parsing and walking it take a
-bounded time and memory: 57 MiB of `{}` are 3.5 GiB of objects. All servers and clients of servers parse with it.
+Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, none of them an integer of more than
+`MAX_DIGITS` digits, so that parsing and walking it take a bounded time and memory: 57 MiB of `{}` are 3.5 GiB of
+objects, 57 MiB of long integers hold the interpreter's lock for 1.4 s. All servers and clients of servers parse so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ajet.schema.errors import AjetError
 
 MAX_NODES = 500_000
 """Keys and values of one document, about: its brackets, commas and colons outside of strings."""
+MAX_DIGITS = 400
+"""Digits of an integer: more than a double holds; other readers of JSON read no longer one."""
 LONG_BYTES = 100_000
 """A body that is longer is parsed and read on a thread: on the loop it would take a millisecond and more."""
 _MARKS = (b"[", b"{", b",", b":")
@@ -27,7 +30,22 @@ class TooManyNodesError(AjetError, ValueError):
         super().__init__(f"it has more than {MAX_NODES:,} keys and values")
 
 
-def load_json(data: bytes | bytearray | str, loads: Callable[[Any], Any] = json.loads) -> Any:
+def parse_int(digits: str) -> int:
+    """Raises ValueError for an integer that takes long to read and to write; a number of a document's decoder."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS:,} digits")
+    return int(digits)
+
+
+_DECODE = json.JSONDecoder(parse_int=parse_int).decode
+
+
+def decode_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE) -> Any:
+    """Parse a document of any encoding of JSON with a decoder's `decode`."""
+    return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
+
+
+def load_json(data: bytes | bytearray | str, loads: Callable[[Any], Any] = decode_json) -> Any:
     """Parse a document with `loads`. Raises TooManyNodesError, or what `loads` raises."""
     if len(data) > MAX_NODES:  # a shorter one cannot have more
         _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"))
@@ -55,3 +73,12 @@ def _check_nodes(data: bytes | bytearray) -> None:
         if nodes > MAX_NODES:
             raise TooManyNodesError
         inside ^= len(pieces) % 2 == 0
+
+
+def may_hold_surrogates(data: bytes | bytearray) -> bool:
+    """False if no text of the document can hold half of a letter: neither an escape nor its bytes are in it."""
+    if json.detect_encoding(data) not in ("utf-8", "utf-8-sig"):
+        return True
+    starts = range(0, len(data), _CHUNK_BYTES)
+    marks = (b"\\ud", b"\\uD", b"\xed")
+    return any(data.find(mark, start, start + _CHUNK_BYTES + 2) >= 0 for start in starts for mark in marks)

@@ -11,6 +11,7 @@ import pytest
 
 from ajet.gateway.observing import Sessions, copied_reply, sessions
 from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.requests import read_request
 from ajet.gateway.observing.session import Ended
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.secrets import Redactor
@@ -134,7 +135,8 @@ def test_a_session_that_never_rests_ends_all_the_same(tmp_path, monkeypatch):
 
     async def busy():
         for _ in range(3):
-            await observing.call_ended(*observing.begin("busy", "chat", ASK, "agent"), Ended(json.loads(REPLY)))
+            begun = await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
+            await observing.call_ended(*begun, Ended(json.loads(REPLY)))
 
     asyncio.run(busy())
     observing.close_idle(all_of_them=True)
@@ -156,7 +158,7 @@ def test_feedback_on_an_unknown_reply_is_answered_while_calls_go_on_coming(tmp_p
     observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
 
     async def asked():
-        observing.begin("busy", "chat", ASK, "agent")
+        await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
         return await observing.feedback(Feedback(time.time(), reply="chatcmpl-of-yesterday", liked=True))
 
     assert asyncio.run(asked()) == {"recorded": True, "known": False}

@@ -15,15 +15,18 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.requests import Sent, read_request
 from ajet.gateway.observing.session import Asked, Ended, Session
 from ajet.record.files import append_lines, heal, read_rows
 from ajet.record.secrets import Redactor
+from ajet.schema.bounded_json import LONG_BYTES
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
@@ -71,12 +74,20 @@ class Sessions:
         session.touched = time.monotonic()
         return session
 
-    def begin(self, name: str, dialect: str, body: Mapping[str, Any], agent: str) -> tuple[Session, Asked]:
-        """A call is asked, in this session; `call_ended` must follow."""
+    async def begin(
+        self, name: str, dialect: str, body: Mapping[str, Any], sent: Sent, agent: str, *, is_long: bool = False
+    ) -> tuple[Session, Asked]:
+        """A call is asked, in this session; `call_ended` must follow. It must not be cancelled. `sent`: the body as
+        `read_request` reads it; `is_long`: it belongs on a thread."""
         session = self.find(name)
-        asked = session.begin(dialect, body, agent)
         session.under_way += 1
-        return session, asked
+        begin = partial(session.begin, dialect, body, sent, agent)
+        try:
+            async with session.recording:
+                return session, await asyncio.to_thread(begin) if is_long else begin()
+        except BaseException:
+            session.under_way -= 1
+            raise
 
     async def call_ended(self, session: Session, asked: Asked, ended: Ended) -> None:
         """Write it down, then count it; where the disk takes nothing, it is said and counted."""
@@ -87,11 +98,14 @@ class Sessions:
         }  # fmt: skip
         try:
             async with session.turn:
+                before = session.bytes
                 try:
                     await self._write(session, row)
                 except OSError as problem:
                     logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
-                session.settle(asked, ended)
+                settle = partial(session.settle, asked, ended)
+                async with session.recording:
+                    await asyncio.to_thread(settle) if session.bytes - before > LONG_BYTES else settle()
         finally:
             session.under_way -= 1
             session.touched = time.monotonic()
@@ -166,7 +180,8 @@ class Sessions:
                 session.feedback.append(Feedback(**row["feedback"]))
                 session.over |= session.feedback[-1].end
                 continue
-            asked = session.begin(row["dialect"], row["sent"], row["agent"])
+            sent = read_request(row["dialect"], row["sent"])
+            asked = session.begin(row["dialect"], row["sent"], sent, row["agent"])
             session.settle(asked, Ended(row["said"], row["problem"], row["finish"]))
             asked.entry.call.started, asked.entry.call.ended = row["started"], row["ended"]
             session.touched = time.monotonic() - max(0.0, time.time() - row["ended"])
