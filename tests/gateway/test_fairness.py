@@ -37,9 +37,7 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
     def reply(request):
-        if not arrived.is_set():
-            arrived.set()
-            return call if kind == "strict tool" else "{}"
+        arrived.set()
         return call if kind == "strict tool" else "{}"
 
     tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": lattice(26)}}
@@ -54,6 +52,44 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
 
         order = order_of(hostile, lambda: post(to, {"model": "m", "messages": ASK}).raise_for_status(), arrived)
     assert order == ["other", "hostile"] and statuses == [422]
+
+
+def test_long_episode_request_does_not_stop_other_clients():
+    values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
+    statuses = []
+    with counter() as desk:
+        desk.client.get("/episodes").raise_for_status()
+        sent = threading.Event()
+
+        def body():
+            yield values[:-1]
+            sent.set()
+            yield values[-1:]
+
+        def hostile():
+            statuses.append(desk.client.post("/episodes", content=body()).status_code)
+
+        order = order_of(
+            hostile, lambda: httpx.get(desk.client.base_url.join("/openapi.json"), headers=desk.client.headers), sent
+        )
+    assert order == ["other", "hostile"] and statuses == [201]
+
+
+def test_long_observed_request_does_not_stop_other_clients(tmp_path):
+    values = b'{"model": "m", "messages": ' + objects(1_400_000) + b"}"
+    with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
+        sent = threading.Event()
+
+        def body():
+            yield values[:-1]
+            sent.set()
+            yield values[-1:]
+
+        def hostile():
+            httpx.post(proxy.url + "/v1/chat/completions", content=body(), timeout=60).raise_for_status()
+
+        order = order_of(hostile, lambda: httpx.get(proxy.url + "/health").raise_for_status(), sent)
+    assert order == ["other", "hostile"] and len(server.asked) == 1
 
 
 @pytest.mark.parametrize("size", [4 << 20, 16 << 20])

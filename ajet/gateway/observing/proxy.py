@@ -175,7 +175,8 @@ class Proxy:
             agent = _header(headers, AGENT) or DEFAULT_AGENT
             read = partial(self._read, hidden, dialect, body)
             is_long = len(body) > LONG_BYTES
-            said, sent, body = await asyncio.to_thread(read) if is_long else read()
+            said, sent, sent_on = await asyncio.to_thread(read) if is_long else read()
+            body = sent_on
             if sent is not None:
                 beginning = self._sessions.begin(name, dialect, said, sent, agent, is_long=is_long)
                 session, asked = await self._to_its_end(beginning)
