@@ -24,10 +24,10 @@ _CHUNK_BYTES = 256 << 10
 
 
 class TooManyNodesError(AjetError, ValueError):
-    """A document has more than MAX_NODES keys and values."""
+    """A document has more keys and values than its reader takes."""
 
-    def __init__(self) -> None:
-        super().__init__(f"it has more than {MAX_NODES:,} keys and values")
+    def __init__(self, most: int) -> None:
+        super().__init__(f"it has more than {most:,} keys and values")
 
 
 def parse_int(digits: str) -> int:
@@ -45,21 +45,27 @@ def decode_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _D
     return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
 
 
-def load_json(data: bytes | bytearray | str, loads: Callable[[Any], Any] = decode_json) -> Any:
-    """Parse a document with `loads`. Raises TooManyNodesError, or what `loads` raises."""
-    if len(data) > MAX_NODES:  # a shorter one cannot have more
-        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"))
-    return loads(data)
+def load_json(
+    data: bytes | bytearray | str, loads: Callable[[Any], Any] = decode_json, *, most: int = MAX_NODES
+) -> Any:
+    """Parse a document of at most `most` keys and values with `loads`. Raises TooManyNodesError; ValueError for what is
+    nested too deeply; or what `loads` raises."""
+    if len(data) > most:  # a shorter one cannot have more
+        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), most)
+    try:
+        return loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
-def _check_nodes(data: bytes | bytearray) -> None:
+def _check_nodes(data: bytes | bytearray, most: int) -> None:
     """Raises TooManyNodesError."""
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
     # In pieces, between which other threads run. An upper bound first: marks in strings count as well.
     starts = range(0, len(data), _CHUNK_BYTES)
-    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= MAX_NODES:
+    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= most:
         return
     nodes, inside, carried = 0, False, b""
     for start in starts:
@@ -70,8 +76,8 @@ def _check_nodes(data: bytes | bytearray) -> None:
         pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[inside::2])
         nodes += sum(map(outside.count, _MARKS))
-        if nodes > MAX_NODES:
-            raise TooManyNodesError
+        if nodes > most:
+            raise TooManyNodesError(most)
         inside ^= len(pieces) % 2 == 0
 
 

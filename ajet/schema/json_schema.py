@@ -65,6 +65,12 @@ def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
         return str(error)
 
 
+def problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Why a value, such as a tool's arguments, does not keep to `schema`; None if it does, or if the schema cannot be
+    checked: then only who made it judges."""
+    return None if problem_of_schema(schema) is not None else problem_of_reply(json.dumps(value), schema)
+
+
 def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
     """Why `text` is not JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
     try:
@@ -95,6 +101,8 @@ def _checked(text: str) -> tuple[Any, str | None]:
     if len(text) > MAX_SCHEMA_CHARS:
         return None, f"it has more than {MAX_SCHEMA_CHARS >> 10} KiB"
     schema = json.loads(text)
+    if not isinstance(schema, dict):
+        return None, "it is no object"
     if not isinstance(schema.get("$schema", ""), str):
         return None, "`$schema` is no text"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.schema.json_schema import problem_of_reply, problem_of_schema
+from ajet.schema.json_schema import problem_of_reply, problem_of_schema, problem_of_value
 from tests.hostile_requests import lattice
 
 CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "$dynamicRef": f"#/$defs/a{i + 1}"} for i in range(26)}
@@ -57,3 +57,16 @@ def test_schema_of_thousands_of_properties_is_held_to():
     assert problem_of_schema(schema) is None
     assert problem_of_reply(json.dumps(dict.fromkeys(names, "x")), schema) is None
     assert "p7" in (problem_of_reply(json.dumps({**dict.fromkeys(names), "p7": 7}), schema) or "")
+
+
+@pytest.mark.parametrize(
+    "schema", [["a"], "a", 1, {"type": "no type"}, {"patternProperties": {"^a": {}}}, {"$ref": "x"}]
+)
+def test_values_pass_by_schemas_that_cannot_be_checked(schema):
+    assert problem_of_schema(schema) is not None and problem_of_value({"a": 1}, schema) is None
+
+
+def test_values_are_held_to_schemas():
+    assert problem_of_value({"a": 1}, {"properties": {"a": {"type": "integer"}}}) is None
+    assert "$.a" in (problem_of_value({"a": "1"}, {"properties": {"a": {"type": "integer"}}}) or "")
+    assert problem_of_value({}, lattice(26)) is not None
