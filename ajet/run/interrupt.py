@@ -18,6 +18,8 @@ from types import FrameType
 
 from loguru import logger
 
+from ajet.store.outage import interruptible
+
 GLANCE_S = 0.1
 """Between two looks whether it is still worth waiting."""
 
@@ -48,7 +50,8 @@ class Interrupts:
             return
         earlier = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield self
+            with interruptible(self._raise_kept):
+                yield self
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
@@ -88,6 +91,12 @@ class Interrupts:
     def heard(self) -> None:
         """For who caught an interrupt and goes on to further blocks."""
         self._raised = None
+
+    def _raise_kept(self) -> None:
+        """Raise what `held` keeps, before its block ends: the block waits for a store that may never come back."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._pending is not None and self._waiting is None:
+            raise self._taken()
 
     def _taken(self) -> type[KeyboardInterrupt]:
         pending, self._pending = self._pending, None
