@@ -125,18 +125,37 @@ def test_observe_refuses_pages_of_other_machines(tmp_path):
         ({"host": "page.example"}, 421),
         ({"host": "["}, 421),
         ({"host": "127.0.0.1.page.example:80"}, 421),
+        ({"host": "page.example@127.0.0.1"}, 421),
+        ({"host": "page.example\\@127.0.0.1"}, 421),
+        ({"host": "[::1].page.example"}, 421),
+        ({"host": "[::1%25page]"}, 421),
+        ({"host": "localhost:page"}, 421),
+        ({"host": "127.1"}, 421),
+        ({"host": "0.0.0.0"}, 421),
+        ({"origin": "http://page.example@localhost"}, 403),
+        ({"origin": "http://localhost, https://page.example"}, 403),
+        ({"origin": "file://"}, 403),
+        ([("origin", "http://localhost"), ("origin", "https://page.example")], 403),
+        ([("origin", "https://page.example"), ("origin", "http://localhost")], 403),
     ]
     with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
         for path in ("/v1/chat/completions", "/v1/models", "/feedback"):
             for headers, status in foreign:
                 assert httpx.post(proxy.url + path, content=b"{}", headers=headers).status_code == status
-        here = {"origin": "http://localhost:3000"}
-        assert httpx.post(proxy.url + "/v1/models", content=b"{}", headers=here).status_code == 200
-    assert len(server.asked) == 1 and not proxy.episodes
+        own = [
+            ("origin", "http://localhost:3000"),
+            ("origin", "https://[::1]:1"),
+            ("host", "LOCALHOST"),
+            ("host", "[::1]:80"),
+        ]
+        for header in own:
+            assert httpx.post(proxy.url + "/v1/models", content=b"{}", headers=[header]).status_code == 200
+    assert len(server.asked) == len(own) and not proxy.episodes
 
 
 def test_observe_passes_no_path_that_leads_out(tmp_path):
     odd = ["%2e%2e%2fadmin", "a/..%2f..%2fadmin", "%252e%252e/admin", "..;/admin", "a%5c..%5cadmin", "a%0d%0ab"]
+    odd += ["%25252e%25252e/admin", "%2525252525252e/x", "%c0%ae%c0%ae/admin", "%00"]
     with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
         for path in odd:
             assert httpx.post(f"{proxy.url}/v1/{path}", content=b"{}").status_code == 404

@@ -36,7 +36,7 @@ from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, withou
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import hostname_of, is_loopback
+from ajet.schema.addresses import hostname_in_header, is_loopback
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import settled, settled_json
 
@@ -52,6 +52,8 @@ _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 _PIECE_BYTES = 1 << 20
+_DECODED = 4
+"""So often a path is decoded, at most."""
 ENDED = "the proxy was ended before the reply was whole"
 TIMEOUT = 600.0
 """Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
@@ -99,7 +101,7 @@ class Proxy:
         try:
             named, path = _named(scope)
             if path != "/health":
-                _refuse_pages(scope, headers)
+                _refuse_pages(scope)
             if path == "/health":
                 await answer(send, 200, {"status": "ok"})
             elif path in ("/feedback", "/v1/feedback"):
@@ -306,20 +308,28 @@ def _named(scope: Scope) -> tuple[str | None, str]:
 
 
 def _leads_out(path: str) -> bool:
-    """True if a server that decodes a path, once or twice, could read one of another folder in it."""
-    plain = unquote(unquote(path))
+    """True if a server that decodes a path, several times perhaps, could read one of another folder in it."""
+    plain = path
+    try:
+        for _ in range(_DECODED):
+            plain = unquote(plain, errors="strict")
+    except UnicodeDecodeError:  # an overlong form of a dot, for one
+        return True
+    if unquote(plain) != plain:
+        return True
     parts = re.split(r"[/\\]", plain)
     return _CONTROL.search(plain) is not None or any(part.partition(";")[0] in (".", "..") for part in parts)
 
 
-def _refuse_pages(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+def _refuse_pages(scope: Scope) -> None:
     """Raises Refused for a web page of another machine, also one that gave its own name to this machine's address."""
-    origin, host = (headers.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
-    if origin and not is_loopback(hostname_of(origin)):
-        raise Refused("A page of another machine may not use this proxy.", status=403)
     here = scope.get("server")
-    if host and here and is_loopback(here[0]) and not is_loopback(hostname_of(f"//{host}")):
-        raise Refused(f"This address is not {host!r}.", status=421)
+    for name, value in scope["headers"]:  # each of several: another program may go by another one than ours
+        said = value.decode("latin-1").strip()
+        if name == b"origin" and said and not is_loopback(hostname_in_header(said)):
+            raise Refused("A page of another machine may not use this proxy.", status=403)
+        if name == b"host" and said and here and is_loopback(here[0]) and not is_loopback(hostname_in_header(said)):
+            raise Refused(f"This address is not {said!r}.", status=421)
 
 
 def _parse(body: bytes) -> Any:
