@@ -22,6 +22,8 @@ ODD = {
     "other JSON": (b'{"detail": "gone"}', "application/json"),
     "half": (b'{"choices": [{"mess', "application/json"),
     "half a stream": (CHUNK, "text/event-stream"),
+    "nested": (b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "application/json"),
+    "long integers": (b'{"choices": [{"index": ' + b"9" * 4000 + b"}]}", "application/json"),
 }
 """What it says instead: body, content-type; with status 200."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ajet.schema.bounded_json import load_json
+
 
 @dataclass(frozen=True)
 class Service:
@@ -45,7 +47,7 @@ def why_no_model(base_url: str, model: str, key: str | None, seconds: float, *, 
     if answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html"):
         return "it answers with a page of HTML, as a login or another program's address does"
     try:
-        listed = [str(each["id"]) for each in answer.json()["data"]] if answer.status_code == 200 else []
+        listed = [str(each["id"]) for each in load_json(answer.content)["data"]] if answer.status_code == 200 else []
     except (ValueError, KeyError, TypeError):
         return ""
     if listed and model not in listed:

@@ -15,7 +15,7 @@ import numpy as np
 from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.context_tracker.proof_findings import WrongToken, at_position, first_difference, prompt_size
 from ajet.schema.batch import Sample
-from ajet.schema.call import Call, FinishReason, Ids, full_ids
+from ajet.schema.call import Call, FinishReason, Ids, PromptReader
 from ajet.schema.timeline import Timeline
 
 SAME = 1e-3
@@ -192,7 +192,8 @@ Problem = tuple[int, int, str, float | int | None, float | int | None]
 
 def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[Problem]:
     size = line.ids.size
-    whole = full_ids(calls, line.leaf)
+    reader = PromptReader(calls)
+    whole = reader.full_ids(line.leaf)
     at = first_difference(line.ids, whole[:size])
     if at is not None:
         what = "the timeline's ids are not its calls'"
@@ -206,9 +207,9 @@ def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> 
         if span.start != begin or not 0 < count <= call.response_ids.size or span.stop > size:
             yield span.call, span.start, "the timeline has this reply at another place", begin, span.start
             return
-        at = first_difference(whole[: span.stop], full_ids(calls, span.call)[: span.stop])
+        at = first_difference(whole[: span.stop], reader.full_ids(span.call)[: span.stop])
         if at is not None:
-            own = full_ids(calls, span.call)
+            own = reader.full_ids(span.call)
             what = "the timeline trains this reply in a context that the model did not see"
             yield span.call, at, what, at_position(own, at), at_position(whole, at)
         if call.terms.adapter != line.adapter:

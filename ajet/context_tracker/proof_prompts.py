@@ -21,7 +21,7 @@ from ajet.context_tracker.proof_findings import (
     first_difference,
     prompt_size,
 )
-from ajet.schema.call import Call, Ids, RawPrompt, full_ids, prompt_ids
+from ajet.schema.call import Call, Ids, PromptReader, RawPrompt
 from ajet.schema.errors import AjetError
 
 _BLOTTED = "[redacted "
@@ -147,6 +147,7 @@ class _Replay:
         words: Words,
     ) -> None:
         self._calls, self._messages, self._tools, self._words = calls, messages, tools, words
+        self._reader = PromptReader(calls)
         self._conversations = Conversations()
         self._untold = [call for call in calls if call.reply is not None and call.messages]
         self._extends: dict[int, int | None] = {}
@@ -173,7 +174,7 @@ class _Replay:
     def raw_prompt(self, call: Call, encoded: RawPrompt | None) -> Problem | None:
         """What is wrong with the prompt of a call whose client sent a text (`encoded`: what of it had to be encoded,
         after how many ids of its parent's), if anything. With None it sent ids: only the reply can be read."""
-        recorded = prompt_ids(self._calls, call.index)
+        recorded = self._reader.prompt_ids(call.index)
         self._prompts[call.index] = self._words.raw(recorded.tolist())
         if encoded is None:
             return None
@@ -189,7 +190,7 @@ class _Replay:
 
     def prompt_problem(self, call: Call) -> Problem | None:
         """The problem of a call's prompt; None where its ids are those derived again."""
-        recorded = prompt_ids(self._calls, call.index)
+        recorded = self._reader.prompt_ids(call.index)
         match = self._match(call)
         if match.extends is not None and self._forked_once(call, match.extends):
             match = replace(match, extends=None)
@@ -330,7 +331,7 @@ class _Replay:
         """Where the prompt leaves the ids of the call that it continues; None if it begins with one's."""
         furthest: tuple[int, int, Ids] | None = None
         for source in sources:
-            whole = full_ids(self._calls, source)
+            whole = self._reader.full_ids(source)
             at = first_difference(recorded[: whole.size], whole)
             if at is None:
                 return None

@@ -7,7 +7,6 @@ request and then sends nothing is given up after its seconds, by name, and said 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +15,7 @@ import httpx
 from loguru import logger
 
 from ajet.record.seldom import Seldom
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -25,6 +25,8 @@ CONNECT = 20.0
 """Seconds to connect to it, at most."""
 SAID_AGAIN = 60.0
 """Seconds before it is said again that one hangs."""
+MOST_VALUES = 8_000_000
+"""Keys and values of a reply: those of 32,000 tokens with twenty alternatives each are 5 million."""
 RETRYABLE = {408, 409, 425, 429}
 
 
@@ -99,7 +101,7 @@ class AskedServer:
         """What it sent. Raises EngineFailure for no JSON object, and for what says that it failed: an SGLang server
         begins to stream before it has looked at the request, and refuses it within the stream."""
         try:
-            event = json.loads(data)
+            event = load_json(data, most=MOST_VALUES)
         except ValueError as problem:
             raise EngineFailure(f"{self.base_url} sent what is no JSON: {self.clean(data)[:200]!r}") from problem
         if not isinstance(event, dict) or "error" in event:

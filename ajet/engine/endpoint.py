@@ -18,7 +18,8 @@ from loguru import logger
 
 from ajet.config.other_models import key_in, outside
 from ajet.config.services import Service, why_no_model
-from ajet.engine.asked_server import SILENCE, AskedServer, within_episode
+from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, within_episode
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class EndpointEngine:
         if response.status_code >= 400:
             raise self._refused(response)
         try:
-            reply = response.json()
+            reply = load_json(response.content, most=MOST_VALUES)
         except ValueError as problem:
             what = f"what is no JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "nothing"
             raise EngineFailure(f"{self.base_url} answered {what} (status {response.status_code})") from problem
@@ -130,7 +131,7 @@ class EndpointEngine:
 
     def _refused(self, response: httpx.Response) -> EngineFailure:
         try:
-            said = response.json()["error"]["message"]
+            said = load_json(response.content)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             said = response.text
         return self._server.refused(response.status_code, str(said))

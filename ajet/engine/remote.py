@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import SILENCE, AskedServer, ServerAway, patience, unanswered
+from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, ServerAway, patience, unanswered
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
 from ajet.engine.wire import Reply, Wire, alike, cuts, unsaid
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, UserError
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class RemoteEngine:
         response = client.get("/v1/models", timeout=20.0)
         if response.status_code >= 400:
             raise self._server.refused(response.status_code, response.text)
-        served: dict[str, Any] = response.json()["data"][0]
+        served: dict[str, Any] = load_json(response.content)["data"][0]
         return served
 
     def _probe(self, client: httpx.Client) -> bool:
@@ -237,7 +238,7 @@ class RemoteEngine:
         response = client.post(self._wire.route, json=body)
         if response.status_code >= 400:
             raise self._server.refused(response.status_code, response.text)
-        answer: dict[str, Any] = response.json()
+        answer: dict[str, Any] = load_json(response.content, most=MOST_VALUES)
         return answer
 
     async def _with_unit(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:

@@ -13,6 +13,7 @@ import httpx
 from ajet.config.other_models import key_in
 from ajet.engine.asked_server import unanswered, within_episode
 from ajet.engine.contract import Sampling
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] |
             answer = client.get("/v1/models", timeout=SECONDS)
         if answer.status_code in (401, 403):
             raise _locked(root, answer.status_code, key_name, given=key is not None)
-        owner = str(answer.json()["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
+        owner = str(load_json(answer.content)["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise unanswered(error)(
             f"No server answers: {type(error).__name__}: {error}",

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import httpx
 
 from ajet.engine.asked_server import ServerAway
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, UserError
 
 CHANGING = "ajet-changing"
@@ -78,7 +79,7 @@ class ServerWeights(ABC):
             why = f"status {answer.status_code}: {answer.text[:300]}"
             raise self._refusal(why, asked or answer.request.url.path)
         try:
-            found = answer.json() if answer.content else {}
+            found = load_json(answer.content) if answer.content else {}
         except ValueError as error:
             raise self._refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
         return found if isinstance(found, dict) else {}

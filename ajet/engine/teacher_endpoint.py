@@ -19,7 +19,8 @@ from loguru import logger
 from ajet.config.other_models import key_in
 from ajet.config.schema.choices import is_reference
 from ajet.config.services import Service, why_no_model
-from ajet.engine.asked_server import RETRYABLE
+from ajet.engine.asked_server import MOST_VALUES, RETRYABLE
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, TeacherFailure
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class TeacherEndpoint:
                 f"the teacher refused with status {status}: {self._said(response, 300)}", retryable=again, own=True
             )
         try:
-            told = response.json()["choices"][0]["prompt_logprobs"]
+            told = load_json(response.content, most=MOST_VALUES)["choices"][0]["prompt_logprobs"]
             rows = [row[str(token)] for token, row in zip(ids[1:], told[1:], strict=True)]
             if len(told) == len(ids) and all(math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows):
                 return rows

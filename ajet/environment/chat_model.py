@@ -8,7 +8,6 @@ go well another time, and never holds the key.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
 from ajet.schema.addresses import is_loopback
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ajet.config.schema.model_judge import JudgeModel
 
 ANSWER_BYTES = 4 << 20
-VECTOR_BYTES = 1 << 20
+VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000
 """Of a text's vector, as a server writes its numbers."""
 KEPT_S = 4.0
 AGAIN = (408, 409, 425, 429)
@@ -142,7 +142,7 @@ async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list
     """A vector for each text, all of one length. Raises NoAnswer."""
     body = await _posted(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
-        rows = sorted(json.loads(body)["data"], key=lambda row: row["index"])
+        rows = sorted(load_json(body, most=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
         found = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise NoAnswer(f"it answered what are no embeddings: {_shown(model, body)}", again=False) from None
@@ -253,7 +253,7 @@ def _seconds(told: str | None) -> float:
 
 def _answer(body: bytes) -> Answer:
     try:
-        told: Any = json.loads(body)
+        told: Any = load_json(body)
         choice = told["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         filtered, used = choice.get("finish_reason") == "content_filter", told.get("usage")

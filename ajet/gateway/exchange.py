@@ -24,7 +24,14 @@ from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.running_calls import Load
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
-from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
+from ajet.schema.bounded_json import (
+    LONG_BYTES,
+    TooManyNodesError,
+    decode_json,
+    load_json,
+    may_hold_surrogates,
+    parse_int,
+)
 from ajet.tokens.tool_calls import finite, no_constant
 
 Scope = Any
@@ -43,7 +50,7 @@ NO_RETRY = (b"x-should-retry", b"false")
 """By which OpenAI's and Anthropic's clients hear that they should not ask again."""
 _JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
-_DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite).decode
+_DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
 _SCHEMA_FIELDS = ("response_format", "text", "output_config", "output_format")
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -346,7 +353,7 @@ async def request_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Re
             held.add(len(part))
             parts.append(part)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return await asyncio.to_thread(b"".join, parts) if size > LONG_BYTES else b"".join(parts)
 
 
 def _too_large() -> Refused:
@@ -355,8 +362,8 @@ def _too_large() -> Refused:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = load_json(body, _decode)
-        if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
+        value = load_json(body, partial(decode_json, decode=_DECODE))
+        if may_hold_surrogates(body):
             json.dumps(value, ensure_ascii=False).encode()
     except TooManyNodesError as error:
         raise Refused(f"The request's body is too large: {error}.", status=413, code="request_too_large") from error
@@ -365,10 +372,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused("The request's body must be a JSON object.", code="invalid_json")
     return value
-
-
-def _decode(body: bytes) -> Any:
-    return _DECODE(body.decode(json.detect_encoding(body), "surrogatepass"))
 
 
 def _asks_for_schema(body: Mapping[str, Any]) -> bool:

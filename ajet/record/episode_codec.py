@@ -28,9 +28,9 @@ from ajet.schema.tool_use import ToolUse
 
 MOST_NUMBERS = 1 << 26
 """Of an episode's arrays, and tokens of its timelines: 256 MiB each, some thousand times what a long episode has."""
-MOST_WALKED = 1 << 23
-"""Ancestors of an episode's calls and of its timelines' last calls in all: 4,000 calls that go on from each other. Each
-is a step of building prompts again, which takes about half a microsecond."""
+MOST_WALKED = 1 << 25
+"""Ancestors of an episode's calls and of its timelines' last calls in all: 8,000 calls that go on from each other. Each
+may be a step of building a prompt again, which takes about half a microsecond."""
 CALL_IDS = ("suffix_ids", "response_ids")
 CALL_FLOATS = ("logprobs", "logprobs_unit")
 CALL_PLAIN = (

@@ -64,7 +64,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append whole lines and put them on the disk. A half-written last line is cut off first."""
     heal(path)
     with open_record_file(path, "ab") as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
+        file.writelines([line.encode() + b"\n" for line in lines])
         file.flush()
         os.fsync(file.fileno())
 

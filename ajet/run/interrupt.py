@@ -22,6 +22,7 @@ from types import FrameType
 from loguru import logger
 
 from ajet.record.console import leave_terminal
+from ajet.store.outage import interruptible
 
 HANGUP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 """The signal of a terminal that closes; Windows has none."""
@@ -60,7 +61,8 @@ class Interrupts:
         earlier = {number: signal.signal(number, self._handle) for number in numbers if not ignores_hangup(number)}
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         try:
-            yield self
+            with interruptible(self._raise_kept):
+                yield self
         finally:
             sys.unraisablehook = self._earlier_hook
             for number, handler in earlier.items():
@@ -101,6 +103,12 @@ class Interrupts:
     def heard(self) -> None:
         """For who caught an interrupt and goes on to further blocks."""
         self._raised = None
+
+    def _raise_kept(self) -> None:
+        """Raise what `held` keeps, before its block ends: the block waits for a store that may never come back."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._pending is not None and self._waiting is None:
+            raise self._taken()
 
     def _taken(self) -> type[KeyboardInterrupt]:
         pending, self._pending = self._pending, None

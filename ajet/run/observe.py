@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ajet.record.console import console, counted, printable
 from ajet.record.status import read_status, recorded_processes
+from ajet.rollout.garbage_collection import frozen_start
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import closed_by_outcome
 from ajet.run.own_key import own_key
@@ -63,7 +64,7 @@ def observe(experiment: Experiment, wanted: Observing) -> int:
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
     with closed_by_outcome(run):
         interrupts = Interrupts()
-        with interrupts.installed():
+        with interrupts.installed(), frozen_start():
             _record(run, wanted, endpoint, key, interrupts)
     return 0
 

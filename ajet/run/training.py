@@ -164,6 +164,8 @@ class Training:
             self.warn_torn()
         elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
+        elif self.step == self.saved_step:
+            logger.warning("interrupted: step {} is saved; the same command goes on from it", self.step)
         else:
             told = "interrupted: saving a checkpoint after step {}; the same command goes on from it"
             logger.warning(told, self.step)

@@ -7,6 +7,7 @@ has a key.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -14,6 +15,9 @@ from ajet.schema.errors import UserError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 """The usual names of this machine for itself."""
+_AUTHORITY = re.compile(
+    r"(?:[a-zA-Z][\w+.-]*://)?(?:\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII
+)
 _OUTSIDE = ("192.0.2.1", 9)
 """An address that nobody has (RFC 5737)."""
 
@@ -38,12 +42,10 @@ def host_of(url: str) -> str:
         return ""
 
 
-def hostname_of(url: str) -> str | None:
-    """The host that a URL names; None for none, and for what is no URL."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+def hostname_in_header(value: str) -> str | None:
+    """The host that a Host header or an Origin names; None for what no client sends there: a user, a path, an odd port."""
+    found = _AUTHORITY.fullmatch(value)
+    return None if found is None else found["name"] or found["address"]
 
 
 def loopback_hosts(host: str, port: int) -> frozenset[str]:

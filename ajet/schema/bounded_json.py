@@ -1,7 +1,8 @@
 """JSON of a client, bounded by its number of values before any object is built.
 
-Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, so that parsing and walking it take a
-bounded time and memory: 57 MiB of `{}` are 3.5 GiB of objects. All servers and clients of servers parse with it.
+Invariant: what `load_json` builds has at most `MAX_NODES` keys and values, none of them an integer of more than
+`MAX_DIGITS` digits, so that parsing and walking it take a bounded time and memory: 57 MiB of `{}` are 3.5 GiB of
+objects, 57 MiB of long integers hold the interpreter's lock for 1.4 s. All servers and clients of servers parse so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ajet.schema.errors import AjetError
 
 MAX_NODES = 500_000
 """Keys and values of one document, about: its brackets, commas and colons outside of strings."""
+MAX_DIGITS = 400
+"""Digits of an integer: more than a double holds; other readers of JSON read no longer one."""
 LONG_BYTES = 100_000
 """A body that is longer is parsed and read on a thread: on the loop it would take a millisecond and more."""
 _MARKS = (b"[", b"{", b",", b":")
@@ -21,27 +24,48 @@ _CHUNK_BYTES = 256 << 10
 
 
 class TooManyNodesError(AjetError, ValueError):
-    """A document has more than MAX_NODES keys and values."""
+    """A document has more keys and values than its reader takes."""
 
-    def __init__(self) -> None:
-        super().__init__(f"it has more than {MAX_NODES:,} keys and values")
-
-
-def load_json(data: bytes | bytearray | str, loads: Callable[[Any], Any] = json.loads) -> Any:
-    """Parse a document with `loads`. Raises TooManyNodesError, or what `loads` raises."""
-    if len(data) > MAX_NODES:  # a shorter one cannot have more
-        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"))
-    return loads(data)
+    def __init__(self, most: int) -> None:
+        super().__init__(f"it has more than {most:,} keys and values")
 
 
-def _check_nodes(data: bytes | bytearray) -> None:
+def parse_int(digits: str) -> int:
+    """Raises ValueError for an integer that takes long to read and to write; a number of a document's decoder."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS:,} digits")
+    return int(digits)
+
+
+_DECODE = json.JSONDecoder(parse_int=parse_int).decode
+
+
+def decode_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE) -> Any:
+    """Parse a document of any encoding of JSON with a decoder's `decode`."""
+    return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
+
+
+def load_json(
+    data: bytes | bytearray | str, loads: Callable[[Any], Any] = decode_json, *, most: int = MAX_NODES
+) -> Any:
+    """Parse a document of at most `most` keys and values with `loads`. Raises TooManyNodesError; ValueError for what is
+    nested too deeply; or what `loads` raises."""
+    if len(data) > most:  # a shorter one cannot have more
+        _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), most)
+    try:
+        return loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _check_nodes(data: bytes | bytearray, most: int) -> None:
     """Raises TooManyNodesError."""
     encoding = json.detect_encoding(data)
     if encoding not in ("utf-8", "utf-8-sig"):
         data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
     # In pieces, between which other threads run. An upper bound first: marks in strings count as well.
     starts = range(0, len(data), _CHUNK_BYTES)
-    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= MAX_NODES:
+    if sum(data.count(mark, start, start + _CHUNK_BYTES) for start in starts for mark in _MARKS) <= most:
         return
     nodes, inside, carried = 0, False, b""
     for start in starts:
@@ -52,6 +76,15 @@ def _check_nodes(data: bytes | bytearray) -> None:
         pieces = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[inside::2])
         nodes += sum(map(outside.count, _MARKS))
-        if nodes > MAX_NODES:
-            raise TooManyNodesError
+        if nodes > most:
+            raise TooManyNodesError(most)
         inside ^= len(pieces) % 2 == 0
+
+
+def may_hold_surrogates(data: bytes | bytearray) -> bool:
+    """False if no text of the document can hold half of a letter: neither an escape nor its bytes are in it."""
+    if json.detect_encoding(data) not in ("utf-8", "utf-8-sig"):
+        return True
+    starts = range(0, len(data), _CHUNK_BYTES)
+    marks = (b"\\ud", b"\\uD", b"\xed")
+    return any(data.find(mark, start, start + _CHUNK_BYTES + 2) >= 0 for start in starts for mark in marks)

@@ -8,6 +8,7 @@ The gateway writes calls; everyone else reads them.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,9 @@ template: the chat template renders history differently from what was sampled (e
 string cut the reply, so that its client quotes less than was sampled;
 client_edit: the client changed or dropped messages; tools: the tool list changed; compaction: a long history was
 replaced by a shorter one; unknown: none of these."""
+
+
+_READ_LAST = 8
 
 
 class VersionRun(NamedTuple):
@@ -162,6 +166,35 @@ def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
             parts += [call.response_ids[: max(0, shared - len(call.suffix_ids))], call.suffix_ids[:shared]]
             need = call.prefix
     return np.concatenate(parts[::-1]).astype(np.int32, copy=False)
+
+
+class PromptReader:
+    """Prompts of an episode's calls. One that goes on from a call read just before is built of that alone."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._read: OrderedDict[int, Ids] = OrderedDict()
+        """Prompt and response of the calls read last."""
+
+    def prompt_ids(self, index: int) -> Ids:
+        """[P] the prompt of a call."""
+        call = self._calls[index]
+        before = None if call.parent is None else self._read.get(call.parent)
+        if before is None or call.prefix > len(before):
+            prompt = prompt_ids(self._calls, index)
+        else:
+            prompt = np.concatenate([before[: call.prefix], call.suffix_ids]).astype(np.int32, copy=False)
+        self._read[index] = np.concatenate([prompt, call.response_ids])
+        self._read.move_to_end(index)
+        if len(self._read) > _READ_LAST:
+            self._read.popitem(last=False)
+        return prompt
+
+    def full_ids(self, index: int) -> Ids:
+        """[P + R] prompt and response of a call."""
+        if index not in self._read:
+            self.prompt_ids(index)
+        return self._read[index]
 
 
 def full_ids(calls: Sequence[Call], index: int) -> Ids:

@@ -2,7 +2,8 @@
 
 Invariant: nothing is fetched, and no schema can hold its reader up: references stay inside the schema, patterns get a
 bounded time, and every application of a keyword is charged to the budget of its check, so that a small schema with
-exponentially many paths ends after about a second. A check may take that long: an event loop runs it on a thread.
+exponentially many paths ends after about a second. A check may take that long, and that of a large schema itself two:
+an event loop runs both on a thread.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ MAX_SCHEMA_CHARS = 256 << 10
 """Characters of a schema, as JSON."""
 MAX_CHECK_COST = 400_000
 """Charges of one check; one stands for about a microsecond."""
+MAX_SCHEMA_COST = 2_000_000
+"""Charges of the check of a schema itself: some 350 for each schema in it, so that 5,000 properties pass."""
 _REFERENCE_COST = 20
 """Charges for following a reference, which takes that many times as long as another keyword. An anchor is looked for in
 the whole schema, so that it costs more for each of its parts."""
 _ANCHOR_PART_COST = 5
 _CHARS_PER_ERROR_COST = 100
-"""Characters of the checked text for which an error is charged once: its message spells the value."""
+"""Characters of an error's message, which spells the value, for which it is charged once more."""
 _PATTERN_SECONDS = 0.1
 NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "enum", "default", "examples", "required", "type")
@@ -35,11 +38,10 @@ class _BudgetExceededError(AjetError):
 
 
 class _CheckBudget:
-    """The charges that are left to one check of a text of `chars` characters."""
+    """The charges that are left to one check."""
 
-    def __init__(self, chars: int) -> None:
-        self._left = MAX_CHECK_COST
-        self.error_cost = 1 + chars // _CHARS_PER_ERROR_COST
+    def __init__(self, most: int = MAX_CHECK_COST) -> None:
+        self._left = most
 
     def charge(self, cost: int) -> None:
         """Raises _BudgetExceededError if less is left."""
@@ -63,6 +65,12 @@ def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
         return str(error)
 
 
+def problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Why a value, such as a tool's arguments, does not keep to `schema`; None if it does, or if the schema cannot be
+    checked: then only who made it judges."""
+    return None if problem_of_schema(schema) is not None else problem_of_reply(json.dumps(value), schema)
+
+
 def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
     """Why `text` is not JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
     try:
@@ -72,7 +80,7 @@ def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
         validator, problem = _checked(json.dumps(schema, sort_keys=True))
         if problem is not None:
             return problem
-        _BUDGET.set(_CheckBudget(len(text)))
+        _BUDGET.set(_CheckBudget())
         error = next(validator.iter_errors(value), None)
     except ValueError as error:
         return f"it is not JSON: {error}"
@@ -93,11 +101,13 @@ def _checked(text: str) -> tuple[Any, str | None]:
     if len(text) > MAX_SCHEMA_CHARS:
         return None, f"it has more than {MAX_SCHEMA_CHARS >> 10} KiB"
     schema = json.loads(text)
+    if not isinstance(schema, dict):
+        return None, "it is no object"
     if not isinstance(schema.get("$schema", ""), str):
         return None, "`$schema` is no text"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
     parts = list(_parts(schema))
-    budget = _CheckBudget(0)  # an error of the metaschema spells a few letters of the schema
+    budget = _CheckBudget(MAX_SCHEMA_COST)
     _BUDGET.set(budget)
     try:
         meta = _charging_validator(kind, 0)(kind.META_SCHEMA, format_checker=kind.FORMAT_CHECKER)
@@ -158,7 +168,7 @@ def _charged(name: str, keyword: _Keyword, parts: int) -> _Keyword:
                 cost += len(walked)
         budget.charge(cost)
         for error in keyword(validator, value, instance, schema) or ():
-            budget.charge(budget.error_cost)
+            budget.charge(1 + len(error.message) // _CHARS_PER_ERROR_COST)
             yield error
 
     return apply

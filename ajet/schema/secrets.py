@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import regex
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -41,32 +46,32 @@ _ABOUT = _words(
 """A last word that makes a name say something about a secret."""
 _NO_SECRETS = frozenset({"PWD", "OLDPWD", "XAUTHORITY", "XMODIFIERS", "GIT_ASKPASS", "SSH_ASKPASS"})
 
-_USER_INFORMATION = re.compile(
+_USER_INFORMATION = (
     r"://(?:[^\s/?#@:\"'<>\\\[\]]{0,256}:(?!\$?\{[^\s{}]*\}@|\*+@)[^\s/?#@\"'<>\\\[\]]{1,512}"
     r"|(?!\$?\{)[^\s/?#@:\"'<>\\\[\]]{20,512})(?=@)"
 )
-_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+# Each in linear time, whatever text a client sends: a place where one may begin is read once, and never given back.
+_SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("://",), _USER_INFORMATION),
-    (("sk-", "pk-", "rk-"), re.compile(r"(?<![\w-])(?:sk|rk|pk)-(?=[\w-]{0,256}\d)[\w-]{20,512}")),
+    (("sk-", "pk-", "rk-"), r"(?<![\w-])(?:sk|rk|pk)-(?=[\w-]{0,256}\d)[\w-]{20,512}"),
     (
         ("sk_live_", "sk_test_", "rk_live_", "whsec_"),
-        re.compile(r"\b(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,256}"),
+        r"\b(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,256}",
     ),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"\bgh[pousr]_[A-Za-z0-9]{20,256}")),
-    (("github_pat_", "glpat-"), re.compile(r"\b(?:github_pat_|glpat-)[\w-]{20,256}")),
-    (("hf_", "npm_"), re.compile(r"\b(?:hf|npm)_[A-Za-z0-9]{20,256}")),
-    (("AKIA", "ASIA"), re.compile(r"\bA(?:K|S)IA[A-Z0-9]{16}\b")),
-    (("AIza",), re.compile(r"\bAIza[\w-]{35}")),
-    ((*(f"xox{kind}-" for kind in "abeoprs"), "xapp-"), re.compile(r"\bx(?:ox[abeoprs]|app)-[\w-]{10,512}")),
-    (("pypi-",), re.compile(r"\bpypi-[\w-]{40,512}")),
-    (("eyJ",), re.compile(r"\beyJ[\w-]{10,4096}\.eyJ[\w-]{4,8192}\.[\w-]{10,4096}")),
-    (("hooks.slack.com/",), re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]{10,256}")),
-    (("/api/webhooks/",), re.compile(r"(?<=/api/webhooks/)\d{5,32}/[\w-]{10,256}")),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{20,256}"),
+    (("github_pat_", "glpat-"), r"\b(?:github_pat_|glpat-)[\w-]{20,256}"),
+    (("hf_", "npm_"), r"\b(?:hf|npm)_[A-Za-z0-9]{20,256}"),
+    (("AKIA", "ASIA"), r"\bA(?:K|S)IA[A-Z0-9]{16}\b"),
+    (("AIza",), r"\bAIza[\w-]{35}"),
+    ((*(f"xox{kind}-" for kind in "abeoprs"), "xapp-"), r"\bx(?:ox[abeoprs]|app)-[\w-]{10,512}"),
+    (("pypi-",), r"\bpypi-[\w-]{40,512}"),
+    (("eyJ",), r"(?<![\w-])(?>[\w-]*?\b(?=eyJ))\K[\w-]{13,}+\.eyJ[\w-]{4,}+\.[\w-]{10,4096}"),
+    (("hooks.slack.com/",), r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]{10,256}"),
+    (("/api/webhooks/",), r"(?<=/api/webhooks/)\d{5,32}/[\w-]{10,256}"),
     (
         (" PRIVATE KEY-----",),
-        re.compile(
-            r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----[\w+/=\s\\-]{16,16384}?-----END [A-Z ]{0,32}PRIVATE KEY-----"
-        ),
+        r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----(?:[\w+/=\s\\]|-(?!----)){16,16384}+"
+        r"-----END [A-Z ]{0,32}PRIVATE KEY-----",
     ),
 )
 _SELDOM = "_-/JI"
@@ -84,6 +89,8 @@ def _by_seldom() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
 
 
 _BY_SELDOM = _by_seldom()
+_LONG_CHARS, _LONGEST_MARK = 1 << 20, 32
+"""A longer text is looked through in pieces, and without the interpreter's lock: other threads run meanwhile."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -114,7 +121,9 @@ def is_secret_name(name: str) -> bool:
 def has_secret_shape(text: str) -> bool:
     """Whether a text holds user information of a URL, or a key of a known service."""
     return _has_mark(text) and any(
-        shape.search(text) for marks, shape in _SHAPES if any(mark in text for mark in marks)
+        _compiled(shape).search(text, concurrent=len(text) > _LONG_CHARS)
+        for marks, shape in _SHAPES
+        if any(mark in text for mark in marks)
     )
 
 
@@ -125,13 +134,14 @@ def without_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
         return text
     for marks, shape in _SHAPES:
         if any(mark in text for mark in marks):
-            text = shape.sub(lambda found: _put(found.group(), put), text)
+            is_long = len(text) > _LONG_CHARS
+            text = _compiled(shape).sub(lambda found: _put(found.group(), put), text, concurrent=is_long)
     return text
 
 
 def parts_of_secret(text: str) -> list[str]:
     """The secrets inside one, to be hidden by themselves: the password of a URL, what follows `Bearer` or `Basic`."""
-    told = [match.group().removeprefix("://") for match in _USER_INFORMATION.finditer(text)]
+    told = [match.group().removeprefix("://") for match in _compiled(_USER_INFORMATION).finditer(text)]
     found = [each.partition(":")[2] or each for each in told]
     scheme, _, credential = text.strip().partition(" ")
     if scheme.lower() in ("bearer", "basic", "token") and credential.strip():
@@ -141,11 +151,23 @@ def parts_of_secret(text: str) -> list[str]:
 
 def _has_mark(text: str) -> bool:
     """Whether any is there. To look for each of them in all of a text takes three times as long, and lines are long."""
+    starts = range(0, len(text), _LONG_CHARS)
+    return any(_holds_mark(text[start : start + _LONG_CHARS + _LONGEST_MARK]) for start in starts)
+
+
+def _holds_mark(text: str) -> bool:
     return any(
         any(mark in text for mark in marks)
         for char, (before, marks) in _BY_SELDOM.items()
         if char in text and any(part.endswith(before) for part in text.split(char))
     )
+
+
+@cache
+def _compiled(shape: str) -> regex.Pattern[str]:
+    import regex  # slow to load, and most texts hold no mark
+
+    return regex.compile(shape)
 
 
 def _put(found: str, put: str | Callable[[str], str]) -> str:

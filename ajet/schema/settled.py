@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
+from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 
 DEEPEST = 100
 """Levels; what is nested deeper is kept as text."""
@@ -19,7 +19,8 @@ DEEPEST = 100
 def settled_json(data: bytes) -> Any:
     """A body as JSON; what is none, as text; the beginning of one that has too many values."""
     try:
-        return settled(load_json(data))
+        value = load_json(data)
+        return settled(value) if may_hold_surrogates(data) else _shallow(value)
     except TooManyNodesError:
         return {"text": data[:LONG_BYTES].decode("utf-8", "replace")}
     except (ValueError, RecursionError):
@@ -28,9 +29,7 @@ def settled_json(data: bytes) -> Any:
 
 def settled(value: Any) -> Any:
     """A value of JSON. Raises ValueError for one that is nested too deeply."""
-    if not is_shallow(value):
-        raise ValueError("it is nested too deeply")
-    return with_whole_letters(value)
+    return with_whole_letters(_shallow(value))
 
 
 def is_shallow(value: Any) -> bool:
@@ -57,6 +56,13 @@ def whole_letters(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _shallow(value: Any) -> Any:
+    """Raises ValueError."""
+    if not is_shallow(value):
+        raise ValueError("it is nested too deeply")
+    return value
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -22,10 +22,26 @@ UNREACHABLE_TIMEOUT = 600.0
 """Seconds that a run waits, unless `store.unreachable_timeout` says otherwise."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds between two tries; each pause is twice as long as the one before."""
+GLANCE = 0.1
+"""Seconds between two looks whether the wait is interrupted."""
 LOGGED_AFTER = 3.0
 """Seconds; a shorter outage (an election of another primary) is not logged."""
 _limit: ContextVar[float | None] = ContextVar("store_patience", default=None)
+_raise_interrupt: ContextVar[Callable[[], None] | None] = ContextVar("store_raise_interrupt", default=None)
 T = TypeVar("T")
+
+
+@contextmanager
+def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Within the block an operation that waits for the store calls this between its tries and ends with what it raises.
+
+    From then on operations are tried once, as after the patience.
+    """
+    token = _raise_interrupt.set(raise_interrupt)
+    try:
+        yield
+    finally:
+        _raise_interrupt.reset(token)
 
 
 @contextmanager
@@ -80,13 +96,27 @@ class Outage:
             try:
                 result = operation()
             except StoreUnreachable:
-                if not self._may_wait(began, pause) or self._closing.wait(pause):
+                if not self._may_wait(began, pause) or self._pause(pause):
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 if self._since is not None or time.monotonic() - began > LOGGED_AFTER:
                     self._note_back()
                 return result
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait until the next try; True if the store was closed meanwhile."""
+        raise_interrupt, until = _raise_interrupt.get(), time.monotonic() + seconds
+        while True:
+            if raise_interrupt is not None:
+                try:
+                    raise_interrupt()
+                except BaseException:
+                    self._has_given_up = True
+                    raise
+            left = until - time.monotonic()
+            if left <= 0 or self._closing.wait(min(left, GLANCE)):
+                return self._closing.is_set()
 
     def _may_wait(self, began: float, pause: float) -> bool:
         now, limit = time.monotonic(), _limit.get()

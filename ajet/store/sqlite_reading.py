@@ -39,10 +39,11 @@ class SqliteReading:
             raise no_store(f"sqlite:{path}")
         self._path = path
         self._episodes = SqliteEpisodes(path, SHAPES_ONLY, looks=True)
-        with self._told():
+        with _reporting_errors(path):
             self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
-            self._begin()
+            with self._asking():
+                self._begin()
         except BaseException:
             self._base.close()
             raise
@@ -53,25 +54,25 @@ class SqliteReading:
 
     def announced(self) -> Policy | None:
         """See `Reading`."""
-        with self._told():
+        with self._asking():
             found = self._base.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
         """See `Reading`."""
-        with self._told():
+        with self._asking():
             return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
         """See `Reading`."""
         asked = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
-        with self._told():
+        with self._asking():
             found = [int(row[0]) for row in self._base.execute(asked, (len(beginning), beginning))]
         return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> Stored | None:
         """See `Reading`."""
-        with self._told():
+        with self._asking():
             self._base.execute("BEGIN")
             try:
                 found = self._base.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
@@ -83,42 +84,48 @@ class SqliteReading:
         return stored(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
 
     def _begin(self) -> None:
-        with self._told():
-            found = version(self._base)
-            if not found:
-                raise no_store(f"sqlite:{self._path}")
-            if found > VERSION:
-                raise of_later_version(self._path, found)
-            if found < VERSION:
-                raise of_earlier_version(f"sqlite:{self._path}", found, VERSION)
-            require_own(self._base, self._path, found)
-            facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
-            self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
-            held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
-            self._uses: dict[int, _Uses] = {}
-            for order, step, reason in self._base.execute(held):
-                of = self._uses.setdefault(order, _Uses())
-                if reason is None:
-                    of.steps.append(step)
-                else:
-                    of.left = reason
+        found = version(self._base)
+        if not found:
+            raise no_store(f"sqlite:{self._path}")
+        if found > VERSION:
+            raise of_later_version(self._path, found)
+        if found < VERSION:
+            raise of_earlier_version(f"sqlite:{self._path}", found, VERSION)
+        require_own(self._base, self._path, found)
+        facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
+        self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
+        held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
+        self._uses: dict[int, _Uses] = {}
+        for order, step, reason in self._base.execute(held):
+            of = self._uses.setdefault(order, _Uses())
+            if reason is None:
+                of.steps.append(step)
+            else:
+                of.left = reason
 
     def _uses_of(self, order: int) -> _Uses:
         return self._uses.get(order, _Uses())
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        if hasattr(self, "_base"):
-            bound_statements(self._base)
-        try:
+    def _asking(self) -> Iterator[None]:
+        """Within the block the file is asked, for a bounded time."""
+        bound_statements(self._base)
+        with _reporting_errors(self._path):
             yield
-        except DamagedRow as damaged:
-            raise damaged_file(self._path, damaged) from damaged
-        except sqlite3.Error as error:
-            if is_mistake(error):
-                raise
-            raise UserError(
-                f"The store cannot be read: {error}.",
-                where=f"sqlite:{self._path}",
-                expected="a file that ajet made, whole, in a folder that can be read",
-            ) from error
+
+
+@contextmanager
+def _reporting_errors(path: Path) -> Iterator[None]:
+    """Raises UserError for what SQLite says of the file."""
+    try:
+        yield
+    except DamagedRow as damaged:
+        raise damaged_file(path, damaged) from damaged
+    except sqlite3.Error as error:
+        if is_mistake(error):
+            raise
+        raise UserError(
+            f"The store cannot be read: {error}.",
+            where=f"sqlite:{path}",
+            expected="a file that ajet made, whole, in a folder that can be read",
+        ) from error

@@ -48,7 +48,6 @@ from ajet.store.sqlite_errors import damaged_file, explain_error
 from ajet.store.sqlite_positions import SqlitePositions, change, counted
 from ajet.store.sqlite_rows import LONGEST_VALUE, DamagedRow, read_announced, read_member, read_reasons
 from ajet.store.sqlite_tables import (
-    PATIENCE,
     VERSION,
     bound_statements,
     connect,
@@ -57,6 +56,9 @@ from ajet.store.sqlite_tables import (
     version,
 )
 
+BUSY_TIMEOUT = 1.0
+"""Seconds that SQLite itself waits for another process's transaction; after that the outage waits, which can be
+interrupted."""
 LINE = """
 WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
@@ -104,7 +106,7 @@ class SqliteStore:
         """Of what damaged rows it was warned."""
         if who.rolls:
             self._roll(who)
-        self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(PATIENCE, who.unreachable_timeout))}")
+        self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
         """Let go of the file."""

@@ -11,6 +11,7 @@ import pytest
 
 from ajet.gateway.observing import Sessions, copied_reply, sessions
 from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.requests import read_request
 from ajet.gateway.observing.session import Ended
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.secrets import Redactor
@@ -134,7 +135,8 @@ def test_a_session_that_never_rests_ends_all_the_same(tmp_path, monkeypatch):
 
     async def busy():
         for _ in range(3):
-            await observing.call_ended(*observing.begin("busy", "chat", ASK, "agent"), Ended(json.loads(REPLY)))
+            begun = await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
+            await observing.call_ended(*begun, Ended(json.loads(REPLY)))
 
     asyncio.run(busy())
     observing.close_idle(all_of_them=True)
@@ -156,7 +158,7 @@ def test_feedback_on_an_unknown_reply_is_answered_while_calls_go_on_coming(tmp_p
     observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
 
     async def asked():
-        observing.begin("busy", "chat", ASK, "agent")
+        await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
         return await observing.feedback(Feedback(time.time(), reply="chatcmpl-of-yesterday", liked=True))
 
     assert asyncio.run(asked()) == {"recorded": True, "known": False}
@@ -175,6 +177,51 @@ def test_a_file_that_was_never_written_stops_no_start(tmp_path):
     observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
     assert observing.adopt(sorted(tmp_path.glob("*.jsonl"))) == 0
     assert [file.name for file in tmp_path.glob("*.jsonl")] == ["c.jsonl"]
+
+
+ROWS = [
+    {"session": "a", "number": 0, "began": 1.0},
+    {
+        "dialect": "chat", "agent": "agent", "sent": ASK, "said": json.loads(REPLY), "problem": "", "finish": None,
+        "started": 1.0, "ended": 2.0,
+    },
+    {"feedback": {"at": 3.0, "session": "a", "reward": 1.0, "comment": "good"}},
+]  # fmt: skip
+JUNK = [None, "text", 1e400, -1e300, 10**40, True, [], [[]], {}, {"a": 1}, "\ud83d", "../../x"]
+
+
+def test_junk_in_a_left_session_stops_no_start(tmp_path):
+    number = 0
+    for at, row in enumerate([*ROWS[:2], ROWS[2]["feedback"]]):
+        for name in row:
+            for junk in JUNK:
+                number += 1
+                (tmp_path / str(number)).mkdir()
+                rows = list(ROWS)
+                rows[at] = {**row, name: junk} if at < 2 else {"feedback": {**row, name: junk}}
+                for file, lines in (("0.jsonl", rows), ("1.jsonl", ROWS)):
+                    text = "".join(json.dumps(line) + "\n" for line in lines)
+                    (tmp_path / str(number) / file).write_text(text)
+                closed = []
+                observing = Sessions(
+                    tmp_path / "open", Redactor({}), lambda episode, _, closed=closed: closed.append(episode), tmp_path
+                )
+                observing.adopt(sorted((tmp_path / str(number)).iterdir()))
+                observing.close_idle(all_of_them=True)
+                assert 1 <= len(closed) <= 2, (name, junk)
+                files = EpisodeFiles(tmp_path / str(number) / "episodes")
+                files.write(0, "debug", closed)
+                assert len(files.recorded(0, "debug")) == len(closed)
+
+
+def test_left_sessions_behind_links_are_not_taken(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "open").symlink_to(tmp_path / "mine")
+    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
+    assert observing.adopt([tmp_path / "run" / "open" / "a.jsonl"]) == 0
+    assert (tmp_path / "mine" / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize("key", ["", "short", "with a blank, but long", "hunter2-hunter2-"])

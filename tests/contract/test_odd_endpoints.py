@@ -73,6 +73,8 @@ def test_an_evaluated_endpoint_that_answers_no_reply_is_named_with_what_it_said(
         "nothing": "answered nothing",
         "other JSON": "detail",
         "half": "choices",
+        "nested": "choices",
+        "long integers": "choices",
         "half a stream": "broke off its reply|no JSON",
     }
     for call in (engine.chat(ASK), streamed(engine)):

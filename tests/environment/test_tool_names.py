@@ -2,7 +2,9 @@
 
 import asyncio
 
-from ajet.environment.mcp.contract import Tool
+from loguru import logger
+
+from ajet.environment.mcp.contract import Reply, Tool
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.toolset import Toolset
 
@@ -10,8 +12,8 @@ from ajet.environment.mcp.toolset import Toolset
 class OddClient:
     """A client of a server whose tools have these names and schemas."""
 
-    def __init__(self, *tools):
-        self._tools = tools
+    def __init__(self, *tools, reply=None):
+        self._tools, self._reply, self.called = tools, reply, []
 
     async def open(self, server, limits):
         return self
@@ -20,17 +22,19 @@ class OddClient:
         return list(self._tools)
 
     async def call(self, name, arguments, *, call_id=""):
-        raise AssertionError("a call whose check fails is not sent")
+        assert self._reply is not None, "a call whose check fails is not sent"
+        self.called.append((name, arguments))
+        return self._reply
 
     async def close(self):
         pass
 
 
-async def _opened(*tools):
+async def _opened(*tools, client=None):
     async def count(text):
         return 0
 
-    return await Toolset.open([Server("s", "http")], OddClient(*tools), keep=lambda use: None, count=count)
+    return await Toolset.open([Server("s", "http")], client or OddClient(*tools), keep=lambda use: None, count=count)
 
 
 def test_thousands_of_tools_of_one_name():
@@ -65,3 +69,25 @@ def test_lattice_schema_leaves_the_loop_free():
         return ended
 
     assert asyncio.run(run()) == ["other", "hostile"]
+
+
+def test_tool_of_unusable_schema_is_called_unchecked():
+    odd = {"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^x": {}}}
+    client = OddClient(
+        Tool("odd", "", odd), Tool("plain", "", {"properties": odd["properties"]}), reply=Reply([], False)
+    )
+    warned = []
+
+    async def run():
+        for _ in range(2):
+            async with await _opened(client=client) as toolset:
+                assert not (await toolset.use("odd", '{"a": "no number"}')).error
+                assert (await toolset.use("plain", '{"a": "no number"}')).error == "arguments"
+
+    sink = logger.add(lambda message: warned.append(str(message)), level="WARNING")
+    try:
+        asyncio.run(run())
+    finally:
+        logger.remove(sink)
+    assert client.called == [("odd", {"a": "no number"})] * 2
+    assert sum("odd" in line and "patternProperties" in line for line in warned) == 1

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 
 import ajet.engine.embedded
 from ajet.cli.launcher import app
-from ajet.record import RunDirectory
+from ajet.record import EpisodeFiles, RunDirectory
 from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.library import Library
 from ajet.run.deploy import Deployment, deployed
 from ajet.run.view import spell_for
+from ajet.schema.call import PromptReader
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from tests.record_fixtures import episode
@@ -53,6 +54,8 @@ COMMANDS: dict[str, list[str]] = {
     "stop": ["stop", "RUN"],
     "gc": ["gc", "RUN"],
     "export": ["export", "RUN"],
+    "chat": ["chat", "RUN"],
+    "teach": ["sft", "--from-run", "RUN", "--exp-dir", "NEW", "model.path=embedded:tiny-tools", "sft.min_reward=1e9"],
     "collect": ["gc", "RUN", "--episodes", "0", "--checkpoints", "1", "--yes"],
 }
 WRITERS = {"prove": {"proof.json"}, "gc": set(), "export": {"exports"}}
@@ -122,7 +125,9 @@ def ended(name: str, run: Path) -> str:
     outs = [run.parents[1] / f"OUT.{kind}" for kind in ("html", "jsonl", "zip", "csv")]
     for out in outs:
         out.unlink(missing_ok=True)
-    words = {"RUN": str(run), "ROOT": str(run.parent)} | {out.name: str(out) for out in outs}
+    words = {"RUN": str(run), "ROOT": str(run.parent), "NEW": str(run.parents[1] / "new")} | {
+        out.name: str(out) for out in outs
+    }
     with limited():
         done = CliRunner().invoke(app, [words.get(each, each) for each in COMMANDS[name]], obj={})
     assert done.exit_code in (0, 1, 2), (name, done.exit_code, done.output[-2000:])
@@ -284,12 +289,21 @@ def claim_odd_numbers(run: Path, home: Path) -> None:
 
 
 def chain_many_calls(run: Path, home: Path) -> None:
+    chain_calls(run, 20_000, range(10_000, 12_000))
+
+
+def chain_as_many_calls_as_are_read(run: Path, home: Path) -> None:
+    chain_calls(run, 8_000, [7_999])
+
+
+def chain_calls(run: Path, count: int, leaves: Sequence[int]) -> None:
+    """Make step 1 one episode of calls that go on from each other."""
     path = run / "episodes" / "step-1.jsonl"
     row = json.loads(path.read_text().splitlines()[0])
     first = row["calls"][0]
     empty = {name: [0, 0] for name in ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")}
     calls = [first | empty | {"index": 0, "parent": None, "prefix": 0}]
-    calls += [first | empty | {"index": at, "parent": at - 1, "prefix": at, "fork": None} for at in range(1, 20_000)]
+    calls += [first | empty | {"index": at, "parent": at - 1, "prefix": at, "fork": None} for at in range(1, count)]
     for at, each in enumerate(calls):
         each["suffix_ids"], each["response_ids"] = [at, at + 1], [0, 0]
     raw = bytes(4 * len(calls))
@@ -301,7 +315,7 @@ def chain_many_calls(run: Path, home: Path) -> None:
         each["versions"] = []
         each.pop("teacher", None)
     row |= {"blob": {"offset": 0, "length": len(packed), "crc32": zlib.crc32(packed)}}
-    lines = [{"leaf": at, "agent": "a", "target": "policy", "spans": []} for at in range(10_000, 12_000)]
+    lines = [{"leaf": at, "agent": "a", "target": "policy", "spans": []} for at in leaves]
     path.write_text(json.dumps(row | {"calls": calls, "timelines": lines}) + "\n")
 
 
@@ -326,6 +340,7 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
         *(guess_temporary_names, make_pipes),
         *(make_some_pipes, make_sockets, link_to_endless_device, write_huge_sparse_files, write_sparse_end),
         *(claim_huge_lengths, claim_a_device, claim_files_outside, claim_odd_numbers, chain_many_calls),
+        chain_as_many_calls_as_are_read,
         *(nest_deeply, write_many_values),
     )
 }
@@ -437,3 +452,10 @@ def test_a_number_that_is_none_is_a_bad_request(place, given, run):
     name = place.rpartition("?")[2].rstrip("=")
     answer = client.get(f"/api/{place}{given}")
     assert answer.status_code == 400 and name in answer.json()["error"] and len(answer.json()["error"]) < 200
+
+
+def test_episode_of_thousands_of_calls_in_a_row_is_read(run):
+    chain_calls(run, 5_000, [4_999])
+    (read,) = EpisodeFiles(run / "episodes").read(1)
+    assert len(read.calls) == 5_000 and len(read.timelines[0].ids) == 5_000
+    assert len(PromptReader(read.calls).full_ids(4_999)) == 5_000

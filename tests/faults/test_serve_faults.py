@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ajet.run.proof.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, metric_rows, start
+from tests.hostile_requests import lattice
 from tests.rollout_fixtures import time_is_up
 from tests.served_fixtures import Counter, counter
 
@@ -371,6 +373,40 @@ def _until(condition: Any) -> Any:
 def episodes_of(run: Path) -> list[tuple[int, Episode, Outcome]]:
     files = EpisodeFiles(run / "episodes")
     return [(step, *recorded) for step in files.steps() for recorded in files.recorded(step)]
+
+
+@pytest.mark.slow
+def test_sigterm_ends_server_during_hostile_requests(tmp_path):
+    log = tmp_path / "log"
+    process = start("serve", *SMALL, "trainer_common.grace=1", cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    try:
+        root = address(tmp_path / "launcher_record", process, log)
+        admin = {"authorization": f"Bearer {KEY}"}
+        opened = httpx.post(f"{root}/episodes", json={"task": "a"}, headers=admin, timeout=60).json()
+        own = {"authorization": f"Bearer {opened['api_key']}"}
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": lattice(26)}}
+        ask = {"model": "a", "messages": [{"role": "user", "content": "a"}], "response_format": schema}
+        secrets = {"model": "a", "messages": [{"role": "user", "content": "a"}], "user": "-eyJ" * (1 << 18)}
+        ended = []
+
+        def send(body: dict[str, Any]) -> None:
+            with suppress(httpx.HTTPError):  # the server may end before its reply
+                httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=own, timeout=240)
+            ended.append(body)
+
+        threads = [threading.Thread(target=send, args=(body,)) for body in (ask, secrets) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)  # they are being answered
+        under_way = len(ended) < len(threads)
+        process.terminate()
+        assert process.wait(timeout=60) in (0, 75, 130, 143), log.read_text()
+        for thread in threads:
+            thread.join()
+    finally:
+        process.kill()
+        process.wait()
+    assert under_way
 
 
 @pytest.mark.slow

@@ -37,9 +37,7 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
     def reply(request):
-        if not arrived.is_set():
-            arrived.set()
-            return call if kind == "strict tool" else "{}"
+        arrived.set()
         return call if kind == "strict tool" else "{}"
 
     tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": lattice(26)}}
@@ -54,6 +52,44 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
 
         order = order_of(hostile, lambda: post(to, {"model": "m", "messages": ASK}).raise_for_status(), arrived)
     assert order == ["other", "hostile"] and statuses == [422]
+
+
+def test_long_episode_request_does_not_stop_other_clients():
+    values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
+    statuses = []
+    with counter() as desk:
+        desk.client.get("/episodes").raise_for_status()
+        sent = threading.Event()
+
+        def body():
+            yield values[:-1]
+            sent.set()
+            yield values[-1:]
+
+        def hostile():
+            statuses.append(desk.client.post("/episodes", content=body()).status_code)
+
+        order = order_of(
+            hostile, lambda: httpx.get(desk.client.base_url.join("/openapi.json"), headers=desk.client.headers), sent
+        )
+    assert order == ["other", "hostile"] and statuses == [201]
+
+
+def test_long_observed_request_does_not_stop_other_clients(tmp_path):
+    values = b'{"model": "m", "messages": ' + objects(1_400_000) + b"}"
+    with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
+        sent = threading.Event()
+
+        def body():
+            yield values[:-1]
+            sent.set()
+            yield values[-1:]
+
+        def hostile():
+            httpx.post(proxy.url + "/v1/chat/completions", content=body(), timeout=60).raise_for_status()
+
+        order = order_of(hostile, lambda: httpx.get(proxy.url + "/health").raise_for_status(), sent)
+    assert order == ["other", "hostile"] and len(server.asked) == 1
 
 
 @pytest.mark.parametrize("size", [4 << 20, 16 << 20])
@@ -89,18 +125,37 @@ def test_observe_refuses_pages_of_other_machines(tmp_path):
         ({"host": "page.example"}, 421),
         ({"host": "["}, 421),
         ({"host": "127.0.0.1.page.example:80"}, 421),
+        ({"host": "page.example@127.0.0.1"}, 421),
+        ({"host": "page.example\\@127.0.0.1"}, 421),
+        ({"host": "[::1].page.example"}, 421),
+        ({"host": "[::1%25page]"}, 421),
+        ({"host": "localhost:page"}, 421),
+        ({"host": "127.1"}, 421),
+        ({"host": "0.0.0.0"}, 421),
+        ({"origin": "http://page.example@localhost"}, 403),
+        ({"origin": "http://localhost, https://page.example"}, 403),
+        ({"origin": "file://"}, 403),
+        ([("origin", "http://localhost"), ("origin", "https://page.example")], 403),
+        ([("origin", "https://page.example"), ("origin", "http://localhost")], 403),
     ]
     with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
         for path in ("/v1/chat/completions", "/v1/models", "/feedback"):
             for headers, status in foreign:
                 assert httpx.post(proxy.url + path, content=b"{}", headers=headers).status_code == status
-        here = {"origin": "http://localhost:3000"}
-        assert httpx.post(proxy.url + "/v1/models", content=b"{}", headers=here).status_code == 200
-    assert len(server.asked) == 1 and not proxy.episodes
+        own = [
+            ("origin", "http://localhost:3000"),
+            ("origin", "https://[::1]:1"),
+            ("host", "LOCALHOST"),
+            ("host", "[::1]:80"),
+        ]
+        for header in own:
+            assert httpx.post(proxy.url + "/v1/models", content=b"{}", headers=[header]).status_code == 200
+    assert len(server.asked) == len(own) and not proxy.episodes
 
 
 def test_observe_passes_no_path_that_leads_out(tmp_path):
     odd = ["%2e%2e%2fadmin", "a/..%2f..%2fadmin", "%252e%252e/admin", "..;/admin", "a%5c..%5cadmin", "a%0d%0ab"]
+    odd += ["%25252e%25252e/admin", "%2525252525252e/x", "%c0%ae%c0%ae/admin", "%00"]
     with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
         for path in odd:
             assert httpx.post(f"{proxy.url}/v1/{path}", content=b"{}").status_code == 404

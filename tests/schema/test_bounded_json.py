@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.schema.bounded_json import MAX_NODES, TooManyNodesError, load_json
+from ajet.schema.bounded_json import MAX_DIGITS, MAX_NODES, TooManyNodesError, load_json, may_hold_surrogates
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
@@ -32,3 +32,19 @@ def test_too_many_values_are_refused_unbuilt(document):
 
 def test_as_many_values_as_allowed_are_read():
     assert len(load_json(b"[" + b"1," * (MAX_NODES - 2) + b"1]")) == MAX_NODES - 1
+
+
+def test_integers_that_take_long_to_read_are_refused():
+    assert load_json(b"[" + b"9" * MAX_DIGITS + b", 1e5]") == [10**MAX_DIGITS - 1, 1e5]
+    for sign in (b"", b"-"):
+        with pytest.raises(ValueError, match="digits"):
+            load_json(b'{"a": [' + sign + b"9" * (MAX_DIGITS + 1) + b"]}")
+
+
+@pytest.mark.parametrize(
+    "text", ['["\ud83d"]', '["\ud83d"]', json.dumps("\ud83d", ensure_ascii=False), " " * 300_000 + '"\ud83d"']
+)
+def test_halves_of_letters_are_noticed(text):
+    for encoding in ("utf-8", "utf-16"):
+        assert may_hold_surrogates(text.encode(encoding, "surrogatepass"))
+    assert not may_hold_surrogates("caf\u00e9 \U0001f600".encode())

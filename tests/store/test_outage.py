@@ -15,8 +15,9 @@ from subprocess import Popen
 import pytest
 from loguru import logger
 
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.schema.errors import UserError
-from ajet.store import Kept, SharedStore, StoreUnreachable, open_shared, outage
+from ajet.store import Kept, SharedStore, StoreUnreachable, open_shared, outage, sqlite_store
 from ajet.store.outage import limited_patience
 from tests.ajet_command import metric_rows, start
 from tests.mongod import MongoClient, Mongod, server_file
@@ -111,6 +112,7 @@ def test_trainer_and_sampler_outlast_a_server(server: Mongod, tmp_path: Path) ->
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "LOGGED_AFTER", 0.1)
+    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT", 0.01)
 
 
 def locked(path: Path) -> sqlite3.Connection:
@@ -129,7 +131,6 @@ def fill(store: SharedStore) -> None:
 def test_a_locked_file_is_waited_for(tmp_path: Path, quick: None) -> None:
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", unreachable_timeout=20)
-    store._base.execute("PRAGMA busy_timeout = 50")  # type: ignore[attr-defined]
     with closing(locked(path)) as other, logged() as lines:
         threading.Timer(0.8, lambda: other.execute("ROLLBACK")).start()
         fill(store)
@@ -141,7 +142,6 @@ def test_a_locked_file_is_waited_for(tmp_path: Path, quick: None) -> None:
 def test_a_file_that_stays_locked_ends_all_waits(tmp_path: Path, quick: None) -> None:
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", unreachable_timeout=0.5)
-    store._base.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
     with closing(locked(path)), logged() as lines:
         began = time.monotonic()
         with pytest.raises(StoreUnreachable) as away:
@@ -157,10 +157,46 @@ def test_a_file_that_stays_locked_ends_all_waits(tmp_path: Path, quick: None) ->
     store.disconnect()
 
 
-def test_a_clients_request_is_not_kept_waiting(tmp_path: Path) -> None:
+def interrupt_after(seconds: float, number: signal.Signals) -> None:
+    threading.Timer(seconds, lambda: signal.pthread_kill(threading.main_thread().ident or 0, number)).start()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_interrupt_ends_a_wait(tmp_path: Path, number: signal.Signals, whole: bool) -> None:
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
-    store._base.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
+    interrupts = Interrupts()
+    with closing(locked(path)), interrupts.installed():
+        began = time.monotonic()
+        interrupt_after(0.3, number)
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts.held(whole=whole):
+            fill(store)
+        assert isinstance(raised.value, Preempted) == (number == signal.SIGTERM)
+        with pytest.raises(StoreUnreachable):  # what its end asks of the store is tried once
+            store.leave()
+        assert time.monotonic() - began < 10
+    fill(store)
+    assert store.depths().closed == 1
+    store.disconnect()
+
+
+def test_sigterm_that_waits_ends_a_wait_after_its_grace(tmp_path: Path, quick: None) -> None:
+    path = tmp_path / "store.db"
+    store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
+    interrupts = Interrupts()
+    with closing(locked(path)), interrupts.installed():
+        began = time.monotonic()
+        interrupt_after(0.1, signal.SIGTERM)
+        with pytest.raises(Preempted), interrupts.patient(1.0), interrupts.held(whole=False):
+            fill(store)
+        assert 1 <= time.monotonic() - began < 10
+    store.disconnect()
+
+
+def test_a_clients_request_is_not_kept_waiting(tmp_path: Path, quick: None) -> None:
+    path = tmp_path / "store.db"
+    store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
     with closing(locked(path)):
         began = time.monotonic()
         with limited_patience(0.2), pytest.raises(StoreUnreachable):
@@ -170,10 +206,9 @@ def test_a_clients_request_is_not_kept_waiting(tmp_path: Path) -> None:
     store.disconnect()
 
 
-def test_what_is_repeated_gets_all_of_its_arguments(tmp_path: Path) -> None:
+def test_what_is_repeated_gets_all_of_its_arguments(tmp_path: Path, quick: None) -> None:
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", rolls=True, run="r", unreachable_timeout=20)
-    store._base.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
     fill(store)
     leases = store.lease(2)
     with closing(locked(path)) as other:
@@ -190,8 +225,6 @@ def test_leases_outlive_an_outage(tmp_path: Path, quick: None) -> None:
     path = tmp_path / "store.db"
     player = open_shared(f"sqlite:{path}", lease_seconds=0.5)
     trainer = open_shared(f"sqlite:{path}", rolls=True, run="r", lease_seconds=2.0)
-    for store in (player, trainer):
-        store._base.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
     leases = player.lease(1)
     with closing(locked(path)) as other:
         threading.Timer(0.8, lambda: other.execute("ROLLBACK")).start()

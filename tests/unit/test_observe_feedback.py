@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ajet.gateway.observing import Proxy, Sessions, sessions
 from ajet.gateway.observing.feedback import SCORER, Feedback
+from ajet.gateway.observing.requests import read_request
 from ajet.gateway.observing.session import Ended
 from ajet.record.secrets import Redactor
 
@@ -65,7 +66,7 @@ class Play:
     async def call(self, name, turns):
         reply = f"reply {self.begun.total()}"
         self.begun[name] += 1
-        session, asked = self.sessions.begin(name, "chat", ASK, "agent")
+        session, asked = await self.sessions.begin(name, "chat", ASK, read_request("chat", ASK), "agent")
         for _ in range(turns):
             await asyncio.sleep(0)
         await self.sessions.call_ended(session, asked, said(reply))
@@ -145,7 +146,7 @@ def test_a_session_that_is_over_while_a_call_runs_takes_words_about_its_replies(
 
     async def parted():
         await play.call("a", 0)
-        session, asked = play.sessions.begin("a", "chat", ASK, "agent")
+        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
         await play.word(1, True, session="a")
         await play.word(2, False, reply=0)  # a reply of the session that is over
         await play.word(3, False, session="a")  # nothing else has its name yet
@@ -162,7 +163,7 @@ def test_a_reply_without_a_word_in_it_is_known(tmp_path):
     play = Play(tmp_path, [0])
 
     async def empty():
-        session, asked = play.sessions.begin("a", "chat", ASK, "agent")
+        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
         await play.sessions.call_ended(session, asked, Ended({"id": "reply 0", "choices": []}))
         assert (await play.sessions.feedback(Feedback(1.0, reply="reply 0", liked=False)))["session"] == "a"
 
@@ -174,7 +175,7 @@ def test_a_word_that_cannot_be_written_is_not_acknowledged_and_ends_no_session(t
     full = patch.object(sessions, "append_lines", side_effect=OSError(28, "No space left on device"))
 
     async def no_room():
-        session, asked = play.sessions.begin("a", "chat", ASK, "agent")
+        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
         with full, pytest.raises(OSError, match="No space left"):
             await play.word(1, True, session="a")
         await play.sessions.call_ended(session, asked, said("reply 0"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,23 @@ def test_a_variable_that_reads_like_a_setting_does_not_change_the_run(
     first = start()
     monkeypatch.delenv("LICENSE_KEY")
     assert start() == first
+
+
+@pytest.mark.parametrize(
+    "half",
+    ["-eyJ", "eyJ.", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY----- ", "://a:", " sk-", "glpat-", "J"],
+)
+def test_halves_of_secrets_are_read_in_linear_time(half):
+    text = half * (200_000 // len(half))
+    began = time.thread_time()
+    without_secret_shapes(text, "#")
+    assert time.thread_time() - began < 2  # seconds; it was 7 for the first
+
+
+@pytest.mark.parametrize("at", [(1 << 20) - 40, (1 << 20) - 3, (1 << 20) + 5, 3 << 20])
+def test_secrets_of_long_texts_are_found(at):
+    jwt, rsa = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "-----{} RSA PRIVATE KEY-----"
+    for secret in (jwt, f"a-{jwt}", rsa.format("BEGIN") + "\nMIIE-_+/=\n" * 9 + rsa.format("END")):
+        text = " " * at + secret
+        assert has_secret_shape(text)
+        assert without_secret_shapes(text, "#").strip().removeprefix("a-") == "#"

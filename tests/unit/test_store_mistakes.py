@@ -51,7 +51,7 @@ def test_a_mistake_in_a_statement_stays_one(tmp_path: Path, statement: str) -> N
     assert store.begun() == [], "the transaction is over"
     store.disconnect()
     reading = open_reading(Address(tmp_path / "store.db"))
-    with pytest.raises(sqlite3.Error), reading._told():  # type: ignore[attr-defined]
+    with pytest.raises(sqlite3.Error), reading._asking():  # type: ignore[attr-defined]
         reading._base.execute("SELECT nothing FROM positions")  # type: ignore[attr-defined]
     reading.close()
 

@@ -15,6 +15,7 @@ from ajet.engine.contract import TokenRequest
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.sglang.remote_reply import Reply, body_of, scored
 from ajet.engine.sglang.server_weights import NAME, SglangWeights
+from ajet.schema.bounded_json import load_json
 
 ROUTE = "/generate"
 
@@ -31,7 +32,7 @@ class SglangWire:
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """See `Wire`; less than its context: it keeps some of that for itself."""
-        return int(client.get("/server_info").raise_for_status().json()["max_req_input_len"]) - 1
+        return int(load_json(client.get("/server_info").raise_for_status().content)["max_req_input_len"]) - 1
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """See `Wire`."""

@@ -16,8 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
+
+from loguru import logger
 
 from ajet.environment.mcp.confined import Workdir, behind_walls
 from ajet.environment.mcp.contract import CallFailed, Client, Limits, Session, Tool
@@ -301,16 +303,24 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
 
 
 async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
-    """Raises _Wrong for what does not keep to the tool's schema; one that nobody can hold to is the server's."""
+    """Raises _Wrong for what does not keep to the tool's schema; by one that cannot be used only the server judges."""
 
     def find_problem() -> str | None:
-        if problem_of_schema(tool.schema) is not None:
+        unchecked = problem_of_schema(tool.schema)
+        if unchecked is not None:
+            _warn_unchecked(tool.name, unchecked)
             return None
         return problem_of_reply(json.dumps(arguments), tool.schema)
 
     problem = await asyncio.to_thread(find_problem)  # the schema is the server's: its check may take a second
     if problem is not None:
         raise _Wrong(f"these are no arguments of {tool.name}: {problem}", "arguments")
+
+
+@lru_cache(maxsize=1000)
+def _warn_unchecked(tool: str, problem: str) -> None:
+    """Say once what holds for all attempts."""
+    logger.warning("Arguments of the tool {} are sent unchecked, its schema cannot be used: {}.", tool, problem)
 
 
 def _told(problem: CallFailed) -> str:

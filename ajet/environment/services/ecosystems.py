@@ -6,7 +6,6 @@ is enough. A reply that is no action is answered with what an action is, and the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from ajet.environment.services.hosted import (
     seeds,
     text_of,
 )
+from ajet.schema.bounded_json import load_json
 
 _BOXED = re.compile(r"\\boxed\{\s*([^{}]*?)\s*\}|<action>\s*(.*?)\s*</action>", re.S)
 _NUMBER = re.compile(r"-?\d+")
@@ -125,7 +125,7 @@ def _array(said: str, space: Any) -> Any:
     import numpy
 
     try:
-        return numpy.asarray(json.loads(said), dtype=space.dtype).reshape(space.shape)
+        return numpy.asarray(load_json(said), dtype=space.dtype).reshape(space.shape)
     except (ValueError, TypeError):
         return None
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 
 from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, text_of
 from ajet.environment.services.openenv import ANSWER_S, LONGEST, Broken
+from ajet.schema.bounded_json import load_json
+from ajet.schema.json_schema import problem_of_value
 
 ROW = "responses_create_params"
 """What every row of theirs has: the request that opens the dialogue, in the form of OpenAI's Responses."""
@@ -54,7 +54,7 @@ class NemoGymInstance:
         self._url, self._rows = url, rows
         self._session: aiohttp.ClientSession | None = None
         self._row: Mapping[str, Any] = {}
-        self._fits: dict[str, Draft202012Validator] = {}
+        self._schemas: dict[str, Mapping[str, Any]] = {}
         self._output: list[dict[str, Any]] = []
         self._verified: Mapping[str, Any] | None = None
         """The answer to /verify for what was done so far."""
@@ -66,7 +66,7 @@ class NemoGymInstance:
         if not isinstance(given, Mapping) or not isinstance(given.get(ROW), Mapping):
             raise ValueError(f"task {task_id!r} has no row with `{ROW}`")
         self._row = given
-        self._fits = {tool["name"]: _validator(tool) for tool in _functions(given[ROW])}
+        self._schemas = {tool["name"]: tool.get("parameters") or {} for tool in _functions(given[ROW])}
         jar = aiohttp.CookieJar(unsafe=True)  # of addresses that are numbers, too
         self._session = aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         status, body = await self._posted("seed_session", dict(given))
@@ -120,15 +120,16 @@ class NemoGymInstance:
         return content, fits
 
     async def _answered(self, name: str, spelled: str) -> tuple[str, bool]:
-        if name not in self._fits:  # and never one of the server's own paths
-            return f"There is no tool {name}; there are {', '.join(self._fits) or 'none'}.", False
+        if name not in self._schemas:  # and never one of the server's own paths
+            return f"There is no tool {name}; there are {', '.join(self._schemas) or 'none'}.", False
         try:
             arguments = json.loads(spelled or "{}")
         except (ValueError, RecursionError):
             return "That was no action: its arguments are no JSON.", False
-        problem = next(iter(self._fits[name].iter_errors(arguments)), None)
-        if problem is not None or not isinstance(arguments, dict):
-            why = problem.message if problem is not None else "they are no object"
+        why: str | None = "they are no object"
+        if isinstance(arguments, dict):
+            why = await asyncio.to_thread(problem_of_value, arguments, self._schemas[name])  # which may take a second
+        if why is not None:
             return f"That was no action: its arguments do not fit: {why}.", False
         status, body = await self._posted(name, arguments)
         if status not in TOLD:
@@ -139,7 +140,7 @@ class NemoGymInstance:
         if self._verified is None:
             status, body = await self._posted("verify", {**self._row, "response": self._response()})
             try:
-                answer = json.loads(body) if status < 400 else None
+                answer = load_json(body) if status < 400 else None
             except (ValueError, RecursionError):
                 answer = None
             if not isinstance(answer, dict):
@@ -193,15 +194,6 @@ class NemoGymInstance:
 
 def _functions(asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [tool for tool in asked.get("tools") or [] if tool.get("type", "function") == "function"]
-
-
-def _validator(tool: Mapping[str, Any]) -> Draft202012Validator:
-    schema = tool.get("parameters") or {"type": "object"}
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as problem:
-        raise ValueError(f"the schema of the tool {tool.get('name')} is none: {problem.message}") from None
-    return Draft202012Validator(schema)
 
 
 def _state(asked: Mapping[str, Any]) -> list[Message]:

@@ -7,6 +7,7 @@ the protocol fails its instance. The reward is the sum of its steps'.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 
 from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
+from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import read_fenced_blocks
+from ajet.schema.json_schema import problem_of_value
 
 ANSWER_S = 100.0
 """Seconds that an answer may take: fewer than who asked for it waits."""
@@ -58,7 +59,6 @@ class OpenEnvInstance:
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._schema: Mapping[str, Any] = {}
-        self._fits: Draft202012Validator | None = None
         self._total = 0.0
         self._over = False
 
@@ -66,11 +66,6 @@ class OpenEnvInstance:
         """See Instance. `params["reset"]` goes to the environment's reset beside the seed."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         self._schema = await self._action_schema()
-        try:
-            Draft202012Validator.check_schema(self._schema)
-        except SchemaError as problem:
-            raise Broken(f"the schema of its actions is none: {problem.message}") from None
-        self._fits = Draft202012Validator(self._schema)
         try:
             self._socket = await self._session.ws_connect(place(self._url, "ws", "/ws"), max_msg_size=LONGEST)
         except (aiohttp.ClientError, OSError) as problem:
@@ -86,9 +81,10 @@ class OpenEnvInstance:
         where the schema wants a single text."""
         if self._over:
             return Stepped(as_state("The episode is over."), 0.0, True, {})
-        assert self._fits is not None, "created first"
         chosen = action_of(action, self._schema)
-        wrong = "it holds no JSON object" if chosen is None else self._wrong(chosen)
+        wrong: str | None = "it holds no JSON object"
+        if chosen is not None:
+            wrong = await asyncio.to_thread(problem_of_value, chosen, self._schema)  # the schema is the server's
         if chosen is None or wrong:
             return Stepped(as_state(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
         answer = await self._answer("step", chosen)
@@ -122,10 +118,6 @@ class OpenEnvInstance:
         told = {"name": TOOL, "description": about, "parameters": _shown(self._schema)}
         return [{"type": "function", "function": told}]
 
-    def _wrong(self, chosen: Mapping[str, Any]) -> str:
-        assert self._fits is not None
-        return "; ".join(sorted(error.message for error in self._fits.iter_errors(chosen)))[:500]
-
     async def _action_schema(self) -> Mapping[str, Any]:
         assert self._session is not None
         try:
@@ -133,7 +125,7 @@ class OpenEnvInstance:
                 raw = await response.content.read(LONGEST + 1)
                 if response.status == 404:
                     return {"type": "object"}
-                told = json.loads(raw) if response.status == 200 and len(raw) <= LONGEST else None
+                told = load_json(raw) if response.status == 200 and len(raw) <= LONGEST else None
         except (aiohttp.ClientError, OSError) as problem:
             raise Broken(f"no connection to {self._url}: {problem}") from problem
         except (ValueError, RecursionError):
@@ -153,8 +145,10 @@ class OpenEnvInstance:
         if came.type is not aiohttp.WSMsgType.TEXT:
             raise Broken(f"the connection ended before the answer to {kind} ({came.type.name}, {came.data!r:.100})")
         try:
-            answer = json.loads(came.data)
-        except (ValueError, RecursionError):
+            answer = load_json(came.data)
+        except TooManyNodesError as problem:
+            raise Broken(f"the answer to {kind} is too large: {problem}") from None
+        except ValueError:
             raise Broken(f"the answer to {kind} is no JSON: {came.data!r:.200}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
             raise Broken(f"the answer to {kind} is {answer!r:.200}")

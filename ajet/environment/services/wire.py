@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from ajet.config.other_models import key_in
 from ajet.environment.addresses import parts_of
+from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError, EnvironmentFailure
 
 TOKEN = "ENV_SERVICE_TOKEN"
@@ -127,8 +128,10 @@ class EnvService:
 
     def _read(self, request: str, status: int, raw: bytes) -> dict[str, Any]:
         try:
-            answer = json.loads(raw)
-        except (ValueError, RecursionError):
+            answer = load_json(raw)
+        except TooManyNodesError as problem:
+            raise self.wrong(request, f"is too large: {problem}") from None
+        except ValueError:
             text = raw[:200].decode(errors="replace")
             raise self.wrong(request, f"is no JSON (status {status}): {text!r}") from None
         if status >= 400 or not isinstance(answer, dict) or (answer.get("success") is False and request != "release"):

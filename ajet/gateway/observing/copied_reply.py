@@ -21,7 +21,7 @@ from ajet.gateway.observing.session import Ended
 from ajet.gateway.observing.sessions import CLIENT_LEFT
 from ajet.gateway.observing.streams import Stream
 from ajet.schema.bounded_json import LONG_BYTES
-from ajet.schema.settled import settled_json
+from ajet.schema.settled import settled_json, with_whole_letters
 
 MOST_KEPT = MAX_BODY
 """Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
@@ -94,7 +94,7 @@ class CopiedReply:
         if self._size > MOST_KEPT:
             problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
         if self._stream is not None:
-            body = self._stream.body()
+            body = with_whole_letters(self._stream.body())  # they may be halved between two events
             problem = problem or self._stream.problem
             if not problem and not self._stream.ended:
                 problem = "the endpoint broke off its reply"

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 
 from ajet.record.secrets import Redactor
 from ajet.schema.secrets import is_secret_name
-from ajet.schema.settled import with_whole_letters
 
 _NAME = "api_key"
 
@@ -29,8 +28,8 @@ class Hidden:
         return self._redactor(text)
 
     def tree(self, value: Any) -> Any:
-        """A value of JSON without what is hidden."""
-        return self._redactor.tree(with_whole_letters(value))
+        """A value of JSON, in whole letters, without what is hidden."""
+        return self._redactor.tree(value)
 
 
 def _offered(headers: Mapping[bytes, bytes], query: bytes) -> Iterator[str]:

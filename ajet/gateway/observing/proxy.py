@@ -15,8 +15,9 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -31,11 +32,11 @@ from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
-from ajet.gateway.observing.requests import DIALECTS, without_keys
+from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, without_keys
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.turn import Refused
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import hostname_of, is_loopback
+from ajet.schema.addresses import hostname_in_header, is_loopback
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import settled, settled_json
 
@@ -50,6 +51,9 @@ _CONNECTION = {
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+_PIECE_BYTES = 1 << 20
+_DECODED = 4
+"""So often a path is decoded, at most."""
 ENDED = "the proxy was ended before the reply was whole"
 TIMEOUT = 600.0
 """Seconds for which an endpoint may send nothing; as long as OpenAI's clients wait themselves."""
@@ -75,7 +79,9 @@ class Proxy:
         self._key, self._token_ids, self._timeout = key, token_ids, timeout
         self._seldom = Seldom(SAID_AGAIN)
         self._salt = secrets.token_bytes(16)
-        self._client: httpx.AsyncClient | None = None
+        nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(timeout=patience(timeout), limits=limits, cookies=nobodys)
         self._running: set[asyncio.Task[Any]] = set()
         self._writing: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -95,7 +101,7 @@ class Proxy:
         try:
             named, path = _named(scope)
             if path != "/health":
-                _refuse_pages(scope, headers)
+                _refuse_pages(scope)
             if path == "/health":
                 await answer(send, 200, {"status": "ok"})
             elif path in ("/feedback", "/v1/feedback"):
@@ -123,8 +129,7 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await asyncio.gather(*self._writing, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()
 
     async def _take_feedback(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send, named: str | None
@@ -168,17 +173,21 @@ class Proxy:
         dialect = DIALECTS.get(path) if scope["method"] == "POST" else None
         session, asked = None, None
         if dialect is not None:
+            name = named or _header(headers, SESSION) or self._digest(headers)
+            agent = _header(headers, AGENT) or DEFAULT_AGENT
+            read = partial(self._read, hidden, dialect, body)
             is_long = len(body) > LONG_BYTES
-            said = await asyncio.to_thread(_kept, hidden, body) if is_long else _kept(hidden, body)
-            if isinstance(said, dict):
-                name = named or _header(headers, SESSION) or self._digest(headers)
-                agent = _header(headers, AGENT) or DEFAULT_AGENT
-                session, asked = self._sessions.begin(name, dialect, said, agent)
-                body = self._with_token_ids(body, dialect)
+            said, sent, sent_on = await asyncio.to_thread(read) if is_long else read()
+            body = sent_on
+            if sent is not None:
+                beginning = self._sessions.begin(name, dialect, said, sent, agent, is_long=is_long)
+                session, asked = await self._to_its_end(beginning)
         copy = CopiedReply(dialect if asked is not None else None, hidden)
         passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
         watching = asyncio.ensure_future(_left(receive))
         try:
+            if self._closing:  # while the call was begun
+                raise asyncio.CancelledError
             await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
             if not passing.done():
                 copy.left()
@@ -225,14 +234,12 @@ class Proxy:
         query = scope.get("query_string", b"").decode("latin-1")
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
         asked = [(name, value) for name, value in scope["headers"] if _passed(name)]
-        if self._client is None:
-            nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
-            self._client = httpx.AsyncClient(
-                timeout=patience(self._timeout), limits=httpx.Limits(max_connections=None), cookies=nobodys
-            )
-        request = self._client.build_request(
-            scope["method"], url, headers=[*asked, (b"accept-encoding", b"identity")], content=body or None
-        )
+        asked.append((b"accept-encoding", b"identity"))
+        content: bytes | AsyncIterator[bytes] | None = body or None
+        if len(body) > _PIECE_BYTES:
+            asked.append((b"content-length", b"%d" % len(body)))
+            content = _in_pieces(body)
+        request = self._client.build_request(scope["method"], url, headers=asked, content=content)
         begun = False
         try:
             reply = await self._client.send(request, stream=True)
@@ -261,6 +268,13 @@ class Proxy:
             status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
             refused = Refused(copy.problem, status=status, code=code)
             await refuse(send, refused, _error("/v1/" + path, refused))
+
+    def _read(self, hidden: Hidden, dialect: str, body: bytes) -> tuple[Any, Sent | None, bytes]:
+        """Return (what is recorded of a request, the same as read; None where it is no object, the body to send on)."""
+        said = without_keys(hidden.tree(settled_json(body)))
+        if not isinstance(said, dict):
+            return said, None, body
+        return said, read_request(dialect, said), self._with_token_ids(body, dialect)
 
     def _with_token_ids(self, body: bytes, dialect: str) -> bytes:
         if not self._token_ids or dialect not in ("chat", "completions"):
@@ -294,29 +308,32 @@ def _named(scope: Scope) -> tuple[str | None, str]:
 
 
 def _leads_out(path: str) -> bool:
-    """True if a server that decodes a path, once or twice, could read one of another folder in it."""
-    plain = unquote(unquote(path))
+    """True if a server that decodes a path, several times perhaps, could read one of another folder in it."""
+    plain = path
+    try:
+        for _ in range(_DECODED):
+            plain = unquote(plain, errors="strict")
+    except UnicodeDecodeError:  # an overlong form of a dot, for one
+        return True
+    if unquote(plain) != plain:
+        return True
     parts = re.split(r"[/\\]", plain)
     return _CONTROL.search(plain) is not None or any(part.partition(";")[0] in (".", "..") for part in parts)
 
 
-def _refuse_pages(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+def _refuse_pages(scope: Scope) -> None:
     """Raises Refused for a web page of another machine, also one that gave its own name to this machine's address."""
-    origin, host = (headers.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
-    if origin and not is_loopback(hostname_of(origin)):
-        raise Refused("A page of another machine may not use this proxy.", status=403)
     here = scope.get("server")
-    if host and here and is_loopback(here[0]) and not is_loopback(hostname_of(f"//{host}")):
-        raise Refused(f"This address is not {host!r}.", status=421)
+    for name, value in scope["headers"]:  # each of several: another program may go by another one than ours
+        said = value.decode("latin-1").strip()
+        if name == b"origin" and said and not is_loopback(hostname_in_header(said)):
+            raise Refused("A page of another machine may not use this proxy.", status=403)
+        if name == b"host" and said and here and is_loopback(here[0]) and not is_loopback(hostname_in_header(said)):
+            raise Refused(f"This address is not {said!r}.", status=421)
 
 
 def _parse(body: bytes) -> Any:
     return settled(load_json(body))
-
-
-def _kept(hidden: Hidden, body: bytes) -> Any:
-    """The part of a request that is recorded."""
-    return without_keys(hidden.tree(settled_json(body)))
 
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
@@ -341,6 +358,13 @@ def _bears(headers: Mapping[bytes, bytes], key: str) -> bool:
 
 def _error(path: str, refused: Refused) -> dict[str, Any]:
     return anthropic.error_body(refused) if path.startswith("/v1/messages") else chat.error_body(refused)
+
+
+async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Between two of them others are answered: to copy 60 MiB at once takes 0.1 s."""
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield bytes(view[start : start + _PIECE_BYTES])
 
 
 async def _left(receive: Receive) -> None:

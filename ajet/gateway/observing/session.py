@@ -1,7 +1,8 @@
 """Session: one conversation of an observed agent, from its first call on, and the episode that it comes to.
 
 Invariant: each request is a call, whatever became of it; tokens are there only where the endpoint gave them, and
-nothing is encoded. Everything but `episode` changes it, on one event loop; its file is written by `Sessions`.
+nothing is encoded. Everything but `episode` changes it, one call at a time (`recording`); its file is written by
+`Sessions`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.capture import Entry, Recorder, common_start
 from ajet.gateway.observing.feedback import Feedback, verdict_of
 from ajet.gateway.observing.replies import Answer, Said, Tokens, read_reply
-from ajet.gateway.observing.requests import Sent, read_request
+from ajet.gateway.observing.requests import Sent
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.messages import text_of
@@ -65,16 +66,15 @@ class Session:
         self.over = self.closed = False
         """Said to be over: it ends with what is under way. Its episode is made."""
         self.feedback: list[Feedback] = []
-        self.turn = asyncio.Lock()
-        """Of who writes to its file."""
+        self.turn, self.recording = asyncio.Lock(), asyncio.Lock()
+        """Of who writes to its file; of who begins or settles a call."""
         self._recorder = Recorder()
         self._replies: set[str] = set()
         self._responses: dict[str, Call] = {}
         """Those of the replies that something can go on from."""
 
-    def begin(self, dialect: str, body: Mapping[str, Any], agent: str) -> Asked:
+    def begin(self, dialect: str, body: Mapping[str, Any], sent: Sent, agent: str) -> Asked:
         """A call is asked."""
-        sent = read_request(dialect, body)
         return Asked(dialect, agent, body, sent, self._enter(sent, agent, dialect))
 
     def settle(self, asked: Asked, ended: Ended) -> Answer:

@@ -15,15 +15,21 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loguru import logger
+from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.feedback import Feedback, read_feedback
+from ajet.gateway.observing.requests import Sent, read_request
 from ajet.gateway.observing.session import Asked, Ended, Session
+from ajet.gateway.turn import Refused
 from ajet.record.files import append_lines, heal, read_rows
 from ajet.record.secrets import Redactor
+from ajet.schema.bounded_json import LONG_BYTES
+from ajet.schema.call import FinishReason
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
@@ -35,6 +41,32 @@ MOST_CALLS, MOST_BYTES = 1000, 256 << 20
 and never rests would fill the memory otherwise."""
 PATIENCE = 30.0
 """Seconds for which feedback on a reply that nobody knows waits for calls that are under way."""
+
+
+class _HeadRow(BaseModel):
+    """The first row of a session's file."""
+
+    model_config = ConfigDict(strict=True)
+    session: str
+    number: int
+    began: FiniteFloat
+
+
+class _CallRow(BaseModel):
+    """The row of a call that has ended."""
+
+    model_config = ConfigDict(strict=True)
+    dialect: Literal["chat", "completions", "responses", "anthropic"]
+    agent: str
+    sent: dict[str, Any]
+    said: Any
+    problem: str
+    finish: FinishReason | None
+    started: FiniteFloat
+    ended: FiniteFloat
+
+
+_FEEDBACK, _TIME = TypeAdapter(dict[str, Any]), TypeAdapter(FiniteFloat)
 
 
 @dataclass(slots=True)
@@ -71,12 +103,20 @@ class Sessions:
         session.touched = time.monotonic()
         return session
 
-    def begin(self, name: str, dialect: str, body: Mapping[str, Any], agent: str) -> tuple[Session, Asked]:
-        """A call is asked, in this session; `call_ended` must follow."""
+    async def begin(
+        self, name: str, dialect: str, body: Mapping[str, Any], sent: Sent, agent: str, *, is_long: bool = False
+    ) -> tuple[Session, Asked]:
+        """A call is asked, in this session; `call_ended` must follow. It must not be cancelled. `sent`: the body as
+        `read_request` reads it; `is_long`: it belongs on a thread."""
         session = self.find(name)
-        asked = session.begin(dialect, body, agent)
         session.under_way += 1
-        return session, asked
+        begin = partial(session.begin, dialect, body, sent, agent)
+        try:
+            async with session.recording:
+                return session, await asyncio.to_thread(begin) if is_long else begin()
+        except BaseException:
+            session.under_way -= 1
+            raise
 
     async def call_ended(self, session: Session, asked: Asked, ended: Ended) -> None:
         """Write it down, then count it; where the disk takes nothing, it is said and counted."""
@@ -87,11 +127,14 @@ class Sessions:
         }  # fmt: skip
         try:
             async with session.turn:
+                before = session.bytes
                 try:
                     await self._write(session, row)
                 except OSError as problem:
                     logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
-                session.settle(asked, ended)
+                settle = partial(session.settle, asked, ended)
+                async with session.recording:
+                    await asyncio.to_thread(settle) if session.bytes - before > LONG_BYTES else settle()
         finally:
             session.under_way -= 1
             session.touched = time.monotonic()
@@ -144,7 +187,7 @@ class Sessions:
                 session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
-            except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
+            except (UserError, OSError, KeyError, ValueError, Refused) as problem:
                 logger.warning("the session in {} cannot be read and is left there: {}", file, problem)
                 continue
             count += 1
@@ -156,20 +199,25 @@ class Sessions:
         return count
 
     def _restored(self, rows: Sequence[Mapping[str, Any]], file: Path) -> Session:
-        head = rows[0]
-        session = Session(head["session"], head["number"], file, head["began"])
+        """Raises ValueError, KeyError and Refused for rows that ajet did not write."""
+        head = _HeadRow.model_validate(rows[0])
+        session = Session(head.session, head.number, file, head.began)
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
             if "began" in row:  # the file's head again: the disk was full after the first
                 continue
             if "feedback" in row:
-                session.feedback.append(Feedback(**row["feedback"]))
+                told = dict(_FEEDBACK.validate_python(row["feedback"]))
+                at = _TIME.validate_python(told.pop("at"))
+                session.feedback.append(read_feedback(told, at))
                 session.over |= session.feedback[-1].end
                 continue
-            asked = session.begin(row["dialect"], row["sent"], row["agent"])
-            session.settle(asked, Ended(row["said"], row["problem"], row["finish"]))
-            asked.entry.call.started, asked.entry.call.ended = row["started"], row["ended"]
-            session.touched = time.monotonic() - max(0.0, time.time() - row["ended"])
+            call = _CallRow.model_validate(row)
+            sent = read_request(call.dialect, call.sent)
+            asked = session.begin(call.dialect, call.sent, sent, call.agent)
+            session.settle(asked, Ended(call.said, call.problem, call.finish))
+            asked.entry.call.started, asked.entry.call.ended = call.started, call.ended
+            session.touched = time.monotonic() - max(0.0, time.time() - call.ended)
         return session
 
     def _close(self, session: Session) -> None:

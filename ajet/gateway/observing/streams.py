@@ -170,7 +170,7 @@ def _grow(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
 def _object(text: str) -> dict[str, Any]:
     """A tool's arguments; of those that were cut off, what came, under a name of its own."""
     try:
-        found = json.loads(text)
+        found = load_json(text)
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"unfinished": text}

@@ -23,6 +23,7 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.mcp.thin.http import EPISODES
 from ajet.environment.mcp.thin.messages import STATELESS, request
 from ajet.schema.addresses import is_loopback
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -195,5 +196,5 @@ def _exchange(method: str, url: str, headers: Mapping[str, str], body: Any) -> t
         raise ConnectionError(str(problem) or type(problem).__name__) from problem
     answer = None
     with suppress(ValueError):
-        answer = reply.json()
+        answer = load_json(reply.content)
     return reply.status_code, answer if isinstance(answer, dict) else {}

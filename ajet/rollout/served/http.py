@@ -23,7 +23,7 @@ from ajet.record.tool_uses import decode_uses, kept
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.episode import Opening
 from ajet.rollout.served.protocol import Finish, Open, openapi
-from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json
+from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 from ajet.schema.episode import Failure
 from ajet.schema.finite import non_finite
 from ajet.schema.task import Task, WorkflowOutput
@@ -135,7 +135,8 @@ async def _parsed_body(request: Request, parse: Callable[[dict[str, Any]], T]) -
 def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Raises Refused, ValueError and RecursionError."""
     value = load_json(raw or b"{}")
-    json.dumps(value, ensure_ascii=False).encode()
+    if may_hold_surrogates(raw):
+        json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
     found = non_finite(value)

@@ -28,6 +28,7 @@ from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.schema.addresses import own_address, require_key_or_loopback
+from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
 
@@ -190,7 +191,7 @@ def listed() -> Group:
     off: list[str] = []
     for each in all_running():
         try:
-            told = httpx.get(f"{each.near}/health", timeout=2.0).json()
+            told = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
         except (httpx.HTTPError, ValueError) as problem:
             table.add_row(each.name, each.url, f"does not answer: {type(problem).__name__}", "")
             continue

@@ -18,6 +18,7 @@ from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.evaluations import state_digest
 from ajet.run.export import checkpoint_of, model_folder
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _served_at(url: str, experiment: Experiment) -> str:
     names: list[str] = []
     try:
         reply = httpx.get(f"{url}/models", headers=headers, timeout=ASK_S)
-        names = [str(each["id"]) for each in reply.raise_for_status().json()["data"]]
+        names = [str(each["id"]) for each in load_json(reply.raise_for_status().content)["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
         if isinstance(error, httpx.ReadTimeout):

@@ -25,6 +25,7 @@ from ajet.algorithm import discarded
 from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
 from ajet.record.learned import is_never_right, why_nothing
+from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
@@ -111,12 +112,13 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                     rehearse(served)
                 training = Training.begin(served, run, served.store, served.tasks, _show_step)
                 _take_up(served)
-            _open_doors(served, run, key, given=given)
-            if trains:
-                train_served(training, served, interrupts)
-                finish(run, ends_idle=False)
-            else:
-                record_served(served.desk, run, recording, interrupts)
+            with frozen_start():
+                _open_doors(served, run, key, given=given)
+                if trains:
+                    train_served(training, served, interrupts)
+                    finish(run, ends_idle=False)
+                else:
+                    record_served(served.desk, run, recording, interrupts)
     return 0
 
 

@@ -6,10 +6,10 @@ number stands beside it, and the first error says whose failure the episode is, 
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import (
     AgentFailure,
     BoundaryError,
@@ -48,7 +48,7 @@ def score_of(printed: str) -> dict[str, Any]:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     try:
-        told = json.loads(last)
+        told = load_json(last)
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or not isinstance(told.setdefault("errors", []), list):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
-import json
 import socket
 import ssl
 import time
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
+
+from ajet.schema.bounded_json import load_json
 
 from .settings import Settings
 from .tool import ToolError
@@ -59,7 +60,7 @@ class Reply:
     def json(self) -> Any:
         """The body as JSON."""
         try:
-            return json.loads(self.body)
+            return load_json(self.body)
         except ValueError:
             raise ToolError(f"{self.url} answered no JSON") from None
 
