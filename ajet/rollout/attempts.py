@@ -115,7 +115,7 @@ class Attempts:
         try:
             played.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
-            played.failure = classify(problem, attempt.stage)
+            played.failure = classify(problem, attempt.stage, attempt.task.task)
         played.failure = by_the_calls(played)
         return played
 

@@ -16,8 +16,10 @@ from typing import Literal, get_args
 from ajet.client.proxies import explain_problem
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
+from ajet.schema.advice import advise_on
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
+from ajet.schema.task import Task
 
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
@@ -30,8 +32,6 @@ _ADVICE = (
     ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
-    ("'Task' object has no attribute", "the columns of a row are in its `metadata`"),
-    ("'WorkflowTask' object has no attribute", "a class gets the task as `workflow_task.task`"),
 )
 """What an exception's words most often mean, and what to do."""
 Stage = Literal["construct", "open", "execute", "judge"]
@@ -62,8 +62,8 @@ def failed(
     )
 
 
-def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
-    """The failure that an exception means."""
+def classify(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
+    """The failure that an exception means. `task`: of the attempt, where it is known."""
     if isinstance(problem, EpisodeFailed):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
@@ -80,7 +80,9 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
         seen.add(id(cause))
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
-    message += next((f" ({advice})" for words, advice in _ADVICE if words in message), "") if stage == "execute" else ""
+    if stage == "execute":
+        advice = next((advice for words, advice in _ADVICE if words in message), "") or advise_on(problem, task)
+        message += f" ({advice})" if advice else ""
     if explained := explain_problem(problem):
         message = f"{explained} ({message})"
     if isinstance(problem, asyncio.CancelledError):

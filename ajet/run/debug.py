@@ -17,6 +17,7 @@ from rich.text import Text
 from ajet.record.console import console, counted, label, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
+from ajet.run.compared_types import comparison_hints
 from ajet.run.episode_panel import hint_of, show_episode
 from ajet.run.footprint import gib, memory_words
 from ajet.run.format_log import log_formats
@@ -160,11 +161,14 @@ class DebugSession:
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
         unasked = unasked_hint(self.episodes, self._workflow) if self._workflow is not None else ""
-        if unasked:
-            console.print(f"hint: {unasked}", markup=False, soft_wrap=True)
-        self._verdict(pace, bool(unasked))
+        judged = next((episode for episode in self.episodes if episode.scored), None)
+        hints = [unasked] if unasked else []
+        hints += comparison_hints(self._experiment, judged) if judged is not None else []
+        for hint in hints:
+            console.print(f"hint: {hint}", markup=False, soft_wrap=True)
+        self._verdict(pace, bool(hints))
 
-    def _verdict(self, pace: Pace, unasked: bool) -> None:
+    def _verdict(self, pace: Pace, hinted: bool) -> None:
         settings, groups = self._experiment.ajet, self._groups()
         try:
             learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
@@ -189,7 +193,7 @@ class DebugSession:
             free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
             console.print(f"Its memory: {memory_words(room.local)}{free}.", markup=False, soft_wrap=True)
         if not teaching:
-            told = "mend what the hint above names" if unasked else advice(groups, settings)
+            told = "mend what the hint above names" if hinted else advice(groups, settings)
             console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
         command = command_for(self._experiment, "local" if teaching else "debug")
         if command:

@@ -109,11 +109,13 @@ def hint_of(failure: Failure) -> str:
         return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
         return f"the judge was given no metadata['final_answer']: {KIND_HINTS['wrong_type']}"
+    own = frames_of(failure.traceback).own
+    if failure.boundary == "judge" and own:
+        return f"the judge raised at {printable(own[-1].place)}: call it alone with the answer shown above"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
     if (known := KIND_HINTS.get(failure.kind)) is not None:
         return known
-    own = frames_of(failure.traceback).own
     if not own:
         return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
     raised = f"the workflow raised at {printable(own[-1].place)}; "

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ajet.config.scope import spelled
+from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -131,6 +132,8 @@ class Judge:
         except BoundaryError:
             raise
         except Exception as problem:
-            raise JudgeFailure(f"{name} raised {type(problem).__name__}: {problem}") from problem
+            advice = advise_on(problem, workflow_task.task, output)
+            said = f"{name} raised {type(problem).__name__}: {problem}"
+            raise JudgeFailure(f"{said} ({advice})" if advice else said) from problem
         verdict = verdict_of(judgement, f"{name}'s reward", gamma=self._gamma, success=output.is_success)
         return with_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")

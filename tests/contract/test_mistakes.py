@@ -178,7 +178,7 @@ def nothing_forgotten() -> Iterator[None]:
         (Good, ["WorkflowOutput(reward='good')", "expected a number, a list of numbers"]),
         (RunsALoop, ["asyncio.run() cannot be called", "write `await` there"]),
         (LooksAtNoStatus, ["'choices' (its last call was refused: Invalid value for 'messages[0].content'"]),
-        (OwnField, ["no attribute 'colour' (the columns of a row are in its `metadata`)"]),
+        (OwnField, ["no attribute 'colour' (the columns of a row are in its `metadata`"]),
         (NoTask, ["no attribute 'main_query' (a class gets the task as `workflow_task.task`)"]),
         (ForgetsAwait, ["'coroutine' object has no attribute 'choices'", "an `await` is missing"]),
     ],

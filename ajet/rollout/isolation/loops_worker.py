@@ -247,7 +247,11 @@ class SharedPlayer:
         problem = future.exception()
         if os.getpid() != self._line.owner:
             end_fork(problem)
-        self._end(attempt.number, attempt, future.result() if problem is None else classify(problem, attempt.stage))
+        self._end(
+            attempt.number,
+            attempt,
+            future.result() if problem is None else classify(problem, attempt.stage, attempt.task.task),
+        )
 
     def left(self, attempt: SharedAttempt) -> None:
         """The attempt's task is over."""

@@ -266,7 +266,7 @@ class Player:
                     return before, perform_plain(attempt)
                 return before, asyncio.run(_perform(attempt, owner))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
-            return before, classify(problem, attempt.stage if attempt else "construct")
+            return before, classify(problem, attempt.stage if attempt else "construct", task.task)
 
 
 def last_words(outcome: WorkflowOutput | Failure, left: list[str]) -> bytes:

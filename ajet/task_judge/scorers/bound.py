@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.functions import is_function
 from ajet.environment.agent_config import plain_section
+from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
 from ajet.task_judge.calling import called
@@ -93,7 +94,9 @@ class BoundScorer:
         except (BoundaryError, UserError):
             raise
         except Exception as problem:
-            raise JudgeFailure(f"the scorer {self.name} raised {type(problem).__name__}: {problem}") from problem
+            advice = advise_on(problem, call.task, call.workflow_output)
+            said = f"the scorer {self.name} raised {type(problem).__name__}: {problem}"
+            raise JudgeFailure(f"{said} ({advice})" if advice else said) from problem
         return verdict_of(judgement, f"the score of {self.name}", gamma=self._gamma)
 
     def let_go(self) -> None:

@@ -1,0 +1,90 @@
+"""What an exception of a user's code most often means, where it got one of ajet's objects, and what to write.
+
+Invariant: told from the exception alone, with the task and the output where they are known; "" where nothing is sure.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from ajet.schema.task import Task, WorkflowOutput
+
+_NO_ATTRIBUTE = re.compile(r"'(?P<kind>\w+)' object has no attribute '(?P<name>\w+)'")
+_KIND = re.compile(r"(?<![\w.])(?P<kind>WorkflowTask|WorkflowOutput|ModelTuner|Task)(?!\w)")
+_OF_AGENT = "the arguments are (task, tuner), in this order"
+_OF_JUDGE = "the arguments are (task, output), in this order"
+_ANSWER = 'the answer is in `output.metadata["final_answer"]`'
+_QUESTION = "`task.main_query` is the question as text"
+_INNER = "a class gets the task as `workflow_task.task`"
+_CLIENT = "`tuner.as_raw_openai_sdk_client()` gives the client of OpenAI's SDK"
+_OF_A_CLIENT = ("chat", "completions", "responses", "models", "beta", "messages")
+_MEANT = {
+    "Task": "its columns are in `task.metadata`, and " + _QUESTION,
+    "WorkflowTask": _INNER,
+    "WorkflowOutput": _ANSWER,
+    "ModelTuner": _CLIENT,
+}
+SHOWN = 12
+"""Columns that are listed."""
+
+
+def advise_on(problem: BaseException, task: Task | None = None, output: WorkflowOutput | None = None) -> str:
+    """Return advice on an exception of an agent's or a judge's code, or "". `task` and `output`: what it was given."""
+    if isinstance(problem, KeyError):
+        return _on_key(problem, task, output)
+    words = str(problem)
+    if isinstance(problem, AttributeError) and (found := _NO_ATTRIBUTE.search(words)):
+        return _on_attribute(found["kind"], found["name"], task)
+    if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
+        return _MEANT[kind["kind"]]
+    return ""
+
+
+def _on_attribute(kind: str, name: str, task: Task | None) -> str:
+    """Return advice on an attribute that one of ajet's objects does not have."""
+    if kind == "Task":
+        if name.startswith("as_"):  # the tuner's
+            return _OF_AGENT
+        if name in ("final_answer", *WorkflowOutput.model_fields):
+            return _OF_JUDGE
+        if hasattr(str, name):
+            return _QUESTION
+        return f"the columns of a row are in its `metadata`: {_column(name, task)}"
+    if kind == "ModelTuner":
+        is_tasks = name in Task.model_fields or (task is not None and name in task.metadata)
+        return _CLIENT if name in _OF_A_CLIENT else _OF_AGENT if is_tasks else ""
+    if kind == "WorkflowOutput":
+        is_tasks = name in Task.model_fields or (task is not None and name in task.metadata)
+        return _OF_JUDGE if is_tasks else _ANSWER
+    return _INNER if kind == "WorkflowTask" else ""
+
+
+def _on_key(problem: KeyError, task: Task | None, output: WorkflowOutput | None) -> str:
+    """Return advice on a key that was looked for in a `metadata`."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    name = problem.args[0] if problem.args else None
+    if task is None or not isinstance(name, str) or not any("metadata" in (frame.line or "") for frame in frames[-1:]):
+        return ""
+    if output is not None and (name in task.metadata or name in output.metadata):
+        return _OF_JUDGE
+    return "" if name == "final_answer" else _column(name, task)
+
+
+def _column(name: str, task: Task | None) -> str:
+    """Return how a column is read, or that the row has others."""
+    if task is None or name in task.metadata:
+        return f'`task.metadata["{name}"]`'
+    if not task.metadata:
+        return f"the row has no column {name}, nor any other"
+    return f"the row has no column {name}, but {_listed(task.metadata, name)}"
+
+
+def _listed(columns: Mapping[str, Any], name: str) -> str:
+    folded = {each.casefold(): each for each in columns}
+    near = get_close_matches(name.casefold(), folded, 1)
+    listed = ", ".join(list(columns)[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
+    return listed + (f'; did you mean "{folded[near[0]]}"?' if near else "")
