@@ -29,6 +29,7 @@ from ajet.run.own_frames import frames_of
 from ajet.run.parts import assemble, pins_of
 from ajet.run.room import room_of
 from ajet.run.runner import algorithm_of
+from ajet.run.shared_messages import shared_messages_hint
 from ajet.run.unasked_question import unasked_hint
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -162,7 +163,8 @@ class DebugSession:
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
         unasked = unasked_hint(self.episodes, self._workflow) if self._workflow is not None else ""
         judged = next((episode for episode in self.episodes if episode.scored), None)
-        hints = [unasked] if unasked else []
+        shared = shared_messages_hint(self.episodes, self._workflow)
+        hints = [hint for hint in (unasked, shared) if hint]
         hints += comparison_hints(self._experiment, judged) if judged is not None else []
         for hint in hints:
             console.print(f"hint: {hint}", markup=False, soft_wrap=True)

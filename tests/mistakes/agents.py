@@ -56,13 +56,13 @@ async def agent(question, client):
 MISTAKES = (
     Mistake(
         15, "an own client with an own key, and an except around it",
-        "no model call reached ajet, and what to give the client", (DEBUG,), code=1,
+        "no model call reached ajet, and what to give the client", (DEBUG,),
         shows=("no_model_call", "as_oai_baseurl_apikey"),
         files=agent(OWN_CLIENT % 'base_url="http://127.0.0.1:9/v1", api_key="k", max_retries=0'),
     ),
     Mistake(
         16, "OPENAI_API_KEY and OPENAI_BASE_URL are set and the agent uses OpenAI()",
-        "no model call reached ajet, and what to give the client", (DEBUG,), code=1,
+        "no model call reached ajet, and what to give the client", (DEBUG,),
         shows=("agent.py", "as_oai_baseurl_apikey"),
         files=agent(OWN_CLIENT % "max_retries=0"),
         variables={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
@@ -90,17 +90,17 @@ MISTAKES = (
                              "    client = CLIENT\n", before="CLIENT = None\n\n\n"),
     ),
     Mistake(
-        20, "input() in the agent", "the line, and that there is no terminal", (DEBUG,), code=1,
+        20, "input() in the agent", "the line, and that there is no terminal", (DEBUG,),
         shows=("EOFError", "agent.py:2"), files=change(CLIENT, f'    input("go on? ")\n{CLIENT}'),
     ),
     Mistake(
-        21, "a tool that raises an error of its library", "the line and the error", (DEBUG,), code=1,
+        21, "a tool that raises an error of its library", "the line and the error", (DEBUG,),
         shows=("OperationalError", "agent.py"),
         files=change(CLIENT, f"{QUERY}{CLIENT}"),
     ),
     Mistake(
         22, "messages is a text, behind an except that hides the refusal", "the refusal, and that it was hidden",
-        (DEBUG,), code=1, shows=("messages", "except"),
+        (DEBUG,), shows=("messages", "except"),
         files=agent(SYNC.replace("messages=messages", 'messages="hello"').replace(
             "    reply = client", "    try:\n        reply = client").replace(
             "    return reply", '    except openai.OpenAIError:\n        return ""\n    return reply')),
@@ -111,30 +111,30 @@ MISTAKES = (
         files=change("max_tokens=8", "max_tokens=8, temperature=0"),
     ),
     Mistake(
-        24, 'task["question"]', "the line, and that the columns of a row are in task.metadata", (DEBUG,), code=1,
+        24, 'task["question"]', "the line, and that the columns of a row are in task.metadata", (DEBUG,),
         shows=("agent.py:3", "task.metadata"), files=change("task.main_query", 'task["question"]'),
     ),
     Mistake(
-        25, "the agent returns the ChatCompletion", "what to return", (DEBUG,), code=1,
+        25, "the agent returns the ChatCompletion", "what to return", (DEBUG,),
         shows=("ChatCompletion", "agent.py"), files=change("reply.choices[0].message.content or \"\"", "reply"),
     ),
     Mistake(
-        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,), code=1, shows=("agent.py",),
+        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,), shows=("agent.py",),
         files=change('return reply.choices[0].message.content or ""',
                      'return reply.choices[0].message.content or "", 1.0'),
     ),
     Mistake(
         27, "a function without async uses the AsyncOpenAI",
-        "an await is missing; what a synchronous agent uses", (DEBUG,), code=1,
+        "an await is missing; what a synchronous agent uses", (DEBUG,),
         shows=("await", "as_oai_baseurl_apikey", "agent.py"),
         files={"agent.py": AGENT.replace("async def", "def").replace("await ", "")},
     ),
     Mistake(
-        28, "agent(tuner, task)", "the order to write", (DEBUG,), code=1, shows=("agent.py", "(task, tuner)"),
+        28, "agent(tuner, task)", "the order to write", (DEBUG,), shows=("agent.py", "(task, tuner)"),
         files=change("agent(task, tuner)", "agent(tuner, task)"),
     ),
     Mistake(
-        29, "agent(question, client)", "what the two arguments are", (DEBUG,), code=1,
+        29, "agent(question, client)", "what the two arguments are", (DEBUG,),
         shows=("agent.py", "(task, tuner)"),
         files=agent(TWO_OTHERS.rstrip()),
     ),

@@ -15,14 +15,14 @@ def reward(source: str) -> dict[str, str | bytes]:
 
 
 MISTAKES = (
-    Mistake(31, 'the reward is "1.0", a text', "what to return", (DEBUG,), code=1, shows=("agent.py", "1.0"),
+    Mistake(31, 'the reward is "1.0", a text', "what to return", (DEBUG,), shows=("agent.py", "1.0"),
             files=reward('def reward(task, output):\n    return "1.0"\n')),
-    Mistake(32, "reward(output, task)", "the order to write", (DEBUG,), code=1,
+    Mistake(32, "reward(output, task)", "the order to write", (DEBUG,),
             shows=("agent.py", "(task, output)"),
             files=reward('def reward(output, task):\n'
                          '    return float(task.metadata["answer"] in output.metadata["final_answer"])\n')),
     Mistake(33, "the reward is (correct, 0.5), the order of many libraries", "refused, with the order to write",
-            (DEBUG,), code=1, shows=("agent.py", "(reward, is_success)"),
+            (DEBUG,), shows=("agent.py", "(reward, is_success)"),
             files=reward("def reward(task, output):\n    return (False, 0.5)\n")),
     Mistake(34, "rewards are negative", "they are fine", (DEBUG,), code=0, shows=("reward -",),
             files=reward("import random\n\n\ndef reward(task, output):\n    return -1.0 - random.random()\n")),
@@ -32,7 +32,7 @@ MISTAKES = (
             shows=("str", "int"),
             files=reward('def reward(task, output):\n'
                          '    return float(output.metadata["final_answer"] == int(task.metadata["answer"]))\n')),
-    Mistake(37, "a dict without a score", "the keys to write", (DEBUG,), code=1, shows=("agent.py", "score"),
+    Mistake(37, "a dict without a score", "the keys to write", (DEBUG,), shows=("agent.py", "score"),
             files=reward('def reward(task, output):\n    return {"format": 1.0, "note": "good"}\n')),
     Mistake(38, "reward(answer)", "the signature to write", (DEBUG,), shows=("(task, output)",),
             files=reward("def reward(answer):\n    return 1.0\n")),
@@ -47,14 +47,14 @@ MISTAKES = (
     Mistake(41, "verl's compute_score as the judge", "it works", (DEBUG,), code=0, shows=("reward",),
             files=reward("def reward(data_source, solution_str, ground_truth, extra_info=None):\n"
                          "    return float(ground_truth in solution_str)\n")),
-    Mistake(42, "task.answer in the reward", "the columns of a row are in task.metadata", (DEBUG,), code=1,
+    Mistake(42, "task.answer in the reward", "the columns of a row are in task.metadata", (DEBUG,),
             shows=("agent.py", "metadata"),
             files=reward("def reward(task, output):\n"
                          '    return float(task.answer in output.metadata["final_answer"])\n')),
-    Mistake(43, "output.strip()", "where the answer is", (DEBUG,), code=1,
+    Mistake(43, "output.strip()", "where the answer is", (DEBUG,),
             shows=("agent.py", 'output.metadata["final_answer"]'),
             files=reward('def reward(task, output):\n    return float(output.strip() == task.metadata["answer"])\n')),
-    Mistake(44, "the reward never ends", "the key that bounds it and the line at which it stood", (DEBUG,), code=1,
+    Mistake(44, "the reward never ends", "the key that bounds it and the line at which it stood", (DEBUG,),
             shows=("agent.py", "episode_timeout"),
             files={**reward("def reward(task, output):\n    while True:\n        pass\n"),
                    "m.yaml": YAML.replace("num_repeat: 2", "num_repeat: 2, episode_timeout: 5")}),
