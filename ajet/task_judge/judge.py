@@ -135,5 +135,7 @@ class Judge:
             advice = advise_on(problem, workflow_task.task, output)
             said = f"{name} raised {type(problem).__name__}: {problem}"
             raise JudgeFailure(f"{said} ({advice})" if advice else said) from problem
-        verdict = verdict_of(judgement, f"{name}'s reward", gamma=self._gamma, success=output.is_success)
+        written_at = getattr(self._judging, "written_at", "")
+        who = f"{name}'s reward ({written_at})" if written_at else f"{name}'s reward"
+        verdict = verdict_of(judgement, who, gamma=self._gamma, success=output.is_success)
         return with_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")

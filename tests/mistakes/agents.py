@@ -69,8 +69,8 @@ MISTAKES = (
     ),
     Mistake(
         17, "the agent prints colours and carriage returns",
-        "the panel stays whole, and the output is recorded", (DEBUG,), code=0, hides=("\x1b[31m", "\rworking"),
-        shows=("attempt 0",),
+        "the panels are shown, and the output is recorded", (DEBUG,), code=0,
+        shows=("attempt 0", "attempt 1"),
         files=change(CLIENT, f'{CLIENT}    print("\\x1b[31mred\\x1b[0m\\rworking", end="")\n'),
     ),
     Mistake(
@@ -85,7 +85,7 @@ MISTAKES = (
     ),
     Mistake(
         19, "the client is cached in the module",
-        "the mistake and its cure", (DEBUG,), code=0, shows=("agent.py", "client"),
+        "the mistake and its cure", (f"{DEBUG} rollout.max_env_worker=1",), code=0, shows=("ended", "client"),
         files=change(CLIENT, "    global CLIENT\n    CLIENT = CLIENT or tuner.as_raw_openai_sdk_client()\n"
                              "    client = CLIENT\n", before="CLIENT = None\n\n\n"),
     ),

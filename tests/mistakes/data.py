@@ -65,13 +65,13 @@ MISTAKES = (
     Mistake(
         5, "a CSV in cp1252",
         "encoding and place are named, with the command that converts it", (DRY,),
-        shows=("rows.csv", "cp1252", "iconv"),
+        shows=("rows.csv", "iconv", "rows.csv:2"),
         files={"rows.csv": table("question,answer").replace("What", "Für").encode("cp1252"),
                "m.yaml": read_table("rows.csv")},
     ),
     Mistake(
         6, "JSON Lines in UTF-16, as PowerShell writes it",
-        "encoding named, with the command that converts it", (DRY,), shows=("train.jsonl", "UTF-16", "iconv"),
+        "encoding named, with the command that converts it", (DRY,), shows=("train.jsonl", "utf-16", "iconv"),
         files={"train.jsonl": json_lines(list(ROWS)).encode("utf-16")},
     ),
     Mistake(
