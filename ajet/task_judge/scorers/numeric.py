@@ -31,8 +31,8 @@ _VALUE = re.compile(
     re.IGNORECASE,
 )
 _COMPUTED = re.compile(
-    r"[\d)}]\s*(?:[-+*×·÷^!]|\\times|\\cdot|\\div|\\pm|±|\*\*|[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾])\s*[\d({\\$]|\d\s*[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾^]|^\W*\d+!\s*$"
-    r"|(?:√|\\sqrt|\b(?:sqrt|log|ln|sin|cos|tan|exp|abs|gcd|lcm|max|min))\s*[({]?\s*\d|[A-Za-z]\(\s*-?\d|\|\s*-?\d",
+    r"[\d)}]\s*(?:[-+*×·÷^!]|\\times|\\cdot|\\div|\\pm|±|\*\*|[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾])\s*[\d({\\$]|\d\s*[⁰¹²³⁴⁵⁶⁷⁸⁹½¼¾^₀₁₂₃₄₅₆₇₈₉]|^\W*\d+!\s*$"
+    r"|(?:±|\\pm)\s*\d|(?:√|\\sqrt|\b(?:sqrt|log|ln|sin|cos|tan|exp|abs|gcd|lcm|max|min))\s*[({]?\s*\d|[A-Za-z]\(\s*-?\d|\|\s*-?\d",
     re.IGNORECASE,
 )
 _COMPUTED_IN_WORDS = re.compile(
@@ -67,14 +67,16 @@ _DATE = re.compile(
 _RANGE = re.compile(r"\d\s*(?:[-–—~～至到]|\.\.+)\s*\d")
 _DENIED = re.compile(
     r"\b(?:not|never|wrong|incorrect|false|nicht|kein|keine|pas|não|nunca|не)\b|n['’]t\b|\bno (?:es|son)\b"
-    r"|不是|并非|並非|不等于|错|錯",
+    r"|不是|并非|並非|不等于|错|錯|≠|!=|\\neq?(?![a-z])"
+    r"|(?:\b(?:neither|nor|except|(?:all|anything|everything) but|other than)\s|除了|非)\s*\d"
+    r"|\d\s?\w{0,12}(?:以外|\s?\?)",
     re.IGNORECASE,
 )
 _NAME_LETTER = re.compile("[A-Za-z_]")
 _GOES_ON = re.compile(r"[.,]\d|[_^/{]")
 _FACTOR = re.compile(
-    r"\s?-?(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|score|gross|mil|millones|millionen|milliarden|lakh|"
-    r"crore|k|m|b|bn|mn|tn)s?\b|\s?[十百千万萬亿億兆]",
+    r"\s?-?(?:hundred|thousand|million|billion|trillion|quadrillion|dozen|score|gross|mil|millones|millionen|milliard(?:en)?|mio|mrd|"
+    r"lakh|crore|тыс\w*|млн|млрд|милли(?:он|ард)\w*|k|m|b|bn|mn|tn)s?\b|\s?[十百千万萬亿億兆]",
     re.IGNORECASE,
 )
 """Words that multiply a number. One that `number` does not read makes the answer unreadable."""
