@@ -43,7 +43,7 @@ def host_of(url: str) -> str:
 
 
 def hostname_in_header(value: str) -> str | None:
-    """The host that a Host header or an Origin names; None for what no client sends there: a user, a path, an odd port."""
+    """The host that a Host header or an Origin names; None for what no client sends there: a user, a path, words."""
     found = _AUTHORITY.fullmatch(value)
     return None if found is None else found["name"] or found["address"]
 

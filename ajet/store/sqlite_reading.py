@@ -18,7 +18,7 @@ from ajet.store.reading import Stored, no_store, of_earlier_version, stored
 from ajet.store.shared import Policy
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_errors import damaged_file
-from ajet.store.sqlite_rows import DamagedRow, read_announced, read_count
+from ajet.store.sqlite_rows import DamagedRow, read_announced, read_count, read_position
 from ajet.store.sqlite_store import LINE
 from ajet.store.sqlite_tables import VERSION, bound_statements, is_mistake, of_later_version, require_own, version
 
@@ -67,7 +67,7 @@ class SqliteReading:
         """See `Reading`."""
         asked = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
         with self._asking():
-            found = [int(row[0]) for row in self._base.execute(asked, (len(beginning), beginning))]
+            found = [read_position(row) for row in self._base.execute(asked, (len(beginning), beginning))]
         return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> Stored | None:

@@ -5,10 +5,10 @@ Invariant: no value of the file raises anything but DamagedRow. A row that nothi
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, get_args
 
+from ajet.record.bounded_json import parse_json
 from ajet.schema.errors import AjetError
 from ajet.store.shared import Announced, Member, Policy, Role
 
@@ -27,10 +27,17 @@ def read_count(name: str, row: tuple[Any, ...] | None) -> int:
     return row[0]
 
 
+def read_position(row: tuple[Any, ...]) -> int:
+    """The position that an attempt's row names."""
+    if not isinstance(row[0], int):
+        raise DamagedRow(f"an attempt is of position {_quote(row[0])}")
+    return row[0]
+
+
 def read_reasons(text: object) -> list[str]:
     """The reasons of a position. Ones that cannot be read count as one: they are for people."""
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        found = parse_json(text) if isinstance(text, str) else None
     except ValueError:
         found = None
     if isinstance(found, list) and all(isinstance(each, str) for each in found):
@@ -42,7 +49,7 @@ def read_member(row: tuple[Any, ...], now: float) -> Member | None:
     """The member of a row (role, name, seen, joined, told, leases); None: ajet never wrote it."""
     role, name, seen, joined, told, leases = row
     try:
-        found = json.loads(told) if isinstance(told, str) else None
+        found = parse_json(told) if isinstance(told, str) else None
     except ValueError:
         return None
     if not (isinstance(name, str) and role in get_args(Role) and isinstance(found, dict)):
@@ -56,7 +63,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> Announced:
     """The announced policy of a row (said, trainer, time)."""
     said, trainer, time = row
     try:
-        policy = Policy(**json.loads(said))
+        policy = Policy(**parse_json(said))
     except (TypeError, ValueError) as error:
         raise DamagedRow(f"the announced policy is {_quote(said)}") from error
     texts = (policy.run, policy.weights, policy.lineage, policy.tokenizer, policy.template)

@@ -94,7 +94,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             row = {"train/reward": step / 10, "seconds/step": 1.0, "version": step}
             run.metrics.log(step, row, tasks=[step])
             run.checkpoints.save(step, lambda to: shutil.copytree(TINY, to, dirs_exist_ok=True), {})
-        return run.path
+    assert CliRunner().invoke(app, ["chat", str(run.path)], obj={}, input="").exit_code == 0  # imports, as above
+    return run.path
 
 
 @pytest.fixture

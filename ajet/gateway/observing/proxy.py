@@ -323,13 +323,17 @@ def _leads_out(path: str) -> bool:
 
 def _refuse_pages(scope: Scope) -> None:
     """Raises Refused for a web page of another machine, also one that gave its own name to this machine's address."""
+    if _foreign_values(scope, b"origin"):
+        raise Refused("A page of another machine may not use this proxy.", status=403)
     here = scope.get("server")
-    for name, value in scope["headers"]:  # each of several: another program may go by another one than ours
-        said = value.decode("latin-1").strip()
-        if name == b"origin" and said and not is_loopback(hostname_in_header(said)):
-            raise Refused("A page of another machine may not use this proxy.", status=403)
-        if name == b"host" and said and here and is_loopback(here[0]) and not is_loopback(hostname_in_header(said)):
-            raise Refused(f"This address is not {said!r}.", status=421)
+    if here and is_loopback(here[0]) and (hosts := _foreign_values(scope, b"host")):
+        raise Refused(f"This address is not {hosts[0]!r}.", status=421)
+
+
+def _foreign_values(scope: Scope, header: bytes) -> list[str]:
+    """Those of all headers of a name that name another machine: another program may go by another one than ours."""
+    values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
+    return [value for value in values if value and not is_loopback(hostname_in_header(value))]
 
 
 def _parse(body: bytes) -> Any:
