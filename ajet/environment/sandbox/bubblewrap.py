@@ -84,7 +84,9 @@ class Bubblewrap(Warm):
             return _bound(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
         argv = [*programs_shown(), "--perms", "0755", "--dir", "/packages"]
         if self._python.prefix != "/usr":
-            argv += ["--ro-bind", self._python.prefix, NEUTRAL]
+            argv += ["--perms", "0755", "--dir", NEUTRAL]
+            for name in self._python.folders:
+                argv += ["--ro-bind", f"{self._python.prefix}/{name}", f"{NEUTRAL}/{name}"]
         for path, inside in zip(self._python.packages, self._packages(), strict=True):
             argv += ["--ro-bind", path, inside]
         return argv

@@ -22,6 +22,7 @@ _ASK = (
     "[sysconfig.get_path('purelib'),sysconfig.get_path('platlib')] if sys.prefix!=sys.base_prefix else []]))"
 )
 _SECONDS = 30.0
+_PARTS = ("bin", "etc", "include", "lib", "lib64", "libexec", "share", "ssl")
 NEUTRAL = "/py"
 """Where its folder lies inside."""
 
@@ -35,6 +36,11 @@ class Interpreter:
     program: str
     packages: tuple[str, ...]
     compiled: bool
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Names of what belongs to it in its folder, which may be a project's, too: `conda create -p .`"""
+        return tuple(name for name in _PARTS if Path(self.prefix, name).exists())
 
     @property
     def path(self) -> str:

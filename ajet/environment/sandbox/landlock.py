@@ -50,7 +50,7 @@ class Beside(Warm):
         os.mkdir(self.folder, 0o700)
         if user is not None:
             os.chown(self.folder, user, user)
-        readable = [*_READABLE, python.prefix, *python.packages]
+        readable = [*_READABLE, *(f"{python.prefix}/{name}" for name in python.folders), *python.packages]
         environment = {
             "PATH": f"{python.prefix}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": self.folder, "TMPDIR": self.folder,
             "LANG": "C.UTF-8",

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ajet.environment.sandbox.choose import open_sandbox
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.inside.kernel import landlock_version
 from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
-from ajet.environment.sandbox.interpreter import reachable
+from ajet.environment.sandbox.interpreter import reachable, systems_interpreter
 from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box
@@ -144,3 +145,33 @@ def test_project_that_is_running_python_is_not_shown(project: Path, monkeypatch:
     shown = [Path(each) for each in Shown.of([project / "servers"]).folders]
     assert {project / name for name in ("pyvenv.cfg", "bin", "lib", "servers")} <= set(shown)
     assert not any((project / ".env").is_relative_to(each) for each in shown)
+
+
+@pytest.mark.parametrize("mechanism", ["bubblewrap", "landlock"])
+def test_project_that_is_sandboxs_python_is_not_shown(top: Path, mechanism: str) -> None:
+    """As `conda create -p .` makes one."""
+    require(mechanism)
+    system = systems_interpreter()
+    if system is None:
+        pytest.skip("no Python of the system's")
+    for name in ("bin", "lib"):
+        (top / name).symlink_to(Path(system.prefix, name))
+    with_files(top, ".env", "launcher_record/run/.lock")
+    box = open_sandbox(mechanism, Limits(wall=10), python=f"{top}/bin/{system.program}")
+    try:
+        found = box.python(OPENS.format(tops=[str(top), "/py"]))
+        assert found.good and found.stdout == b"[]\n", found
+    finally:
+        box.close()
+
+
+OPENS = """
+found = []
+for top in {tops}:
+    for name in (".env", "launcher_record/run/.lock"):
+        try:
+            found.append(open(top + "/" + name).name)
+        except OSError:
+            pass
+print(found)
+"""
