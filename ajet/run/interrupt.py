@@ -180,7 +180,7 @@ def end_on_hangup() -> None:
 
 def _warn(text: str) -> None:
     """Log from a signal handler: the main thread may be within the logger, which is not to be entered twice."""
-    threading.Thread(target=logger.warning, args=("{}", text), daemon=True).start()
+    threading.Thread(target=lambda: logger.warning("{}", text), daemon=True).start()
 
 
 def _count_down(over: threading.Event, seconds: float, worth: Callable[[], bool] | None) -> None:

@@ -42,9 +42,9 @@ class _BriefHook:
     """An exception hook for one exception; any other goes to the hook before."""
 
     def __init__(self, error: BaseException) -> None:
-        earlier = sys.excepthook
         self.error = error
-        self._earlier = earlier._earlier if isinstance(earlier, _BriefHook) else earlier
+        hook = sys.excepthook
+        self._earlier: Callable[..., object] = hook._earlier if isinstance(hook, _BriefHook) else hook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = self._earlier

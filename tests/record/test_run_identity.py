@@ -16,6 +16,7 @@ from ajet.record.held_out import Measurement, rows_of_last_judge
 from ajet.record.resume import last_judge_change
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.task_matrix import task_matrix
+from ajet.run.evaluation.target import opened_target
 from ajet.run.model_card import card
 from ajet.run.summary import finish
 from ajet.schema.errors import UserError
@@ -141,6 +142,10 @@ def test_another_project_of_that_name_is_refused(tmp_path: Path) -> None:
         start(other, root, "seed=5")  # the folder's owner is told before settings that differ
     told = str(refusal.value)
     assert str(one) in told and str(other) in told and "ajet.experiment_name" in refusal.value.do
+    with pytest.raises(UserError) as unknown:
+        opened_target(None, other, ["latest"], exp_dir=root)
+    assert str(one) in str(unknown.value) and str(other) in str(unknown.value)
+    assert opened_target("m", other, ["latest"], exp_dir=root)[1], "the run was named"
     with start(other, root, "experiment_name=mine") as own:
         assert own.resumed is None and own.name == "mine"
     with start(other, root, resume=str(run.path)) as known:

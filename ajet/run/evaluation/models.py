@@ -102,6 +102,11 @@ def chosen_models(named: Sequence[str], experiment: Experiment, run: Path | None
     return found
 
 
+def needs_run(named: Sequence[str]) -> bool:
+    """True if a checkpoint of the run of the YAML's name is among the models."""
+    return not named or any(each in OF_RUN or _STEP.fullmatch(each) for each in named)
+
+
 def _model(named: str, experiment: Experiment, run: Path | None) -> Model:
     if match := _ENDPOINT.fullmatch(named):
         url = match["url"].rstrip("/")

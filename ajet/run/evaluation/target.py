@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.run.evaluation.models import BASE, Model, chosen_models
+from ajet.run.evaluation.models import BASE, Model, chosen_models, needs_run
 from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
 
@@ -40,6 +40,8 @@ def opened_target(
         experiment = load_experiment(conf, backbone="debug", overrides=overrides, exp_dir=exp_dir)
         folder = experiment.root / experiment.name if target is None else _run(target, experiment.root)
         run = folder if (folder / "run.json").is_file() else None
+        if run is not None and target is None and needs_run(models):
+            _require_own_project(experiment, run, conf)
         return experiment, chosen_models(models, experiment, run)
     if target is None:
         raise UserError(
@@ -73,6 +75,21 @@ def _recorded(target: str, models: Sequence[str], root: Path, *, fetch: bool) ->
             model = replace(model, path=str(found))
         chosen.append(model)
     return experiment, chosen
+
+
+def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:
+    """Raises UserError where the run of this name belongs to a YAML of another project."""
+    from ajet.record.resume import RunIdentity, yaml_path_of
+
+    identity, yaml = RunIdentity.read(run), yaml_path_of(experiment, run)
+    if identity is None or not identity.is_of_other_yaml(yaml, run) or not Path(str(identity.yaml)).exists():
+        return
+    raise UserError(
+        f"The run {experiment.name} belongs to {identity.yaml}; this YAML of the same run name is {yaml}.",
+        where=str(run),
+        expected="another ajet.experiment_name for each project",
+        do=f"{command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
+    )
 
 
 def _run(target: str, root: Path) -> Path:
