@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, printable
+from ajet.record.console import console, counted, keep_pairs, printable
 from ajet.record.denominators import over, unscored
 from ajet.record.files import read_rows
 from ajet.record.held_out import words
 from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
+from ajet.record.status import TO_VALIDATE
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -56,7 +57,8 @@ class TrainingProgress:
                 self._sample = episode
             if self._bar is None:
                 title = "validation" if validation else f"step {episode.step}"
-                self._bar = self._bars.bar(title, None if validation else self._episodes_a_step, "episodes")
+                total = self._run.status.get(TO_VALIDATE) if validation else self._episodes_a_step
+                self._bar = self._bars.bar(title, total, "episodes")
             self._bar.advance()
             if self._curve is not None and time.monotonic() - self._drawn >= DRAWN_EVERY_S:
                 self._drawn = time.monotonic()
@@ -71,9 +73,10 @@ class TrainingProgress:
             if self._curve is not None:
                 self._curve.add({"step": step, **metrics}, step_line(step, total, metrics))
         if "validation/rows" in metrics or "validation/tasks" in metrics:
-            console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]", soft_wrap=True)
+            told = keep_pairs(f"held out: {_validation(metrics)}")
+            console.print(f"step {step:>4}/{total}  [bold]{told}[/]", soft_wrap=True)
             return
-        console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
+        console.print(keep_pairs(step_line(step, total, metrics)), markup=False, soft_wrap=True)
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
             self._show_sample()
         self._sample = None
@@ -118,6 +121,8 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
         if metrics.get("train/failed"):
             lost = unscored(metrics, "train")
             parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
+    if metrics.get("train/cut_replies"):
+        parts.append(f"{int(metrics['train/cut_replies'])} replies cut")
     if "loss" in metrics:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:
