@@ -9,11 +9,14 @@ import typer
 from ajet.cli.options import RECORD, RunName, RunRoot
 
 
-def runs(exp_dir: RunRoot = RECORD) -> int:
+def runs(
+    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="With debug runs, or without.")] = True,
+    exp_dir: RunRoot = RECORD,
+) -> int:
     """List the runs: state, step, reward, age."""
     from ajet.run.tables import show_runs
 
-    return show_runs(exp_dir.absolute())
+    return show_runs(exp_dir.absolute(), debug=debug)
 
 
 def episodes(

@@ -54,6 +54,18 @@ def leave_terminal() -> None:
                     os.dup2(nowhere.fileno(), descriptor)
 
 
+_IN_PAIR = re.compile(r"(?<=[^\s,;]) (?=[-+±]?\d)|(?<=[\d%±]) (?=[^\s(])")
+NO_BREAK = "\u00a0"
+
+
+def keep_pairs(line: str) -> str:
+    """Return a line of numbers whose pairs, such as `lr 0.0001` and `2.0 s`, a terminal does not break.
+
+    The spaces in them become no-break ones, which `between_words` prints as spaces. In a file the line is as it was.
+    """
+    return _IN_PAIR.sub(NO_BREAK, line) if console.is_terminal else line
+
+
 class Screen(Console):
     """A console that obeys nobody but the program."""
 
@@ -86,8 +98,11 @@ class Screen(Console):
 
 def between_words(text: Text, width: int) -> Text:
     """`text` with each line that is wider than `width` columns gone on with below, under its first column or two to the
-    right of its start; a line with a command in it is left whole, as is a word that is wider."""
-    return Text("\n").join(_within(line, width) for line in text.split("\n", allow_blank=True))
+    right of its start; a line with a command in it is left whole, as is a word that is wider. No-break spaces are
+    printed as spaces."""
+    found = Text("\n").join(_within(line, width) for line in text.split("\n", allow_blank=True))
+    found.plain = found.plain.replace(NO_BREAK, " ")
+    return found
 
 
 def _within(line: Text, width: int) -> Text:
@@ -97,7 +112,7 @@ def _within(line: Text, width: int) -> Text:
     below = len(column.group()) if column else len(line.plain) - len(line.plain.lstrip()) + 2
     below = below if below <= min(WIDEST_COLUMN, width // 2) else 4
     breaks, used = [], 0
-    for word in re.finditer(r"\s*\S+", line.plain):
+    for word in re.finditer(rf"[^\S{NO_BREAK}]*[\S{NO_BREAK}]+", line.plain):
         if used and used + cell_len(word.group()) > width:
             breaks.append(word.start())
             used = below + cell_len(word.group().lstrip())

@@ -24,6 +24,9 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
 
+TO_VALIDATE = "to_validate"
+"""The field with the number of episodes that a validation plays."""
+
 
 class Status:
     """The content of `status.json`. Thread-safe. Making it raises OSError when nothing can be written."""

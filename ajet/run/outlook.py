@@ -166,9 +166,9 @@ def given_answers(settings: AjetConfig) -> str:
     """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
     learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
-        f"no attempt is right. If you have right answers, learn from them first: {learn} (docs/sft.md). Otherwise try "
-        "easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or more at a "
-        "temperature above 0. Is the judge right? Look at the answers"
+        f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
+        "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "
+        "more at a temperature above 0. Is the judge right? Look at the answers"
     )
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, printable
+from ajet.record.console import console, counted, keep_pairs, printable
 from ajet.record.denominators import over, unscored
 from ajet.record.files import read_rows
 from ajet.record.held_out import words
 from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
+from ajet.record.status import TO_VALIDATE
 from ajet.run.outlook import span
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class TrainingProgress:
                 self._sample = episode
             if self._bar is None:
                 title = "validation" if validation else f"step {episode.step}"
-                self._bar = self._bars.bar(title, None if validation else self._episodes_a_step, "episodes")
+                total = self._run.status.get(TO_VALIDATE) if validation else self._episodes_a_step
+                self._bar = self._bars.bar(title, total, "episodes")
             self._bar.advance()
             if not validation and self._step_began is not None:
                 line = self._estimate.add_episode(time.monotonic() - self._step_began)
@@ -82,9 +84,10 @@ class TrainingProgress:
         is_validation = "validation/rows" in metrics or "validation/tasks" in metrics
         self._step_began = time.monotonic() if is_validation and self._step_began is not None else None
         if is_validation:
-            console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]", soft_wrap=True)
+            told = keep_pairs(f"held out: {_validation(metrics)}")
+            console.print(f"step {step:>4}/{total}  [bold]{told}[/]", soft_wrap=True)
             return
-        console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
+        console.print(keep_pairs(step_line(step, total, metrics)), markup=False, soft_wrap=True)
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
             self._show_sample()
         self._sample = None
@@ -155,6 +158,8 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
         if metrics.get("train/failed"):
             lost = unscored(metrics, "train")
             parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
+    if metrics.get("train/cut_replies"):
+        parts.append(f"{int(metrics['train/cut_replies'])} replies cut")
     if "loss" in metrics:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:

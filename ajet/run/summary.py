@@ -160,13 +160,13 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         console.print("\n".join(told(alarm, named)), markup=False, highlight=False, soft_wrap=True)
     reason, idle = why_nothing(rows), idle_steps(rows)
     ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
-    if (reason is not None or ended) and is_never_right(rows):
-        advice = f"Before the next run: {given_answers(run.experiment.ajet)}."
-        console.print(advice, markup=False, highlight=False, soft_wrap=True)
+    advice = f"Before the next run: {given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
         console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
+        if advice:
+            console.print(advice, markup=False, highlight=False, soft_wrap=True)
         if ended:
             raise UserError(
                 f"The run was ended: it learned nothing in {idle} steps.",
@@ -178,6 +178,8 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if ended:
         why = why_nothing([row for row in rows if "tasks" in row][-idle:])
         console.print(f"It ended early: the last {idle} steps had nothing to learn from ({why}).", soft_wrap=True)
+        if advice:
+            console.print(advice, markup=False, highlight=False, soft_wrap=True)
     console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"

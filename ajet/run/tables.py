@@ -36,9 +36,9 @@ BESIDE_NAME = len("interrupted step reward 59 min") + 2
 """Columns of such a table that are neither the name's nor those of what was held out."""
 
 
-def show_runs(root: Path) -> int:
-    """A table of the runs below `root`, the one that changed last first. Exit code 0."""
-    rows = Library(root).runs() if root.is_dir() else []
+def show_runs(root: Path, *, debug: bool = True) -> int:
+    """A table of the runs below `root`, the one that changed last first. `debug`: with debug runs. Exit code 0."""
+    rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
         start = command("--conf", "FILE.yaml", "--backbone", "local")
         console.print(f"No runs in {root}. Start one: {start}", markup=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from loguru import logger
 
 from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
+from ajet.record.status import TO_VALIDATE
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
@@ -36,10 +37,11 @@ def evaluate(
     `val_pass_n` times and pass@n and all@n are added.
     """
     began = time.monotonic()
-    run.status.set(phase="validation", step=step)
     tasks = list(enumerate(parts.tasks("validation")))
-    earlier = _recorded(run, tasks, step, repeats=split_repeats(parts.experiment.ajet, "validation"))
+    repeats = split_repeats(parts.experiment.ajet, "validation")
+    earlier = _recorded(run, tasks, step, repeats=repeats)
     over = {(episode.order, episode.repeat) for episode in earlier}
+    run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(over)})
     groups = _whole(tasks, list(parts.rollout.play(tasks, step=step, split="validation", over=over)), earlier)
     seconds = time.monotonic() - began + _took(earlier)
     known = {episode.uuid for episode in earlier}

@@ -61,6 +61,8 @@ def test_a_line_goes_on_between_words_on_a_terminal_alone(monkeypatch):
         "next",
     ]
     assert shown(command, terminal=True) == [command], "it can be copied"
+    pairs = "step 1/9  loss 0.5  lr\u00a00.0001  2.0\u00a0s"
+    assert shown(pairs, terminal=True) == ["step 1/9  loss 0.5  lr 0.0001", "  2.0 s"]
     assert shown(told, terminal=False) == [told]
 
 

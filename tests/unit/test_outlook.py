@@ -54,8 +54,8 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     judged = settings(task_judge__judge_protocol="judge.py->judge")
     assert "the judge decided none" in advice([group(None)], judged)
     never = advice([group(0.0, 0.0), group(0.0)], AjetConfig())
-    assert never.index(command("sft", "--model", AjetConfig().model.path)) < never.index("docs/sft.md")
-    assert never.index("docs/sft.md") < never.index("easier tasks")
+    for given in (command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
+        assert never.index(given) < never.index("easier tasks")
     assert "harder tasks" in advice([group(1.0, 1.0)], AjetConfig())
     assert "rollout.num_repeat to 4" in advice([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
     assert "rollout.temperature" in advice([group(1.0, 1.0)], settings(rollout__temperature=0.0))

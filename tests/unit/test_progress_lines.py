@@ -1,13 +1,55 @@
 """What a person sees of a step and of a validation, also of one in which nothing was scored."""
 
+import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ajet.config import Experiment
+from ajet.record import console as console_module
+from ajet.record import progress as bars_module
+from ajet.record.console import Screen
+from ajet.record.status import TO_VALIDATE
+from ajet.record.trackers import console as tracker_module
+from ajet.run import progress as progress_module
 from ajet.run.progress import TrainingProgress
+from ajet.schema.episode import Episode
+from ajet.schema.task import Task
 
 SECONDS = {"seconds/step": 2.0, "seconds/rollout": 1.5, "seconds/update": 0.5}
+
+
+def test_lines_of_a_terminal_break_between_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    numbers = SECONDS | {"train/reward": 0.25, "loss": -0.0123, "grad_norm": 0.5, "train/episodes": 128}
+    numbers |= {"train/scored": 120, "train/failed": 8, "train/failed/agent": 8, "entropy": 0.123, "kl": 0.00123}
+    numbers |= {"clip_fraction": 0.0, "mismatch_kl": 7.01e-8, "lr": 1e-4, "train/sampled_tokens": 12345}
+    pairs = ("reward 0.250", "grad 0.50", "2.0 s", "rollout 1.5", "update 0.5", "lr 0.0001", "mismatch 7.01e-08")
+    for width in range(50, 120):
+        out = io.StringIO()
+        screen = Screen(file=out, force_terminal=True, color_system=None, width=width, highlight=False)
+        for module in (console_module, progress_module, tracker_module):
+            monkeypatch.setattr(module, "console", screen)
+        monkeypatch.setenv("TERM", "xterm")
+        shown = TrainingProgress(Experiment.from_dict({"ajet": {}}, base=tmp_path), None)  # type: ignore[arg-type]
+        shown.on_step(3, 9, numbers)
+        tracker_module.ConsoleTracker(None).metrics(3, numbers)  # type: ignore[arg-type]
+        shown.close()
+        lines = out.getvalue().splitlines()
+        assert max(map(len, lines)) <= width and "\u00a0" not in out.getvalue()
+        assert all(any(pair in line for line in lines) for pair in pairs), (width, lines)
+
+
+def test_validation_knows_how_many_episodes_it_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    screen = Screen(file=out, force_terminal=True, color_system=None, width=100)
+    monkeypatch.setattr(bars_module, "shared_console", screen)
+    status = SimpleNamespace(get={TO_VALIDATE: 64}.get)
+    run = SimpleNamespace(path=tmp_path, status=status)
+    shown = TrainingProgress(Experiment.from_dict({"ajet": {}}, base=tmp_path), run)  # type: ignore[arg-type]
+    shown.on_episode(Episode("u", Task(task_id="t"), 0, 3, "validation"))
+    shown.close()
+    assert "1/64 episodes" in out.getvalue()
 
 
 @pytest.fixture

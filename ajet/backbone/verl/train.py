@@ -31,6 +31,7 @@ from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.backbone.verl.shipped_experiment import KEY, carried
 from ajet.backbone.verl.store_tickets import StoreTickets
 from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
+from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.store import todays_state
 from ajet.task_reader import TaskOrder
@@ -216,7 +217,9 @@ def _config(
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
     algorithm = opened(credit_settings(config), base=experiment.base)
-    known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
+    held_out = reader.tasks("validation") if reader.has("validation") else []
+    known = overlap(tasks, held_out) if reader.has("validation") else None
+    run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps

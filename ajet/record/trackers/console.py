@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.padding import Padding
 from rich.text import Text
 
-from ajet.record.console import console
+from ajet.record.console import console, keep_pairs
 from ajet.record.trackers.contract import Tracker
 
 SHOWN = {
@@ -35,11 +34,8 @@ class ConsoleTracker(Tracker):
         """One line; nothing when the event has none of these numbers (a validation)."""
         shown = [f"{word} {short(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
         if shown:
-            line = Text("  ".join(shown), style="dim")
-            if console.is_terminal:
-                console.print(Padding(line, (0, 0, 0, INDENT)))
-            else:
-                console.print(Text(" " * INDENT).append(line), soft_wrap=True)
+            line = " " * INDENT + "  ".join(shown)
+            console.print(Text(keep_pairs(line), style="dim"), soft_wrap=True)
 
 
 def short(value: float) -> str:
