@@ -30,7 +30,7 @@ from ajet.run.parts import assemble, pins_of
 from ajet.run.room import room_of
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
-from ajet.run.unasked_question import unasked_hint
+from ajet.run.unasked_question import printed_task_hint, unasked_hint
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 
@@ -161,10 +161,12 @@ class DebugSession:
             console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
-        unasked = unasked_hint(self.episodes, self._workflow) if self._workflow is not None else ""
+        asked = [printed_task_hint(self.episodes)]
+        if self._workflow is not None:
+            asked.append(unasked_hint(self.episodes, self._workflow))
         judged = next((episode for episode in self.episodes if episode.scored), None)
-        shared = shared_messages_hint(self.episodes, self._workflow)
-        hints = [hint for hint in (unasked, shared) if hint]
+        asked.append(shared_messages_hint(self.episodes, self._workflow))
+        hints = [hint for hint in asked if hint]
         hints += comparison_hints(self._experiment, judged) if judged is not None else []
         for hint in hints:
             console.print(f"hint: {hint}", markup=False, soft_wrap=True)

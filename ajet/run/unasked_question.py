@@ -36,6 +36,24 @@ def unasked_hint(episodes: Sequence[Episode], workflow: type[object]) -> str:
     return f"{count} did not ask the task's question: `task.{_FIELD}` is empty{read}; {cure}"
 
 
+def printed_task_hint(episodes: Sequence[Episode]) -> str:
+    """Return what to say of agents that put a whole task into a prompt as text, its answer too; "" of none."""
+    printed = [episode for episode in episodes if _is_printed(episode)]
+    if not printed:
+        return ""
+    return (
+        f"{len(printed)} of {counted(len(episodes), 'episode')} put the whole task into a prompt, with its metadata "
+        f"(the answer is there, too): write `task.{_FIELD}` for the question"
+    )
+
+
+def _is_printed(episode: Episode) -> bool:
+    start = f"{_FIELD}={episode.task.main_query!r}"
+    sent = {index for call in episode.calls for index in call.messages}
+    texts = [text_of(episode.messages[index]) for index in sent]
+    return any(start in text and "init_messages=[" in text for text in texts)
+
+
 def is_unasked(episode: Episode) -> bool:
     """Return True if the task has no `main_query`, and no message that was sent holds what it has instead."""
     task = episode.task

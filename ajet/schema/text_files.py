@@ -26,7 +26,11 @@ def guess_encoding(data: bytes) -> str:
             return "utf-16" if encoding.startswith("utf-16") else encoding
     if b"\0" in data:  # text has NUL bytes in UTF-16 only
         return "utf-16-be" if data.startswith(b"\0") else "utf-16-le"
-    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "latin-1"
+    try:
+        data.decode("cp1252")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "cp1252"
 
 
 def marked_encoding(path: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from ajet import Task
 from ajet.cli import launcher
-from ajet.run.unasked_question import is_unasked
+from ajet.run.unasked_question import is_unasked, printed_task_hint
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 
@@ -79,3 +79,10 @@ def text(words: str, role: str = "user") -> dict[str, Any]:
 )
 def test_what_was_sent_decides(task: Task, sent: list[dict[str, Any]], unasked: bool) -> None:
     assert is_unasked(played(task, *sent)) is unasked
+
+
+@pytest.mark.parametrize("shown", ["{}", "Answer this: {}", "{!r}"])
+def test_a_task_printed_into_a_prompt_is_named(shown: str) -> None:
+    task = Task(main_query="it's 2 + 2?", metadata={"answer": "4"})
+    assert "task.main_query" in printed_task_hint([played(task, text(shown.format(task)))])
+    assert printed_task_hint([played(task, text(task.main_query))]) == ""
