@@ -30,7 +30,7 @@ _DECIDED_BY = {
     "temperature": "rollout.temperature (in validation: rollout.val_kwargs)",
     "top_p": "rollout.top_p (in validation: rollout.val_kwargs)",
     "top_k": "rollout.top_k (in validation: rollout.val_kwargs)",
-    "seed": "seed, which names each reply's own",
+    "seed": "seed (each reply has a draw of its own)",
     "max_tokens": "rollout.max_response_length_in_one_turn",
 }
 """The key that decides a sampling field which the run replaces."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from ajet.record.console import console, keep_pairs
+from ajet.record.console import console
 from ajet.record.trackers.contract import Tracker
 
 SHOWN = {
@@ -33,9 +33,20 @@ class ConsoleTracker(Tracker):
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """One line; nothing when the event has none of these numbers (a validation)."""
         shown = [f"{word} {short(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
-        if shown:
-            line = " " * INDENT + "  ".join(shown)
-            console.print(Text(keep_pairs(line), style="dim"), soft_wrap=True)
+        room = console.width - INDENT if console.is_terminal else None
+        for line in _filled(shown, room):
+            console.print(Text(" " * INDENT + line, style="dim"), soft_wrap=True)
+
+
+def _filled(pairs: list[str], room: int | None) -> list[str]:
+    """Return the pairs in as few lines of `room` columns as they need, none of them broken; None: in one line."""
+    lines: list[str] = []
+    for pair in pairs:
+        if lines and (room is None or len(lines[-1]) + 2 + len(pair) <= room):
+            lines[-1] += f"  {pair}"
+        else:
+            lines.append(pair)
+    return lines
 
 
 def short(value: float) -> str:
