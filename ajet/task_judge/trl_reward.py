@@ -51,7 +51,7 @@ def from_trl(function: Callable[..., Any], reference: str, *, what: str) -> Call
 
     asked: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
     asked.__module__ = getattr(function, "__module__", None) or __name__
-    return asked  # type: ignore[no-any-return]
+    return asked
 
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
