@@ -91,7 +91,7 @@ def _arguments_of(parameters: dict[str, inspect.Parameter], task: Task, output: 
             continue
         if name in known:
             given[name] = [known[name]]
-        elif (column := columns.find(name)) is not None:
+        elif (column := name if name in columns.row else columns.find(name)) is not None:
             given[name] = [columns.row[column]]
         elif parameter.default is parameter.empty:
             raise JudgeFailure(
