@@ -51,7 +51,7 @@ def from_trl(function: Callable[..., Any], reference: str, *, what: str) -> Call
 
     asked: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
     asked.__module__ = getattr(function, "__module__", None) or __name__
-    return asked  # type: ignore[no-any-return]
+    return asked
 
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
@@ -91,7 +91,7 @@ def _arguments_of(parameters: dict[str, inspect.Parameter], task: Task, output: 
             continue
         if name in known:
             given[name] = [known[name]]
-        elif (column := columns.find(name)) is not None:
+        elif (column := name if name in columns.row else columns.find(name)) is not None:
             given[name] = [columns.row[column]]
         elif parameter.default is parameter.empty:
             raise JudgeFailure(

@@ -19,6 +19,8 @@ from ajet.task_reader.column_names import trim_name
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE = 50
 """Rows that are looked at."""
+LOOKED_AT = 1_000_000
+"""Letters of the file that these rows are looked for in."""
 _SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 """First bytes of the files of spreadsheet programs, newer and older."""
@@ -43,8 +45,8 @@ def require_no_spreadsheet(file: Path) -> None:
             f"{file.name} is a spreadsheet ({kind}), which is not read.",
             where=str(file),
             expected="a table as text, or JSON Lines",
-            do=f'save it as "CSV UTF-8" in the spreadsheet program, and name that file: {{type: huggingface_dat_repo, '
-            f"huggingface_dat_repo: {{dataset_path: {file.stem}.csv, validation_split: null}}}} below task_reader",
+            do='save it as "CSV UTF-8" in the spreadsheet program; as tasks, that file is read by task_reader: '
+            f"{{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.stem}.csv}}}}",
         )
 
 
@@ -90,10 +92,10 @@ def _is_regular(text: str, separator: str) -> bool:
 
 def _first_rows(text: str, separator: str) -> list[tuple[int, list[str]]]:
     """Return the first rows that hold anything, each with the line that it ends at, up to one that csv cannot read."""
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    rows = csv.reader(io.StringIO(text[:LOOKED_AT], newline=""), delimiter=separator)
     found: list[tuple[int, list[str]]] = []
     try:
         found += islice(((rows.line_num, row) for row in rows if any(row)), SAMPLE)
     except csv.Error:  # a cell of more than 131,072 letters, which pandas reads
         return found
-    return found
+    return found[:-1] if len(text) > LOOKED_AT and len(found) < SAMPLE else found  # the last row may be cut off

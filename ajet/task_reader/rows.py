@@ -73,7 +73,9 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     query = None if query_column is None else found.look_up(query_column)
     messages = found.get("init_messages") or []
     reply = None
-    if isinstance(query, list):
+    if isinstance(query, list) and messages:  # which say by themselves how the dialogue opens
+        query = ""
+    elif isinstance(query, list):
         messages, query = query, ""
         if fold_name(query_column or _PROMPT) != _PROMPT:
             messages, reply = _split_reply(messages)

@@ -105,6 +105,8 @@ def verdict(judge: Judge, task: Task = ASKED, answer: str = "4") -> Verdict:
         ("by_answer", ASKED, "4", 1.0),
         ("by_answer", ASKED, "5", 0.0),
         ("by_truth", Task(main_query="q", metadata={"ground_truth": "4"}), "4", 1.0),
+        ("by_answer", Task(main_query="q", metadata={"Answer": "4", "answer": "4"}), "4", 1.0),
+        ("by_answer", Task(main_query="q", metadata={"Answer": "4"}), "4", 1.0),
         ("by_prompt", ASKED, "4", 6.0),
         ("by_keywords", ASKED, "4", 4.0),
         ("by_talk", TALK, "4", 1.0),

@@ -89,6 +89,11 @@ def test_messages_open_the_dialogue(name: str) -> None:
     assert (task.main_query, task.init_messages, task.metadata["answer"]) == ("", [USER], "4")
 
 
+def test_messages_of_the_task_itself_win() -> None:
+    for other in ([], [REPLY]):
+        assert task_of({"messages": other, "init_messages": [USER]}, Columns()).init_messages == [USER]
+
+
 def test_a_last_reply_is_the_answer_not_the_prompt() -> None:
     task = task_of({"messages": [USER, REPLY, USER, {"role": "assistant", "content": "four"}]}, Columns())
     assert task.init_messages == [USER, REPLY, USER] and task.metadata["answer"] == "four"

@@ -130,3 +130,8 @@ def test_whatever_is_written_by_csv_is_recognised(
     file.write_bytes(written(separator, [["question", "answer", "level"], *rows]).encode(encoding))
     found = find_csv_format(file, ",")
     assert (found.separator, found.columns) == (separator, ("question", "answer", "level"))
+
+
+def test_long_cells_are_looked_at_in_part(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(written(";", [["question", "answer"], *([["x, y; " * 30_000, "1"]] * 8)]))
+    assert len(tasks_of(tmp_path / "t.csv")) == 8
