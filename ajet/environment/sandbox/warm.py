@@ -57,7 +57,7 @@ class Plan:
     """Of the program that starts it; nothing of them may reach it."""
 
 
-class ControlGroupRefusedError(Exception):
+class ControlGroupRefusedError(SandboxFailure):
     """A control group was made, and the resident cannot be moved into it."""
 
 

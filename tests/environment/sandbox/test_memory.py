@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_usual_programs_run_where_counted(watched: Warm) -> None:
     many = "from multiprocessing import Pool\nwith Pool(4) as pool: print(sum(pool.map(abs, range(-9, 1))))"
     assert watched.python(loop).good
     if watched.mechanism != "landlock":  # whose filter refuses what a pool's locks need
-        assert watched.python(many).stdout == b"45\n"
+        roomy = replace(LIMITS, memory=400 * MIB)  # a thread's stack counts as addresses
+        assert watched.python(many, limits=roomy).stdout == b"45\n"
 
 
 def test_control_group_that_takes_nobody_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
