@@ -2,8 +2,9 @@
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
 its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
-itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM during a run, or a store that stayed out of reach (Unreachable): the
-same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are typer's own, also 2.
+itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of
+reach (Unreachable): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are typer's own,
+also 2.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def test_a_mistake_is_one_screen(tmp_path: Path, call: str, named: str) -> None:
     assert f"{tmp_path / 'script.py'}:{line}" in told
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.extra_slow)]
+)
 def test_an_interrupt_passes_through_the_script(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = script(
         tmp_path,
