@@ -155,7 +155,7 @@ class _Sides:
         while isinstance(root, ast.Attribute):
             root = self._resolve(root.value)
         role = self.roles.get(root.id) if isinstance(root, ast.Name) else None
-        return _kind_of_value(self.values.get(role or "", {}).get(key.value))
+        return _kind_of_value(self.values.get(role or "", {}).get(str(key.value)))
 
     def _resolve(self, side: ast.expr) -> ast.expr:
         for _ in range(_DEEPEST):

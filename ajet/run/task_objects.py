@@ -58,10 +58,10 @@ def _elements(tasks: Any, name: str) -> Iterable[Any]:
     if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, which JSON has not
         if not tasks.columns.is_unique:
             raise _refuse("DataFrame with two columns of one name", name, "rename one")
-        return tasks.astype(object).where(tasks.notna(), None).to_dict("records")  # type: ignore[no-any-return]
+        return tasks.astype(object).where(tasks.notna(), None).to_dict("records")
     for method in ("to_dicts", "to_pylist"):  # polars, pyarrow
         if callable(getattr(tasks, method, None)):
-            return getattr(tasks, method)()  # type: ignore[no-any-return]
+            return getattr(tasks, method)()
     if isinstance(tasks, Mapping):
         raise _refuse_mapping(tasks, name)
     if hasattr(tasks, "features") and hasattr(tasks, "column_names"):

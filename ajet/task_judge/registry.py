@@ -92,17 +92,16 @@ def _by_reference(experiment: Experiment) -> Judging | None:
     if is_function(kind):
         refuse_other_signature(kind, reference, what=key)
         kind = judge_from(kind, reference, what=key)
-    elif isinstance(kind, type) and callable(getattr(kind, "compute_reward", None)):
-        method = inspect.unwrap(kind.compute_reward)
-        names = ("workflow_task", "workflow_output")
-        require_order(method, names, what=key, reference=f"{reference}.compute_reward", method=True)
-    if not isinstance(kind, type) or not callable(getattr(kind, "compute_reward", None)):
+    method = getattr(kind, "compute_reward", None)
+    if not isinstance(kind, type) or not callable(method):
         raise ConfigError(
             f"{reference} is no judge.",
             where=key,
             expected="a function of (task, output), or a class with compute_reward(workflow_task, workflow_output), "
             "such as a subclass of BaseJudge",
         )
+    names = ("workflow_task", "workflow_output")
+    require_order(inspect.unwrap(method), names, what=key, reference=f"{reference}.compute_reward", method=True)
     try:
         made = getattr(kind, "of_experiment", None)
         judging: Judging = kind(experiment.config) if made is None else made(experiment)

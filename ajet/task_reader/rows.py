@@ -45,8 +45,8 @@ class Columns:
     @classmethod
     def of(cls, experiment: Experiment) -> Columns:
         """Return what an experiment says. An environment that its tasks are played in opens the dialogue itself."""
-        reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
-        opened = bool(used) and (is_service_url(used) or is_world(used))
+        reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use or ""
+        opened = is_service_url(used) or is_world(used)
         names = reader.columns
         return cls(names.main_query, names.task_id, names.answer, reader.require_question and not opened)
 
