@@ -236,7 +236,7 @@ class Warm(ABC):
             try:
                 self._group.take(self._pid)
             except OSError as error:
-                raise ControlGroupRefusedError(error.strerror) from error
+                raise ControlGroupRefusedError(str(error.strerror)) from error
         self._line.settimeout(START_SECONDS)
         try:
             word = self._line.recv(1)

@@ -329,7 +329,9 @@ def test_a_full_front_is_asked_again_in_a_second(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["86400", "9" * 400, "9" * 5_000, email.utils.formatdate(time.time() + 86_400, usegmt=True)]
+    "value",
+    ["86400", "9" * 400, "9" * 5_000, email.utils.formatdate(time.time() + 86_400, usegmt=True)],
+    ids=["day", "400 digits", "5,000 digits", "date"],
 )
 def test_a_front_that_is_full_for_long_is_left(value: str) -> None:
     found, asked, took = front(EPISODE, [value] * 3)
