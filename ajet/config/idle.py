@@ -144,7 +144,7 @@ def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterat
     for path, field, notes in walk(AjetConfig):
         full = ("ajet", *path)
         layer = last_with(full, users)
-        if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
+        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
         if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
             yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
@@ -210,14 +210,19 @@ def last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
     return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
 
 
-def _written_by_ajet(layer: Layer) -> bool:
+def is_written_by_ajet(layer: Layer) -> bool:
+    """True if the layer is a resolved file, which holds every key."""
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
+def place_of(layer: Layer, path: KeyPath) -> str:
+    """Return file:line of a key in a layer, or which override sets it, without the value: it may be a secret."""
+    where = layer.where(path)
+    return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
+
+
 def _key(path: KeyPath, said_by: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _Key:
-    line, where = 0, layer.where(path)
-    if layer.document is None:
-        where = where.partition("=")[0]  # an override may hold a secret
-    elif (column := re.search(r":(\d+):\d+$", where)) is not None:
-        where, line = where[: column.end(1)], int(column[1])
-    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), (users.index(layer), line), where, why)
+    where = place_of(layer, path)
+    line = re.search(r":(\d+)$", where) if layer.document is not None else None
+    place = users.index(layer), int(line[1]) if line is not None else 0
+    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), place, where, why)

@@ -48,8 +48,10 @@ def show_plan(
     this machine. Raises UserError for what is wrong."""
     from ajet.run.companions import beside
     from ajet.run.launch import require_launchable
+    from ajet.run.runner import apply_sections
     from ajet.run.services import require_services
 
+    experiment, overridden = apply_sections(experiment, from_store)
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
@@ -62,7 +64,7 @@ def show_plan(
     store = _looked_at(experiment, from_store)
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
         there = [f"{each.name} at {each.address}" for each in require_services(experiment)]
-        _show_plan(experiment, there, "" if store is None else store.shown)
+        _show_plan(experiment, there, "" if store is None else store.shown, overridden)
     if not started:
         return "Nothing was started"
     return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
@@ -80,7 +82,7 @@ def _looked_at(experiment: Experiment, from_store: Address | None) -> Address | 
     return from_store or own
 
 
-def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> None:
+def _show_plan(experiment: Experiment, services: Sequence[str], store: str, overridden: str) -> None:
     from ajet.algorithm.staleness import importance_weights
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
@@ -154,8 +156,9 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     for name, told in estimates(experiment, train=an_epoch, validates=bool(validation)):
         plan.add_row(name, told)
     console.print(plan)
-    if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
-        console.print(idle, markup=False, highlight=False, soft_wrap=True)
+    for said in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}")):
+        if said:
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
     review = review_run(
         experiment,
         algorithm,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.compose import ABSENT
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
@@ -38,6 +39,15 @@ MEGATRON_SIZES: Pairs = tuple(
     )
 )
 """The first three make up one copy of the model."""
+
+
+def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
+    """Return the last layer that sets a key of verl's, and the key's path there; None if the user does not set it."""
+    for layer in reversed(layers.stack):
+        for path in (verl, ("verl", *verl)):
+            if layer.value(path) is not ABSENT:
+                return layer, path
+    return None
 
 
 class Settings:
@@ -83,12 +93,8 @@ class Settings:
         return self.layers.stack.index(layer) if layer is not None else -1
 
     def _own(self, verl: str) -> tuple[str, ...] | None:
-        path = tuple(verl.split("."))
-        for layer in reversed(self.layers.stack):
-            for whole in (path, ("verl", *path)):
-                if layer.value(whole) is not ABSENT:
-                    return whole
-        return None
+        found = find_own(self.layers, tuple(verl.split(".")))
+        return found[1] if found else None
 
     @property
     def gpus(self) -> int:
