@@ -77,6 +77,8 @@ class Descriptor:
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
     """Root names of a YAML that are its own."""
+    sections: tuple[str, ...] = ()
+    """Root names of its own config; those that `roots` lacks count below its name alone."""
     filled: tuple[Path, ...] = ()
     """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
     idle: Mapping[str, str | None] = field(default_factory=dict)

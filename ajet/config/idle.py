@@ -26,6 +26,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
 from ajet.config.schema.verls import HERE, LIKE
+from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -105,7 +106,7 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     """The keys that a person set and this run does not read, in the order in which they were set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    others = [*_of_other_backbones(config, users), *_beside_ours(users)]
+    others = [*_of_other_backbones(config, users), *_beside_ours(config, users)]
     found = [*_undone(config, users, serving), *_accepted(users), *others]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
@@ -176,14 +177,14 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
                 yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
-def _beside_ours(users: Sequence[Layer]) -> Iterator[_Key]:
-    """A section of the user's own that has a key of verl's: a workflow may read it, and nobody else does."""
-    for name, ours in HERE.items():
-        path = tuple(name.split("."))
-        layer = last_with(path, users)
-        if layer is not None and layer.value(path) is not None:
-            why = f"a section beside `ajet:` is the workflow's; verl's is here {ours}"
-            yield _key(path, path[:-1], layer, users, why)
+def _beside_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+    """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
+    for path, layer, ours, advice in find_unread_keys(users):
+        node: Any = config
+        for name in ours.split(".")[1:]:
+            node = getattr(node, name, None)
+        if not ours or node != layer.value(path):
+            yield _key(path, path[:-1], layer, users, advice)
 
 
 def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:

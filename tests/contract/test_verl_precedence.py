@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from ajet.backbone.verl.config.precedence import apply_sections, find_overridden
 from ajet.cli import launcher
-from ajet.config import load_experiment
+from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import value_at
+from ajet.run.launch import launch
+from ajet.run.options import LaunchOptions
 from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
@@ -56,6 +59,25 @@ def test_both_places_and_verls_value_are_named(
         assert f"{key} ({ours})" in line and verls in line and line.endswith(f" {value}")
     if command[0] != "config":
         assert "6 tasks × 5 episodes, 1 update" in said and "model embedded:tiny-tools" in " ".join(said.split())
+
+
+def test_a_launch_says_it_and_trains_with_verls_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.yaml").write_text(YAML)
+    (tmp_path / "agent.py").write_text("async def agent(task, tuner):\n    return 1.0\n")
+    trained: list[Experiment] = []
+    monkeypatch.setattr("ajet.backbone.verl.train.train_on_verl", lambda given, *_: trained.append(given))
+    monkeypatch.setattr("ajet.run.summary.finish", lambda run: None)
+    told: list[str] = []
+    sink = logger.add(told.append, format="{message}")
+    try:
+        launch(load_experiment(tmp_path / "m.yaml", exp_dir=tmp_path / "runs"), LaunchOptions())
+    finally:
+        logger.remove(sink)
+    (said,) = [each for each in told if "ajet.rollout.num_repeat" in each]
+    assert "m.yaml:5" in said and "m.yaml:10" in said
+    (given,) = trained
+    assert (given.ajet.rollout.num_repeat, given.ajet.model.path) == (5, "embedded:tiny-tools")
+    assert given.ajet.total_steps(100) == 7
 
 
 ACTOR = "actor_rollout_ref.actor"

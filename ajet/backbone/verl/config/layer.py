@@ -17,6 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.descriptors import VERL
 from ajet.backbone.verl.config.refusals import refuse
 from ajet.backbone.verl.config.resolvers import register
 from ajet.backbone.verl.config.unknown import refuse_unknown
@@ -34,12 +35,9 @@ if TYPE_CHECKING:
 
 VERL_VERSION = "0.9.1"
 """The version whose config files the layers fit."""
-ROOTS = (
-    "model_engine", "actor_rollout_ref", "data", "critic", "custom_reward_function", "reward_model", "sandbox_fusion",
-    "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler", "skip", "ray_kwargs",
-)  # fmt: skip
+ROOTS = VERL.sections
 """The root names of verl's config."""
-TOP_LEVEL = ("actor_rollout_ref", "critic", "trainer", "algorithm")
+TOP_LEVEL = tuple(root for root in VERL.roots if root != VERL.name)
 """Those that may also stand at the top level of a YAML."""
 
 
