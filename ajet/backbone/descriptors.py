@@ -109,6 +109,7 @@ VERL = Descriptor(
         *("sandbox_fusion", "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler"),
         *("skip", "ray_kwargs"),
     ),
+    shares_gpus=True,
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
         **dict.fromkeys(TIMES, FROM_STORE),

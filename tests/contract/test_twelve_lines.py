@@ -22,11 +22,8 @@ def test_twelve_lines_are_a_run(
     (text,) = (block.text.rstrip() for block in blocks(ROOT / "README.md") if "ajet.tune(" in block.text)
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
     assert MODEL in text and text.endswith(f"{STEPS})")
-    small = (
-        text.replace(MODEL, SMALLER)
-        .replace(STEPS, FEWER)
-        .replace("    ajet.tune(", f"    {SMALL}\n    tuned = ajet.tune(")
-    )
+    text = text.replace(MODEL, SMALLER).replace(STEPS, FEWER)
+    small = text.replace("    ajet.tune(", f"    {SMALL}\n    tuned = ajet.tune(")
     (tmp_path / "script.py").write_text(small)
     monkeypatch.chdir(tmp_path)
 
