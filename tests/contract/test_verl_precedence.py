@@ -105,12 +105,14 @@ MAPPED = [
     ("trainer_common.algorithm.loss_aggregation", "token", f"{ACTOR}.loss_agg_mode", "seq-mean-token-mean"),
     ("rollout.val_kwargs.temperature", 0.1, "actor_rollout_ref.rollout.val_kwargs.temperature", 0.2),
     ("trainer_common.max_staleness", 1, "trainer.v1.sampler.max_off_policy_threshold", 9),
+    ("trainer_common.resume", "auto", "trainer.resume_mode", "disable"),
     ("project_name", "ours", "trainer.project_name", "theirs"),
 ]  # fmt: skip
 """A key of ours, its value, a key of verl's, its value."""
 TRANSLATED = {
     "trainer_common.mini_batch_num": 4,
-    "trainer_common.algorithm.loss_aggregation": "token",
+    "trainer_common.algorithm.loss_aggregation": "sequence",
+    "trainer_common.resume": "never",
     "trainer_common.max_staleness": 1,
 }
 """What is not taken over as it is: computed from verl's, or verl's alone."""

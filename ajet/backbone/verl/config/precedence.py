@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from pydantic import ValidationError
 
 from ajet.backbone.verl.config.effective import ACTOR, find_own
 from ajet.backbone.verl.config.layer import compose_sections, printable
 from ajet.config.backbone_names import described
 from ajet.config.compose import leaves
-from ajet.config.document import KeyPath
+from ajet.config.document import KeyPath, read_document
 from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
 from ajet.config.keys import find_key
 from ajet.config.nearest_key import find_first_filled
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 _DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
+_PICKED = re.compile(r"\$\{ajet\.pick:\$\{[\w.]+\},\{([^{}]*)\}(,)?")
+"""A value of ours that a table translates."""
 _PASS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 """A bound in tokens, as ours is, where verl's own section sets it."""
 _MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
@@ -71,7 +75,7 @@ def apply_sections(experiment: Experiment) -> Experiment:
 
     A value that no key of ours can hold is verl's alone: its key below `ajet` stays as it is.
     """
-    values: dict[str, tuple[str, Any]] = {}
+    values: dict[str, tuple[str, list[Any]]] = {}
     batch = None
     for path, mapped, given, key in _list_set_keys(experiment):
         verl = ".".join(path)
@@ -80,22 +84,47 @@ def apply_sections(experiment: Experiment) -> Experiment:
         if verl == _MINI_BATCH:
             batch = batch or _select(compose_sections(experiment)[1], "data.train_batch_size")
             if isinstance(batch, int) and isinstance(given, int) and given > 0 and batch % given == 0:
-                values[key] = verl, batch // given
+                values[key] = verl, [batch // given]
         elif verl == _PASS or path == find_first_filled(key, described("verl").filled):
-            values[key] = verl, given
+            values[key] = verl, _list_candidates(given, _raw_value(verl))
     laid = experiment
-    for key, (_, value) in values.items():
-        try:
-            laid = laid.with_defaults({key: value})
-        except ValidationError:
-            continue
-    known = compose_sections(laid)[0] if values else {}
+    for key, (_, candidates) in values.items():
+        for value in candidates:
+            try:
+                laid = laid.with_defaults({key: value})
+            except ValidationError:
+                continue
+            break
+    known, tree, _ = compose_sections(laid) if values else ({}, {}, {})
     reverted = {
         key: value_at(experiment.ajet, tuple(key.split(".")[1:]))
-        for key, (verl, value) in values.items()
-        if verl != _MINI_BATCH and _select(known, verl) != value
+        for key, (verl, _) in values.items()
+        if verl != _MINI_BATCH and _select(known, verl) != _select(tree, verl)
     }
     return laid.with_defaults(reverted)
+
+
+def _list_candidates(given: Any, raw: str) -> list[Any]:
+    """Return the values of ours that may stand for one of verl's: itself, and what a table of the layer translates to
+    it; itself not where the table has one value for all that it lacks."""
+    found = _PICKED.match(raw)
+    if found is None:
+        return [given]
+    pairs = [pair.partition(":")[::2] for pair in found[1].split(",")]
+    translated = [yaml.safe_load(ours) for ours, theirs in pairs if yaml.safe_load(theirs) == given]
+    return translated if found[2] else [given, *translated]
+
+
+def _raw_value(verl: str) -> str:
+    """Return how a layer fills a key of verl's."""
+    return next((raw for layer in described("verl").filled if (raw := _fill_of(layer, verl))), "")
+
+
+def _fill_of(layer: Path, verl: str) -> str:
+    node: Any = read_document(layer).tree
+    for name in verl.split("."):
+        node = node.get(name) if isinstance(node, dict) else None
+    return node if isinstance(node, str) else ""
 
 
 def overridden_lines(found: list[OverriddenKey]) -> str:
