@@ -104,6 +104,12 @@ VERL = Descriptor(
     can=frozenset({"trains", "streams", "decouples", "replaces", "spreads"}),
     runner="ajet.backbone.verl.launch->VerlRunner",
     roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
+    sections=(
+        *("model_engine", "actor_rollout_ref", "data", "critic", "custom_reward_function", "reward_model"),
+        *("sandbox_fusion", "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler"),
+        *("skip", "ray_kwargs"),
+    ),
+    shares_gpus=True,
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
         **dict.fromkeys(TIMES, FROM_STORE),

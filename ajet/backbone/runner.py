@@ -151,6 +151,18 @@ class Runner:
         it would refuse; loads neither torch nor the backbone's package."""
         return experiment.ajet
 
+    def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
+        """Return the experiment with the values that the backbone's own sections of the YAML give keys below `ajet`.
+
+        Args:
+            from_store: the store of `--from-store`, whose samplers read no such section.
+        """
+        return experiment
+
+    def describe_overridden(self, experiment: Experiment) -> str:
+        """Return a line for each of the user's keys below `ajet` that such a section overrides; "" for none."""
+        return ""
+
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:

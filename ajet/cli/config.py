@@ -56,13 +56,13 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.run.launch import refuse_untrainable
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
-    from ajet.run.runner import algorithm_of, runner_of
+    from ajet.run.runner import algorithm_of, apply_sections, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
-    experiment = opened(conf, backbone, overrides)
+    experiment, overridden = apply_sections(opened(conf, backbone, overrides))
     experiment.require_ready(looking=True)
     refuse_untrainable(experiment)
     if "trains" in experiment.backbone.can:
@@ -70,6 +70,6 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     algorithm = algorithm_of(experiment)
     idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
     review = review_lines(review_settings(experiment.ajet, algorithm), experiment)
-    for told in (not_looked_at(require_present(experiment), conf), idle, review):
+    for told in (not_looked_at(require_present(experiment), conf), overridden, idle, review):
         if told:
             console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -3,8 +3,8 @@
 Invariant: docs/configuration.md (and docs/configuration_zh.md, by the words of docs/configuration_zh.json),
 docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema, command line and `ajet serve` say,
 the table of rooms in docs/architecture.md what their docstrings say, that of algorithms in docs/algorithms.md what
-their descriptors say, and the viewer's words on a metric what docs/metrics.md says; `--check` (part of `make check`)
-exits 1 and names what is stale.
+their descriptors say, that of verl's keys in docs/coming_from_verl.md what the layers of verl say, and the viewer's
+words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits 1 and names what is stale.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 ALGORITHMS = "<!-- Generated from ajet/descriptors.py by `make docs`. -->"
+VERLS_KEYS = "<!-- verl's keys: generated from default_config/verl by `make docs`. -->"
 WORDS = "ajet/record/viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. -->"
 
@@ -39,6 +40,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
+        ROOT / "docs" / "coming_from_verl.md": coming_from_verl_md(),
         ROOT / WORDS: definitions_js(),
     }
 
@@ -71,6 +73,26 @@ def algorithms_md() -> str:
     page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
     losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in known().losses.items()]
     return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
+
+
+def coming_from_verl_md() -> str:
+    """The page with its table of keys: each of verl's that a layer fills from one of ours, or that has a like."""
+    from ajet.backbone.descriptors import VERL
+    from ajet.config.nearest_key import list_counterparts
+    from ajet.config.schema.verls import HERE, LIKE
+
+    filled = {".".join(map(str, path)): near for path, near in list_counterparts(VERL.filled).items()}
+    cells = {
+        verl: f"`{near.key.removeprefix('ajet.')}`" + ("" if near.same else ", other values")
+        for verl, near in filled.items()
+        if "ajet_" not in verl
+    }
+    cells |= {verl: f"`{ours}`, in another way" for verl, ours in LIKE.items()}
+    cells |= {verl: f"{_cell(ours)}" for verl, ours in HERE.items()}
+    order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
+    rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
+    page = (ROOT / "docs" / "coming_from_verl.md").read_text(encoding="utf-8")
+    return _with_table(page, VERLS_KEYS, ["| verl | below `ajet:` |", "|---|---|", *rows])
 
 
 def _compared(needs: Collection[str]) -> str:

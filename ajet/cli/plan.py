@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.run.gpu_estimate import GpuName
 
 
 def plan(
-    conf: Conf = None, backbone: BackboneChoice = None, exp_dir: ExpDir = None, overrides: Overrides = None
+    conf: Conf = None,
+    backbone: BackboneChoice = None,
+    gpu: Annotated[GpuName, typer.Option(help="The GPU that memory and time on verl are estimated for.")] = "H100",
+    exp_dir: ExpDir = None,
+    overrides: Overrides = None,
 ) -> int:
     """Print what a run would do and take, without one.
 
     Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
-    YAML names one that trains nothing.
+    YAML names one that trains nothing. Of a model that is not here its config.json is enough, or a size in its name.
     """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
@@ -30,7 +39,7 @@ def plan(
     from ajet.run.next_command import command_for
     from ajet.run.plan import show_plan
 
-    started = show_plan(experiment)
+    started = show_plan(experiment, gpu=gpu)
     start = command_for(experiment, experiment.ajet.backbone)
     console.print(f"{started}. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
     return 0

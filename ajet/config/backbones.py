@@ -77,8 +77,12 @@ class Descriptor:
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
     """Root names of a YAML that are its own."""
+    sections: tuple[str, ...] = ()
+    """Root names of its own config; those that `roots` lacks count below its name alone."""
     filled: tuple[Path, ...] = ()
     """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
+    shares_gpus: bool = False
+    """True if its trainer and its engine take turns on the same GPUs, over which the weights are sharded."""
     idle: Mapping[str, str | None] = field(default_factory=dict)
     """Keys and sections below `ajet` that have no effect on it, each with the reason, or with what does it instead;
     None: a key that has one, although its section has not."""

@@ -26,6 +26,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
 from ajet.config.schema.verls import HERE, LIKE
+from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -105,7 +106,7 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     """The keys that a person set and this run does not read, in the order in which they were set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    others = [*_of_other_backbones(config, users), *_beside_ours(users)]
+    others = [*_of_other_backbones(config, users), *_beside_ours(config, users)]
     found = [*_undone(config, users, serving), *_accepted(users), *others]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
@@ -144,7 +145,7 @@ def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterat
     for path, field, notes in walk(AjetConfig):
         full = ("ajet", *path)
         layer = last_with(full, users)
-        if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
+        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
         if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
             yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
@@ -176,14 +177,14 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
                 yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
-def _beside_ours(users: Sequence[Layer]) -> Iterator[_Key]:
-    """A section of the user's own that has a key of verl's: a workflow may read it, and nobody else does."""
-    for name, ours in HERE.items():
-        path = tuple(name.split("."))
-        layer = last_with(path, users)
-        if layer is not None and layer.value(path) is not None:
-            why = f"a section beside `ajet:` is the workflow's; verl's is here {ours}"
-            yield _key(path, path[:-1], layer, users, why)
+def _beside_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+    """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
+    for path, layer, ours, advice in find_unread_keys(users):
+        node: Any = config
+        for name in ours.split(".")[1:]:
+            node = getattr(node, name, None)
+        if not ours or node != layer.value(path):
+            yield _key(path, path[:-1], layer, users, advice)
 
 
 def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
@@ -210,14 +211,19 @@ def last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
     return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
 
 
-def _written_by_ajet(layer: Layer) -> bool:
+def is_written_by_ajet(layer: Layer) -> bool:
+    """True if the layer is a resolved file, which holds every key."""
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
+def place_of(layer: Layer, path: KeyPath) -> str:
+    """Return file:line of a key in a layer, or which override sets it, without the value: it may be a secret."""
+    where = layer.where(path)
+    return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
+
+
 def _key(path: KeyPath, said_by: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _Key:
-    line, where = 0, layer.where(path)
-    if layer.document is None:
-        where = where.partition("=")[0]  # an override may hold a secret
-    elif (column := re.search(r":(\d+):\d+$", where)) is not None:
-        where, line = where[: column.end(1)], int(column[1])
-    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), (users.index(layer), line), where, why)
+    where = place_of(layer, path)
+    line = re.search(r":(\d+)$", where) if layer.document is not None else None
+    place = users.index(layer), int(line[1]) if line is not None else 0
+    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), place, where, why)

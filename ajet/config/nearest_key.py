@@ -33,6 +33,16 @@ def nearest_of_ours(path: Sequence[Any], layers: tuple[Path, ...]) -> Nearest | 
     return _known(layers).get(tuple(path))
 
 
+def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+    """Return each key that these layers fill from ours, and ours."""
+    return dict(_known(layers))
+
+
+def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
+    """Return the path of the first key that these layers fill from ours; None if they fill none."""
+    return next((path for path, near in _known(layers).items() if near.key == key), None)
+
+
 @lru_cache(maxsize=8)
 def _known(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
     found = {}

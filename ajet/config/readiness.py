@@ -19,6 +19,7 @@ from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import refused, walk
 from ajet.config.schema.sft import OBJECTIVE
+from ajet.config.unread_sections import suggest_first_lines
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
@@ -112,7 +113,9 @@ def require_ready(
         do = "add it to `settings=` of ajet.tune, or by `set(…)` of a job"
         if not in_python:
             do = "add it to the YAML, or as key=value"
-        if stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
+        if lines := suggest_first_lines(layers, [name for name, _ in lacking]):
+            do = lines
+        elif stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
             do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
         elif (other := _under_another_name(layers)) is not None:
             do = f"write `ajet:` for `{other}:`, which is read as a section of your own"

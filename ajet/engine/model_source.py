@@ -27,6 +27,10 @@ _HUB_WEIGHTS = "*.safetensors"
 _HUB_FILES = ["*.json", _HUB_WEIGHTS, "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
 
 
+class HubUnreachableError(UserError):
+    """The model is not on this machine, and the hub cannot be asked for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model that was found. Exactly one of `folder` and `gguf_file` is set; `hub` names where `folder` came from."""
@@ -231,13 +235,14 @@ def _check_reachable(name: str, where: str, do: str) -> None:
 
     local = f"There is no folder {name!r} and the model is not in the hub's cache"
     if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{local}; HF_HUB_OFFLINE forbids to download it.", where=where, expected=_EXPECTED, do=do)
+        what = f"{local}; HF_HUB_OFFLINE forbids to download it."
+        raise HubUnreachableError(what, where=where, expected=_EXPECTED, do=do)
     token = key_in("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         reply = httpx.get(f"{constants.ENDPOINT}/api/models/{name}", headers=headers, timeout=_HUB_SECONDS)
     except (httpx.HTTPError, OSError) as error:
-        raise UserError(
+        raise HubUnreachableError(
             f"{local}; the hub ({constants.ENDPOINT}) cannot be reached: {error}",
             where=where,
             expected=_EXPECTED,

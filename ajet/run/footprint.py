@@ -2,7 +2,7 @@
 
 Invariant: an estimate is called one. The sums follow what the local backbone holds (`ajet.backbone.local`: weights and
 the low halves of their masters, two moments, gradients during an update, a pass of `micro_batch_tokens`); what verl
-holds on each GPU follows from its own settings and is not estimated, but for the disk.
+holds on each GPU is `gpu_estimate`'s to say, but for the disk.
 """
 
 from __future__ import annotations
@@ -78,14 +78,11 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     sequence that it was made for."""
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
-    trained = rank * size.adapted if rank else size.parameters
+    trained = trained_weights(size, settings)
     low = 0 if wide else 2 * trained
     longest = min(data.max_prompt_length + data.max_response_length, rollout.max_model_len, context or 1 << 30)
     tokens = max(longest, min(trainer.micro_batch_tokens, longest * data.train_batch_size * rollout.num_repeat))
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
-    row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
-    layers = 1 if trainer.gradient_checkpointing else size.layers
-    kept_rows = width * size.hidden * size.layers if trainer.gradient_checkpointing else 0
     moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
     copies = (MOMENTS + width) * trained + low if moves > 1 else 0
     chosen = known().algorithms.get(trainer.algorithm.adv_estimator)
@@ -101,13 +98,27 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
         moments=MOMENTS * trained,
         reference=width * size.parameters if needs_reference and not rank else 0,
         cache=cache,
-        update=4 * trained + tokens * (row * layers + kept_rows) + LOGITS + copies + valued,
+        update=4 * trained + activation_bytes(size, settings, tokens, width=width) + LOGITS + copies + valued,
         longest=tokens,
         longest_sample=longest,
         flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,
         checkpoint=width * size.parameters + (width + MOMENTS) * trained + low,
         sampler=played if trainer.mode == "async" else 0,
     )
+
+
+def trained_weights(size: ModelSize, settings: AjetConfig) -> int:
+    """Return how many weights are trained."""
+    rank = settings.trainer_common.lora.total_rank
+    return rank * size.adapted if rank else size.parameters
+
+
+def activation_bytes(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
+    """Return the bytes that a forward pass over `tokens` leaves for the backward pass. `width`: of a number."""
+    row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
+    if settings.trainer_common.gradient_checkpointing:
+        return tokens * (row + width * size.hidden * size.layers)
+    return tokens * row * size.layers
 
 
 def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:

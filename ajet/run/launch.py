@@ -41,6 +41,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     """Run it; answers its folder, which another run's in the experiment's own may have kept it from. Raises as
     `launch`."""
+    from ajet.run.runner import apply_sections
+
+    experiment, overridden = apply_sections(experiment, options.from_store)
     experiment.require_ready()
     if options.debug_tags:
         from ajet.workflow.breakpoint import activate
@@ -77,6 +80,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         viewed(run, options.with_logview),
         beside(experiment, run.path, options.services, options.prefix),
     ):
+        if overridden:
+            logger.warning("{}", overridden)
         if "trains" in experiment.backbone.can:
             require_own_store(experiment, run.path)
         require_services(experiment)

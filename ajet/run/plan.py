@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -19,6 +19,8 @@ from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.engine.weight_shapes import ModelSize
+    from ajet.run.gpu_estimate import GpuName
     from ajet.store import Address
 
 
@@ -41,15 +43,27 @@ def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Ad
 
 
 def show_plan(
-    experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None, *, here: bool = False
+    experiment: Experiment,
+    services: Sequence[str] = (),
+    from_store: Address | None = None,
+    *,
+    here: bool = False,
+    gpu: GpuName = "H100",
 ) -> str:
     """Look at the store, ask the services, resolve references, read one task, render one prompt, print the plan, what
-    it takes and what is to be said of it; answers what was started for that, in words. `here`: the run is to be on
-    this machine. Raises UserError for what is wrong."""
+    it takes and what is to be said of it; answers what was started for that, in words. Raises UserError for what is
+    wrong.
+
+    Args:
+        here: True if the run is to be on this machine. False: a model of which only the size is known is planned, too.
+        gpu: the kind of GPU that memory and time are estimated for.
+    """
     from ajet.run.companions import beside
     from ajet.run.launch import require_launchable
+    from ajet.run.runner import apply_sections
     from ajet.run.services import require_services
 
+    experiment, overridden = apply_sections(experiment, from_store)
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
@@ -62,7 +76,8 @@ def show_plan(
     store = _looked_at(experiment, from_store)
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
         there = [f"{each.name} at {each.address}" for each in require_services(experiment)]
-        _show_plan(experiment, there, "" if store is None else store.shown)
+        about = "" if store is None else store.shown
+        _show_plan(experiment, there, about, overridden, gpu=gpu, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
     return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
@@ -80,11 +95,17 @@ def _looked_at(experiment: Experiment, from_store: Address | None) -> Address | 
     return from_store or own
 
 
-def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> None:
+def _show_plan(
+    experiment: Experiment,
+    services: Sequence[str],
+    store: str,
+    overridden: str,
+    *,
+    gpu: GpuName,
+    needs_tokenizer: bool,
+) -> None:
     from ajet.algorithm.staleness import importance_weights
     from ajet.config.idle import idle_lines
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import load_tokenizer
     from ajet.rollout.isolation import require_isolable
     from ajet.rollout.train_turn import TrainTurn
     from ajet.rollout.wiring import renderer_of, workflow_of
@@ -104,11 +125,10 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     judge = open_judge(experiment, reader_judge=reader.judge)
     training = reader.tasks("train")
     validation = reader.tasks("validation") if reader.has("validation") else []
-    tokenizer = None
+    tokenizer, lacking = None, ""
     if settings.rollout.engine != "endpoint":
-        assert settings.model.path is not None, "require_ready asks for it"
-        trusted = settings.model.trust_remote_code
-        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
+        tokenizer, lacking = _open_tokenizer(experiment, is_needed=needs_tokenizer)
+    if tokenizer is not None:
         training = within_prompt_length(training, settings.data, tokenizer)
         validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
     judge.require_for([*training, *validation])
@@ -126,7 +146,9 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     drawn = f" ({an_epoch} an epoch)" if an_epoch != len(training) else ""
     plan.add_row("tasks", f"{len(training)} train{drawn}, {len(validation) or 'no'} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
-    if tokenizer is None:
+    if lacking:
+        plan.add_row("model", f"{settings.model.path}\nno prompt is rendered or measured: {lacking}")
+    elif tokenizer is None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
         plan.add_row("model", settings.model.path)
@@ -151,11 +173,12 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     plan.add_row("record", str(experiment.root / experiment.name))
     if store:
         plan.add_row("store", store)
-    for name, told in estimates(experiment, train=an_epoch, validates=bool(validation)):
+    for name, told in estimates(experiment, train=an_epoch, validates=bool(validation), gpu=gpu):
         plan.add_row(name, told)
     console.print(plan)
-    if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
-        console.print(idle, markup=False, highlight=False, soft_wrap=True)
+    for said in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}")):
+        if said:
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
     review = review_run(
         experiment,
         algorithm,
@@ -167,6 +190,29 @@ def _show_plan(experiment: Experiment, services: Sequence[str], store: str) -> N
     )
     if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)
+
+
+def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:
+    """Return the model's tokenizer and "", or None and why there is none; that only where the model's size is known.
+
+    Raises:
+        UserError: there is none and it is needed, or the model is refused for something else.
+    """
+    from ajet.engine.model_source import HubUnreachableError, locate
+    from ajet.engine.models import TOKENIZER_FILES, load_tokenizer
+
+    model = experiment.ajet.model
+    assert model.path is not None, "require_ready asks for it"
+    is_planned = not is_needed and _planned_size(experiment) is not None
+    try:
+        source = locate(model.path, base=experiment.base, weights=False, trust_remote_code=model.trust_remote_code)
+    except HubUnreachableError as error:
+        if is_planned:
+            return None, error.what
+        raise
+    if is_planned and source.folder and not any((source.folder / name).is_file() for name in TOKENIZER_FILES):
+        return None, f"{source.folder} holds no tokenizer"
+    return load_tokenizer(source), ""
 
 
 def _sides(experiment: Experiment) -> str:
@@ -181,9 +227,25 @@ def _sides(experiment: Experiment) -> str:
     return f"{words}; threads of each: {threads_of_a_side(trainer)}, of {counted(cores(), 'core')}"
 
 
-def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterator[tuple[str, str]]:
+def _planned_size(experiment: Experiment) -> ModelSize | None:
+    """Return the size of the model by its files, or else by its name; None for a folder that is not there."""
+    from ajet.engine.model_source import is_local
+    from ajet.run.room import size_by_name, size_of
+
+    path, base = experiment.ajet.model.path, experiment.base
+    found = size_of(path, base)[0]
+    if found is not None or path is None:
+        return found
+    is_there = not is_local(path, base) or (base / path / "config.json").is_file()
+    return size_by_name(path) if is_there else None
+
+
+def estimates(
+    experiment: Experiment, *, train: int, validates: bool, gpu: GpuName = "H100"
+) -> Iterator[tuple[str, str]]:
     """The rows of the plan on what a run would take. Nothing where nothing is trained."""
-    from ajet.run.footprint import disk_of, gib, memory_words
+    from ajet.run.footprint import checkpoint_bytes, disk_of, footprint, gib, memory_words
+    from ajet.run.gpu_estimate import describe_estimate
     from ajet.run.measured import last_pace, last_step
     from ajet.run.next_command import command_for
     from ajet.run.outlook import span, step_line
@@ -192,20 +254,34 @@ def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterato
     settings = experiment.ajet
     if "trains" not in experiment.backbone.can:
         return
-    if (room := room_of(experiment, train=train, validates=validates)) is None:
-        yield "takes", "not known: the model is not on this machine yet"
+    size, room = _planned_size(experiment), room_of(experiment, train=train, validates=validates)
+    trainer = settings.trainer_common
+    is_sharded = trainer.strategy != "megatron" and trainer.mode != "separate_async" and trainer.device != "cpu"
+    rows: dict[str, str] = {}
+    if size is None:
+        yield "takes", "not known: the model is not on this machine yet, and its name says no size"
+    elif experiment.backbone.shares_gpus and is_sharded:
+        rows = dict(describe_estimate(size, settings, gpu))
+    elif experiment.backbone.opens is None:
+        rows["memory"] = f"not estimated: {settings.backbone} lays out processes of its own"
+    elif room is not None and room.local is not None:
+        free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
+        rows["memory"] = memory_words(room.local) + free
     else:
-        if room.local is not None:
-            free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
-            yield "memory", memory_words(room.local) + free
-        else:
-            yield "memory", f"not estimated: {settings.backbone} lays out processes of its own"
-        free = gib(disk_of(experiment)[-1].free)
-        yield "disk", f"about {gib(room.checkpoint)} a checkpoint, at most {room.at_once} at once; {free} are free"
+        least = memory_words(footprint(size, settings, wide=settings.model.dtype == "float32"))
+        rows["memory"] = f"estimated by the size in its name, without activations and cache: {least}"
+    if "memory" in rows:
+        yield "memory", rows["memory"]
+    if size is not None:
+        a_checkpoint = room.checkpoint if room else checkpoint_bytes(size, settings, wide=False)
+        most = f", at most {room.at_once} at once" if room else ""
+        yield "disk", f"about {gib(a_checkpoint)} a checkpoint{most}; {gib(disk_of(experiment)[-1].free)} are free"
     if (seconds := last_step(experiment)) is not None:
         yield "time", f"about {span(seconds)} a step, as in the last steps of the run that is recorded"
     elif (pace := last_pace(experiment)) is not None:
         yield "time", f"a step: {step_line(pace, settings)}; measured by the last debug run"
+    elif "time" in rows:
+        yield "time", rows["time"]
     else:
         debug = command_for(experiment, "debug") or "a debug run"
         yield "time", f"not measured yet: {debug}"

@@ -68,6 +68,15 @@ def runner_of(backbone: Descriptor) -> Runner:
     return found
 
 
+def apply_sections(experiment: Experiment, from_store: Address | None = None) -> tuple[Experiment, str]:
+    """Return the experiment as the backbone's own sections of the YAML leave it, and a line for each key below `ajet`
+    that they override. Raises UserError."""
+    if "trains" not in experiment.backbone.can:
+        return experiment, ""
+    runner = runner_of(experiment.backbone)
+    return runner.apply_sections(experiment, from_store), runner.describe_overridden(experiment)
+
+
 def algorithm_of(experiment: Experiment) -> Algorithm:
     """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do. Raises
     UserError, for whatever else the backbone would refuse, too."""

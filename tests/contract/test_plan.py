@@ -17,6 +17,7 @@ from ajet.run import rehearse
 from ajet.run.outlook import Pace
 from ajet.schema.commands import command
 from tests.judge_fixtures import judge_server
+from tests.verl_fixtures import without_verl
 
 YAML = """ajet:
   model: {path: embedded:tiny-tools, dtype: float32}
@@ -168,3 +169,39 @@ def test_rubrics_that_have_yet_to_be_made_are_in_the_plan_with_their_calls(
         said = planned(capsys)
         assert "judge rubrics auto_grader (pointwise), by m: to be made of 3 examples by at most 34 calls" in said
         assert not server.seen and not list(project.rglob("*auto_grader*"))
+
+
+QWEN = (
+    '{"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, '
+    '"num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": false}'
+)
+ON_GPUS = ("trainer_common.n_gpus_per_node=8", "trainer_common.gradient_checkpointing=true", "model.dtype=auto")
+ON_GPUS += ("trainer_common.device=cuda", "data.train_batch_size=64", "rollout.max_model_len=2048")
+
+
+@without_verl
+def test_a_config_json_alone_is_planned_on_gpus(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "big").mkdir()
+    (project / "big" / "config.json").write_text(QWEN)
+    verl = ("--backbone", "verl", "model.path=./big", *ON_GPUS)
+    said = planned(capsys, *verl)
+    assert "not measured, on each of 8 × H100" in said and "optimizer 7.1 GiB" in said and "431,937 tokens" in said
+    assert "25% to 50% of 989 TFLOP/s" in said
+    assert "312 TFLOP/s" in planned(capsys, *verl, "--gpu", "A100")
+    assert "optimizer 56.7 GiB" in planned(capsys, "--backbone", "local", "model.path=./big")
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["--conf", "x.yaml", "--dry-run", *verl])
+    assert ended.value.code == 2 and "big" in capsys.readouterr().err, "a launch needs its tokenizer"
+
+
+@without_verl
+def test_a_name_with_a_size_is_planned_without_the_hub(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = planned(capsys, "--backbone", "verl", "model.path=Qwen/Qwen2.5-7B-Instruct", *ON_GPUS)
+    assert "optimizer 6.5 GiB" in said and "activations" in said and "HF_HUB_OFFLINE" in said
+    for unknown in ("Qwen/Qwen-Instruct", "./Qwen2.5-7B-Instruct"):
+        with pytest.raises(SystemExit) as ended:
+            launcher.main(["plan", "--conf", "x.yaml", "--backbone", "verl", f"model.path={unknown}", *ON_GPUS])
+        assert ended.value.code == 2 and unknown in capsys.readouterr().err

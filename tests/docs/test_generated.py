@@ -17,6 +17,7 @@ FILES = [
     "docs/architecture.md",
     "docs/algorithms.md",
     "docs/cli.md",
+    "docs/coming_from_verl.md",
     "docs/openapi.json",
     "ajet/record/viewer/page/definitions.js",
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from ajet.config import AjetConfig, load_experiment
 from ajet.engine.dimensions import PUBLISHED
 from ajet.run.footprint import Footprint, footprint, gib
+from ajet.run.gpu_estimate import GPUS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sizes.md"
 BEGIN, END = "<!-- the table, written by tests/docs/test_sizes_page.py -->\n", "<!-- its end -->\n"
@@ -57,6 +58,13 @@ def table() -> str:
 def test_the_page_says_what_the_program_says() -> None:
     written = PAGE.read_text().split(BEGIN)[1].split(END)[0]
     assert written == table(), "python -m tests.docs.test_sizes_page"
+
+
+def test_the_page_has_the_numbers_of_each_gpu() -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:5]] for line in PAGE.read_text().splitlines()]
+    for name, gpu in GPUS.items():
+        numbers = [gpu.memory / 1e9, gpu.flops / 1e12, gpu.bandwidth / 1e12]
+        assert [name, *(f"{number:g}" for number in numbers)] in rows
 
 
 def test_the_sizes_are_those_of_the_models() -> None:

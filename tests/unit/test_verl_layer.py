@@ -100,7 +100,7 @@ MAPPED = [
     (f"{ALGO}.use_kl_in_reward", True, "algorithm.use_kl_in_reward", True),
     (f"{ALGO}.kl_in_reward_coef", 0.5, "algorithm.kl_ctrl.kl_coef", 0.5),
     (f"{ALGO}.dynamic_sampling", True, "algorithm.filter_groups.enable", True),
-    (f"{TC}.total_epochs", 3, "trainer.total_epochs", 1),
+    (f"{TC}.total_epochs", 3, "trainer.total_epochs", 3),
     (f"{TC}.total_training_steps", 9, "trainer.total_training_steps", 9),
     (f"{TC}.val_before_train", True, "trainer.val_before_train", True),
     (f"{TC}.test_freq", 4, "trainer.test_freq", 4),

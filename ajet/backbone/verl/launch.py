@@ -31,6 +31,23 @@ class VerlRunner(Runner):
 
         return credit_settings(verl_settings(experiment))
 
+    def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
+        """The experiment with the values that verl gets."""
+        from ajet.backbone.verl.config.precedence import apply_sections
+
+        if from_store is not None:
+            from ajet.backbone.verl.settings import verl_settings
+            from ajet.backbone.verl.train import require_one_sampling
+
+            require_one_sampling(experiment.ajet, verl_settings(experiment))
+        return apply_sections(experiment)
+
+    def describe_overridden(self, experiment: Experiment) -> str:
+        """A line for each key that verl's own sections override."""
+        from ajet.backbone.verl.config.precedence import find_overridden, overridden_lines
+
+        return overridden_lines(find_overridden(experiment))
+
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
@@ -62,6 +79,7 @@ class VerlRunner(Runner):
         from ajet.backbone.verl.settings import verl_settings
         from ajet.config.document import dump_yaml
 
+        experiment = self.apply_sections(experiment)
         return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(
             shown(experiment, verl_settings(experiment))
         )

@@ -222,7 +222,7 @@ def _config(
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
-    config["trainer"]["total_training_steps"] = steps
+    config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks has no end
     if not reader.has("validation"):
         config["trainer"].update(test_freq=-1, val_before_train=False)
         config["data"]["val_batch_size"] = 1

@@ -32,8 +32,8 @@ LIKE: Mapping[str, str] = {
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": "trainer_common.micro_batch_tokens",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": "rollout.user_workflow",
     "actor_rollout_ref.rollout.val_kwargs.n": "rollout.val_kwargs.num_repeat",
+    "data.shuffle": "data.shuffle",
     "trainer.logger": "trainer_common.logger",
-    "trainer.total_epochs": "trainer_common.total_epochs",
 }
 """Keys in sections of verl's own that ours decide and do not fill as they are: `nearest_key` cannot see them."""
 

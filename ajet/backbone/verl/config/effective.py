@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.compose import ABSENT
+from ajet.backbone.descriptors import VERL
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath
+from ajet.config.idle import place_of, users_layers
+from ajet.config.unread_sections import find_unread_keys
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
@@ -38,6 +42,18 @@ MEGATRON_SIZES: Pairs = tuple(
     )
 )
 """The first three make up one copy of the model."""
+
+
+def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
+    """Return the last layer that sets a key of verl's, and the key's path there; None if the user does not set it."""
+    places = [("verl", *verl)]
+    if verl[0] in VERL.roots:
+        places.insert(0, verl)
+    for layer in reversed(layers.stack):
+        for path in places:
+            if layer.value(path) is not ABSENT:
+                return layer, path
+    return None
 
 
 class Settings:
@@ -76,6 +92,12 @@ class Settings:
         paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
         paths += [self._own(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
         last = max(paths, key=self._layer)
+        unread = [
+            f"{'.'.join(each.path)} ({place_of(each.layer, each.path)}): {each.advice}"
+            for each in find_unread_keys(users_layers(self.layers))
+            if each.ours.removeprefix("ajet.") in ajet
+        ]
+        do = "; ".join([*([do] if do else []), *unread])
         return ConfigError(what, where=self.layers.where(last, value=True), expected=expected, do=do)
 
     def _layer(self, path: tuple[str, ...]) -> int:
@@ -83,12 +105,8 @@ class Settings:
         return self.layers.stack.index(layer) if layer is not None else -1
 
     def _own(self, verl: str) -> tuple[str, ...] | None:
-        path = tuple(verl.split("."))
-        for layer in reversed(self.layers.stack):
-            for whole in (path, ("verl", *path)):
-                if layer.value(whole) is not ABSENT:
-                    return whole
-        return None
+        found = find_own(self.layers, tuple(verl.split(".")))
+        return found[1] if found else None
 
     @property
     def gpus(self) -> int:

@@ -17,6 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.descriptors import VERL
 from ajet.backbone.verl.config.refusals import refuse
 from ajet.backbone.verl.config.resolvers import register
 from ajet.backbone.verl.config.unknown import refuse_unknown
@@ -28,16 +29,15 @@ from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from ajet.config.experiment import Experiment
 
 VERL_VERSION = "0.9.1"
 """The version whose config files the layers fit."""
-ROOTS = (
-    "model_engine", "actor_rollout_ref", "data", "critic", "custom_reward_function", "reward_model", "sandbox_fusion",
-    "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler", "skip", "ray_kwargs",
-)  # fmt: skip
+ROOTS = VERL.sections
 """The root names of verl's config."""
-TOP_LEVEL = ("actor_rollout_ref", "critic", "trainer", "algorithm")
+TOP_LEVEL = tuple(root for root in VERL.roots if root != VERL.name)
 """Those that may also stand at the top level of a YAML."""
 
 
@@ -65,11 +65,9 @@ def verl_config(
     extra = extra_for(ajet["trainer_common"]["device"])
     folder = _config_folder(extra)
     with _explaining(experiment):
-        trainer = ajet["trainer_common"]
-        known: Any = pickle.loads(_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
-        known["ajet"] = ajet
-        users = _users(experiment)
-        tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
+        known, tree = _lay_sections(experiment, ajet, folder)
+        if model_folder is not None and experiment.ajet.model.path == tree.actor_rollout_ref.model.path:
+            tree.actor_rollout_ref.model.path = str(model_folder)
         refuse(experiment, tree, model, gpu_bytes)
         if folder is None:
             raise MissingExtra("verl", extra, needed_for="The verl backbone")
@@ -78,6 +76,31 @@ def verl_config(
             refuse_unknown(experiment, merged, plain, folder.parents[1].rglob("*.py"))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
+
+
+def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, dict[str, Any]]:
+    """Compose verl's config and check nothing.
+
+    Returns:
+        The config without the user's sections, the config with them, and these sections as one tree.
+    """
+    register()
+    ajet = _ajet_node(experiment, None, None, None) | {"sees_images": False}
+    folder = _config_folder(extra_for(ajet["trainer_common"]["device"]))
+    with _explaining(experiment):
+        return *_lay_sections(experiment, ajet, folder), _merged_sections(experiment)
+
+
+def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | None) -> tuple[DictConfig, DictConfig]:
+    """Return the layers filled from the node `ajet`, and the same with the user's sections over them; unresolved."""
+    from omegaconf import OmegaConf
+
+    trainer = ajet["trainer_common"]
+    known: Any = pickle.loads(_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
+    known["ajet"] = ajet
+    users = _users(experiment)
+    tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
+    return known, tree
 
 
 def extra_for(device: str) -> str:

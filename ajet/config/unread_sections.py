@@ -1,0 +1,111 @@
+"""Sections of a backbone's own config at the root of a YAML: those that nothing reads, and what says the same here.
+
+Only the roots that a descriptor names are read there (`roots`); its other sections (`sections`) count below the
+backbone's name alone. The counterparts of their keys come from the layers that fill them (`nearest_key`) and the tables
+of `schema.verls`; there is no other list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import yaml
+
+from ajet.config.backbone_names import shipped
+from ajet.config.backbones import Descriptor
+from ajet.config.compose import ABSENT, Layer, Layers, leaves
+from ajet.config.document import KeyPath
+from ajet.config.nearest_key import find_first_filled, nearest_of_ours
+from ajet.config.schema.verls import HERE, LIKE
+
+_DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
+_FIRST_LINES = ("ajet.model.path", "ajet.rollout.num_repeat", "ajet.data.")
+"""Keys, and a section, that are copied into the lines for a YAML that has none of ours."""
+_TO_FILL_IN = {"ajet.rollout.user_workflow": "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>"}
+
+
+class UnreadKey(NamedTuple):
+    """A key of a backbone's at a place where nothing reads it."""
+
+    path: KeyPath
+    layer: Layer
+    ours: str
+    """The key of ours that says the same; "" if there is none."""
+    advice: str
+
+
+def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
+    """Yield the keys in sections that only count below a backbone's name. A section of such a name that holds no key of
+    the backbone's is the workflow's own, unless the YAML has other sections of the backbone."""
+    for owner in shipped().values():
+        has_others = any(layer.value((root,)) is not ABSENT for layer in users for root in owner.roots)
+        for root in owner.sections:
+            if root in owner.roots:
+                continue
+            keys = {path: (layer, value) for layer in users for path, value in _list_keys(layer, root)}
+            found = [UnreadKey(path, layer, *_advise(path, value, owner)) for path, (layer, value) in keys.items()]
+            if has_others or any(each.advice for each in found):
+                rest = f"not read; {owner.name}'s own counts below `{owner.name}:`"
+                yield from (each if each.advice else each._replace(advice=rest) for each in found)
+
+
+def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
+    """Return the lines of `ajet:` that make a YAML of a backbone's own sections complete, with values from these
+    sections; "" for a YAML without such sections. `lacking`: the keys that are still missing for a run."""
+    document = [layer for layer in layers.stack if layer.document is not None][-1]
+    users = layers.stack[layers.stack.index(document) :]
+    for owner in shipped().values():
+        roots = [root for root in dict.fromkeys((*owner.roots, *owner.sections)) if root in document.tree]
+        keys = {path: value for root in roots for path, value in _list_keys(document, root)}
+        own = {path[1:] if path[0] == owner.name else path: value for path, value in keys.items()}
+        if not any(_advise(path, value, owner)[1] for path, value in own.items()):
+            continue
+        tree: dict[str, Any] = {}
+        for key, value in _copy_values(own, owner, lacking).items():
+            *sections, name = key.split(".")
+            if any(layer.value((*sections, name)) is not ABSENT for layer in users):
+                continue
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = value
+        place = "add to `ajet:`" if document.tree.get("ajet") else "put before them"
+        lines = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110).rstrip()
+        return f"the keys of {owner.name} in {', '.join(roots)} are known here; {place}:\n{lines}"
+    return ""
+
+
+def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str]) -> dict[str, Any]:
+    """Return values of our keys from a backbone's own, and something to fill in where those that lack have none."""
+    values: dict[str, Any] = {"ajet.backbone": owner.name}
+    for path, value in own.items():
+        near = nearest_of_ours(path, owner.filled)
+        is_copied = near is not None and near.key.startswith(_FIRST_LINES)
+        if near is not None and is_copied and path == find_first_filled(near.key, owner.filled):
+            values[near.key] = value
+    files = own.get(("data", "train_files"))
+    first = files[0] if isinstance(files, list) and files else files
+    to_fill_in = _TO_FILL_IN | ({_DATA_SET: str(PurePosixPath(first).parent)} if isinstance(first, str) else {})
+    return values | {key: to_fill_in[key] for key in lacking if key in to_fill_in and key not in values}
+
+
+def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield each key below a root that holds no mapping, and its value; a list is one value."""
+    for path, _ in leaves({root: layer.tree.get(root)}):
+        whole = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
+        if (value := layer.value(whole)) not in (ABSENT, None):
+            yield whole, value
+
+
+def _advise(path: KeyPath, value: Any, owner: Descriptor) -> tuple[str, str]:
+    """Return the key of ours for one of a backbone's, and what to do; twice "" for a key that is not known."""
+    dotted = ".".join(map(str, path))
+    if (near := nearest_of_ours(path, owner.filled)) is not None:
+        shown = f": {json.dumps(value, default=str)}" if near.same else ""
+        return near.key, f"not read; set {near.key}{shown}"
+    if dotted in LIKE:
+        return f"ajet.{LIKE[dotted]}", f"not read; set ajet.{LIKE[dotted]}"
+    return "", f"not read; here it is {HERE[dotted]}" if dotted in HERE else ""

@@ -1,0 +1,40 @@
+"""The pages for those who come from verl and TRL: the lines that a command prints, and keys that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ajet.config import load_experiment
+from ajet.config.keys import dotted_keys
+from ajet.schema.errors import ConfigError
+from tests.docs.snippets import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_the_page_shows_the_lines_that_validate_prints(tmp_path: Path) -> None:
+    page = (DOCS / "coming_from_verl.md").read_text()
+    plain, lines = (re.search(rf"```{kind}.*?\n(.*?)```", page, re.S) for kind in ("yaml", "text"))
+    assert plain is not None and lines is not None
+    (tmp_path / "verl_grpo.yaml").write_text(plain[1])
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(tmp_path / "verl_grpo.yaml").require_ready()
+    assert lines[1].strip() in caught.value.do
+    (tmp_path / "verl_grpo.yaml").write_text(lines[1] + plain[1])
+    load_experiment(tmp_path / "verl_grpo.yaml").require_ready()
+
+
+@pytest.mark.parametrize("page", ["coming_from_verl.md", "coming_from_trl.md"])
+def test_keys_of_the_pages_are_keys_of_the_schema(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert len(text.split()) <= 1200
+    known, roots = {*dotted_keys()}, {key.split(".")[0] for key in dotted_keys()}
+    last = [
+        line.strip("| ").split(" | ", 1)[1] for line in text.splitlines() if line.startswith("| ") and " | " in line
+    ]
+    named = {key for cell in last for key in re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)\b", cell)}
+    named = {key for key in named if key.split(".")[0] in roots}
+    assert len(named) > 20 and named <= known, named - known
