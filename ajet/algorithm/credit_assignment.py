@@ -20,6 +20,7 @@ from ajet.algorithm.balance import left_out
 from ajet.algorithm.contract import Algorithm, members_of, without_rounding
 from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
 from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
+from ajet.algorithm.own_algorithm import explain_failures, require_finite
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
 from ajet.algorithm.row import Row
@@ -210,10 +211,12 @@ def _advantages(scored: Sequence[_Scored], algorithm: Algorithm, equal: float) -
     groups = [item.group for item in scored]
     for members in members_of(groups):
         rewards[members] = without_rounding(rewards[members], equal)
-    rows = algorithm.of_episodes(episodes, rewards, [item.penalties for item in scored], groups)
-    found = [np.array(row, np.float64) for row in rows]
+    with explain_failures(algorithm):
+        rows = algorithm.of_episodes(episodes, rewards, [item.penalties for item in scored], groups)
+        found = [np.array(row, np.float64) for row in rows]
     wanted = [(item.length,) for item in scored]
-    if [row.shape for row in found] != wanted or not all(np.isfinite(row).all() for row in found):
+    require_finite(algorithm, found, rewards)
+    if [row.shape for row in found] != wanted:
         raise UserError(
             f"{algorithm.name} gave advantages that no episode can be trained with.",
             where=f"shapes {[row.shape for row in found][:4]} for {wanted[:4]}",

@@ -154,6 +154,8 @@ class OwnInstance:
     async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
         """See Instance."""
         told = await called(self._own.step, text_of(action), params)
+        if not isinstance(told, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
+            raise TypeError(f"step() answered {told!r:.100}, expected (observation, reward, done), or add evaluate()")
         seen, reward, ended, info = _step_of(told)
         number = as_reward(reward, "the reward of step()")
         self._total += number
