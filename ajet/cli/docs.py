@@ -83,16 +83,16 @@ def coming_from_verl_md() -> str:
 
     filled = {".".join(map(str, path)): near for path, near in list_counterparts(VERL.filled).items()}
     cells = {
-        verl: f"`{near.key.removeprefix('ajet.')}`" + ("" if near.same else ", other values")
+        verl: f"{'same' if near.same else 'other'} | `{near.key.removeprefix('ajet.')}`"
         for verl, near in filled.items()
         if "ajet_" not in verl
     }
-    cells |= {verl: f"`{ours}`, in another way" for verl, ours in LIKE.items()}
-    cells |= {verl: f"{_cell(ours)}" for verl, ours in HERE.items()}
+    cells |= {verl: f"other | `{ours}`" for verl, ours in LIKE.items()}
+    cells |= {verl: f"other | {_cell(ours)}" for verl, ours in HERE.items()}
     order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
     rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
     page = (ROOT / "docs" / "coming_from_verl.md").read_text(encoding="utf-8")
-    return _with_table(page, VERLS_KEYS, ["| verl | below `ajet:` |", "|---|---|", *rows])
+    return _with_table(page, VERLS_KEYS, ["| verl | | below `ajet:` |", "|---|---|---|", *rows])
 
 
 def _compared(needs: Collection[str]) -> str:

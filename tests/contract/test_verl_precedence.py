@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from ajet.backbone.verl.config.precedence import apply_sections, find_overridden
+from ajet.backbone.verl.config.precedence import apply_sections, find_overridden, overridden_lines
 from ajet.cli import launcher
 from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import value_at
@@ -106,6 +106,7 @@ MAPPED = [
     ("rollout.val_kwargs.temperature", 0.1, "actor_rollout_ref.rollout.val_kwargs.temperature", 0.2),
     ("trainer_common.max_staleness", 1, "trainer.v1.sampler.max_off_policy_threshold", 9),
     ("trainer_common.resume", "auto", "trainer.resume_mode", "disable"),
+    ("trainer_common.optim.betas", [0.8, 0.9], "actor_rollout_ref.actor.optim.betas", [0.9, 0.99]),
     ("project_name", "ours", "trainer.project_name", "theirs"),
 ]  # fmt: skip
 """A key of ours, its value, a key of verl's, its value."""
@@ -132,8 +133,8 @@ def built(theirs: int):
 
 def test_every_pair_of_the_mapping_is_compared() -> None:
     made = built(3)
-    assert {(each.key, each.verl_key, each.value) for each in find_overridden(made)} == {
-        (f"ajet.{ours}", verl, value) for ours, _, verl, value in MAPPED
+    assert {(each.key, each.verl_key, str(each.value)) for each in find_overridden(made)} == {
+        (f"ajet.{ours}", verl, str(value)) for ours, _, verl, value in MAPPED
     }
     laid = apply_sections(made)
     taken = {ours: value_at(laid.ajet, tuple(ours.split("."))) for ours, _, _, _ in MAPPED}
@@ -159,3 +160,11 @@ def test_an_override_of_ours_is_named_as_one(tmp_path: Path) -> None:
     assert "rollout.num_repeat" in found["ajet.rollout.num_repeat"].where
     assert found["ajet.rollout.num_repeat"].value == 5
     assert "ajet.trainer_common.total_training_steps" not in found
+
+
+def test_a_value_of_the_environment_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PROJECT", "confidential")
+    made = experiment({"project_name": "ours"}, trainer={"project_name": "${oc.env:MY_PROJECT}"})
+    (found,) = find_overridden(made)
+    assert "confidential" not in overridden_lines([found]) and "MY_PROJECT" in str(found.value)
+    assert apply_sections(made).ajet.project_name == "confidential"

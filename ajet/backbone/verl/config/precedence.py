@@ -7,8 +7,9 @@ filled from, directly or through other keys of verl's. Nothing is refused here, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from ajet.backbone.verl.config.effective import ACTOR, find_own
-from ajet.backbone.verl.config.layer import compose_sections, printable
+from ajet.backbone.verl.config.layer import compose_sections
 from ajet.config.backbone_names import described
 from ajet.config.compose import leaves
 from ajet.config.document import KeyPath, read_document
@@ -24,6 +25,7 @@ from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_laye
 from ajet.config.keys import find_key
 from ajet.config.nearest_key import find_first_filled
 from ajet.config.readiness import value_at
+from ajet.config.resolution import HIDDEN, is_secret
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.verls import LIKE
 
@@ -51,7 +53,7 @@ class OverriddenKey:
     verl_key: str
     verl_where: str
     value: Any
-    """The value that verl gets."""
+    """The value that verl gets; one of the environment as it is written."""
 
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
@@ -66,7 +68,9 @@ def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
         if is_written_by_ajet(layer) and value_at(experiment.ajet, ours[1:]) == value_at(AjetConfig(), ours[1:]):
             continue
         places = place_of(layer, ours), ".".join(map(str, own[1])), place_of(own[0], own[1])
-        found.append(OverriddenKey(key, *places, given))
+        written = own[0].value(own[1])
+        shown = written if "oc.env" in str(written) else HIDDEN if is_secret(verl) else given
+        found.append(OverriddenKey(key, *places, shown))
     return found
 
 
@@ -144,12 +148,11 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
     if not experiment.backbone_overrides:
         return
     known, tree, merged = compose_sections(experiment)
-    shown = printable(merged, merged)
-    for path, written in leaves(merged):
-        dotted = ".".join(map(str, path))
+    # A list is one value: its places are no keys.
+    for path in dict.fromkeys(tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in leaves(merged)):
+        dotted = ".".join(path)
         if (key := _find_counterpart(dotted, known)) is not None:
-            hidden = _value_of(shown, path) != written
-            yield path, _select(known, dotted), "(hidden)" if hidden else _select(tree, dotted), key
+            yield path, _select(known, dotted), _select(tree, dotted), key
 
 
 def _find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
@@ -160,7 +163,8 @@ def _find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset(
     node = _select(known, ".".join(parents))
     if not OmegaConf.is_dict(node) or name not in node:
         return None
-    raw = OmegaConf.to_container(node, resolve=False)[name]
+    plain: Any = OmegaConf.to_container(node, resolve=False)
+    raw = plain[name]
     if not (isinstance(raw, str) and "${" in raw):
         return None
     if dotted in LIKE:
@@ -180,10 +184,3 @@ def _select(tree: Any, dotted: str) -> Any:
     except OmegaConfBaseException:  # an interpolation into verl's own files where verl is not installed
         return None
     return found if not OmegaConf.is_list(found) else OmegaConf.to_container(found, resolve=True)
-
-
-def _value_of(tree: Mapping[str, Any], path: KeyPath) -> Any:
-    node: Any = tree
-    for name in path:
-        node = node[name]
-    return node
