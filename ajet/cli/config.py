@@ -53,7 +53,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
     from ajet.record.console import console
-    from ajet.run.launch import refuse_untrainable
+    from ajet.run.launchable import refuse_untrainable
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
     from ajet.run.runner import algorithm_of, apply_sections, runner_of

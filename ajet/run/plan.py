@@ -59,7 +59,7 @@ def show_plan(
         gpu: the kind of GPU that memory and time are estimated for.
     """
     from ajet.run.companions import beside
-    from ajet.run.launch import require_launchable
+    from ajet.run.launchable import require_launchable
     from ajet.run.runner import apply_sections
     from ajet.run.services import require_services
 

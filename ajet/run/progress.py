@@ -123,12 +123,16 @@ class StepEstimate:
         self._episodes = episodes
         self._needed = min(max(2, min(at_once, episodes // 4)), episodes)
         self._ended = 0
+        self._first = 0.0
 
     def add_episode(self, seconds: float) -> str | None:
         """Count an episode that ended `seconds` after the step began. Returns the line to print, once, if the step is
         going to take so long that a user would like to know."""
         self._ended += 1
-        rollout = seconds / self._ended * self._episodes
+        if self._ended == 1:
+            self._first = seconds
+        later = (seconds - self._first) / max(self._ended - 1, 1)  # the first one waits for the engine to warm up
+        rollout = self._first + later * (self._episodes - 1)
         if self._ended != self._needed or rollout < WORTH_SAYING_S:
             return None
         return (

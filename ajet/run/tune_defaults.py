@@ -6,7 +6,7 @@ hours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RATES = ((200e6, 4e-5), (2e9, 1e-5))
 
 
 def choose_defaults(
-    given: Collection[str],
+    given: Mapping[str, Any],
     *,
     size: ModelSize | None,
     context: int | None,
@@ -41,7 +41,7 @@ def choose_defaults(
     """Return the keys below `ajet` to set, without those in `given`.
 
     Args:
-        given: keys that the caller set.
+        given: settings of the caller, by dotted key.
         size: the model's size; None if its files are not on this machine.
         context: tokens that the model can read at most; None if unknown.
         is_cpu: True if the model is trained on a CPU.
@@ -52,8 +52,8 @@ def choose_defaults(
     chosen: dict[str, Any] = dict(ON_CPU) if is_cpu else {}
     if tasks is not None:
         chosen["data.train_batch_size"] = min(tasks, chosen.get("data.train_batch_size", 32))
-    if context is not None and is_cpu:
-        longest = min(context, chosen["rollout.max_model_len"])
+    if is_cpu:
+        longest = int(given.get("rollout.max_model_len", min(context or 2048, chosen["rollout.max_model_len"])))
         lengths = {"data.max_prompt_length": longest // 2, "data.max_response_length": longest // 2}
         chosen |= {"rollout.max_model_len": longest, **lengths}
     rate = next((rate for most, rate in RATES if size is not None and size.parameters <= most), None)

@@ -48,3 +48,7 @@ def test_validation_is_played_before_and_five_times() -> None:
     assert chosen["trainer_common.val_before_train"] is True
     assert chosen["trainer_common.test_freq"] == 4
     assert choose(has_validation=True, steps=3)["trainer_common.test_freq"] == 1
+
+
+def test_lengths_follow_a_given_context() -> None:
+    assert choose(given={"rollout.max_model_len": 160})["data.max_prompt_length"] == 80

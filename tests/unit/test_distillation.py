@@ -23,7 +23,8 @@ from ajet.record.plain_json import dumps
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.identity import Identity
 from ajet.rollout.teaching import Teaching
-from ajet.run.launch import launch, refuse_untrainable
+from ajet.run.launch import launch
+from ajet.run.launchable import refuse_untrainable
 from ajet.run.options import LaunchOptions
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError

@@ -25,7 +25,8 @@ from ajet.record.console import console, counted
 from ajet.rollout.wiring import require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
-from ajet.run.launch import refuse_untrainable, warn_of_unconfined
+from ajet.run.launch import warn_of_unconfined
+from ajet.run.launchable import refuse_untrainable
 from ajet.run.parts import assemble
 from ajet.run.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services

@@ -29,7 +29,8 @@ from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
-from ajet.run.launch import recorded, refuse_untrainable
+from ajet.run.launch import recorded
+from ajet.run.launchable import refuse_untrainable
 from ajet.run.learn import FirstHalf, Unused, learn
 from ajet.run.outlook import given_answers
 from ajet.run.own_key import own_key

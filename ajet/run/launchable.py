@@ -1,0 +1,62 @@
+"""What a launch refuses without a model, a run folder or a port, and dry runs, plans and `config validate` with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.run.runner import algorithm_of, runner_of
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.store import Address
+
+
+def require_launchable(experiment: Experiment, from_store: Address | None = None, *, here: bool = False) -> None:
+    """Raise UserError for all that a launch refuses and that no model, run folder or port is needed to find.
+
+    Args:
+        here: True if the run is to be on this machine.
+    """
+    refuse_untrainable(experiment, elsewhere=from_store is not None)
+    if "trains" in experiment.backbone.can:
+        runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
+        if experiment.ajet.sft.objective is None:
+            require_teacher(experiment)
+
+
+def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
+    """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
+    nothing is trained. `elsewhere`: attempts are played by other processes, which ask no teacher."""
+    if "trains" not in experiment.backbone.can:
+        return
+    algorithm = algorithm_of(experiment)
+    if elsewhere and "teacher" in algorithm.needs:
+        raise UserError(
+            f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
+            where="ajet.trainer_common.algorithm.adv_estimator",
+            do=f"train with `{command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
+        )
+    if (elsewhere or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
+        raise UserError(
+            "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
+            where="ajet.data.curriculum.prefer",
+            expected="null here, or a launch that plays the tasks itself (mode: sync)",
+        )
+    if experiment.ajet.rollout.engine == "endpoint":
+        raise UserError(
+            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            where="ajet.rollout.engine",
+            expected="auto, transformers or vllm for training",
+            do="use --backbone debug with this engine",
+        )
+
+
+def require_teacher(experiment: Experiment) -> None:
+    """Raises UserError where the teacher beside the policy is not there: the policy need not be loaded to tell that."""
+    needed = "teacher" in algorithm_of(experiment).needs
+    if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
+        from ajet.backbone.local.teacher_source import teacher_source
+
+        teacher_source(experiment, weights=False)
