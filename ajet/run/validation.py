@@ -8,6 +8,7 @@ run goes on from lacks a validation that was recorded after its step, what is re
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from loguru import logger
 from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.record.status import TO_VALIDATE
+from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
@@ -45,7 +47,12 @@ def evaluate(
     groups = _whole(tasks, list(parts.rollout.play(tasks, step=step, split="validation", over=over)), earlier)
     seconds = time.monotonic() - began + _took(earlier)
     known = {episode.uuid for episode in earlier}
-    return conclude_validation(groups, run, step=step, seconds=seconds, on_step=on_step, total=total, recorded=known)
+    concluded = conclude_validation(
+        groups, run, step=step, seconds=seconds, on_step=on_step, total=total, recorded=known
+    )
+    if step == 0:
+        refuse_if_all_failed(episodes_of(groups), step)
+    return concluded
 
 
 def _recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:
@@ -105,6 +112,9 @@ def conclude_validation(
             MOST_LEFT_OUT,
         )
     on_step(step, total, metrics)
+    if failed := [episode.failure for episode in episodes_of(groups) if episode.failure and not episode.scored]:
+        often, count = Counter((each.boundary, each.kind, each.message) for each in failed).most_common(1)[0]
+        logger.warning("{} of {} held-out episodes failed at the {}: {}: {}", count, len(episodes_of(groups)), *often)
     if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
         run.metrics.log(step, metrics, **({"judge": judge} if judge else {}))
     return metrics, measured
