@@ -43,9 +43,9 @@ COVERED = {
     "ajet/backbone/verl/config/effective.py::Settings.megatron": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/effective.py::Settings.model_parallel": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/layer.py::_ajet_node": "verl",
+    "ajet/backbone/verl/config/layer.py::_lay_sections": "tests/unit/test_verl_layer.py",
     "ajet/backbone/verl/config/layer.py::_verls_defaults": "tests/unit/test_verl_layer.py",
     "ajet/backbone/verl/config/layer.py::extra_for": "verl",
-    "ajet/backbone/verl/config/layer.py::verl_config": "tests/unit/test_verl_layer.py",
     "ajet/backbone/verl/config/refusals.py::_learning": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/refusals.py::_lengths": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/refusals.py::_machines": "tests/unit/test_verl_refusals.py",
@@ -96,10 +96,13 @@ COVERED = {
     "ajet/run/cluster/kuberay.py::kuberay": "",
     "ajet/run/cluster/slurm.py::_accelerators": "",
     "ajet/run/cluster/slurm.py::_resources": "",
+    "ajet/run/gpu_estimate.py::estimate_memory": "tests/run/test_gpu_estimate.py",
     "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
     "ajet/run/plan.py::_sides": "beside",
+    "ajet/run/plan.py::estimates": "tests/contract/test_plan.py",
     "ajet/run/room.py::room_of": "local",
     "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
+    "ajet/run/tune.py::_defaults": "tests/run/test_tune_defaults.py",
 }
 """Every such place, and what runs it."""
 

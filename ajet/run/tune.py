@@ -71,7 +71,7 @@ def tune(
     held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl", "validation", True)
     told = _reader(training, held_out, given=validation)
     job.set(**{f"task_reader__{key}": value for key, value in told.items()})
-    if backbone == "local":
+    if job.experiment().backbone.opens is not None:  # engine and optimizer are this process's
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
         given = {**_defaults(job.experiment(), given, count, steps, held_out is not None), **given}
     _set(job, given)  # what is set wins

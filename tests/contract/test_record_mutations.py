@@ -187,7 +187,6 @@ TABLE: list[tuple[str, Mutation, int, int]] = [
             "success_rate",
             "success_low",
             "success_high",
-            "reward_error",
             "tasks",
             "episodes",
             "scored",
@@ -201,6 +200,7 @@ TABLE: list[tuple[str, Mutation, int, int]] = [
             "turns",
         )
     ),
+    ("interval of equal rewards", set_number("validation/reward_error", 0.1), 1, 1),
     ("held-out number made up", set_number("validation/pass@9", 1.0), 1, 1),
     ("held-out number null", set_number("validation/reward", "x"), 1, 1),
     ("held-out number removed", drop_number("validation/reward"), 1, 1),

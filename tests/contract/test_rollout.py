@@ -18,7 +18,7 @@ from ajet.engine.scripted import ScriptedReply
 from ajet.rollout import Closed, GivenBack, attempts, verdicts
 from ajet.schema.call import prompt_ids
 from ajet.schema.episode import Episode, Verdict
-from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
+from ajet.schema.errors import EngineFailure, JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
 from ajet.workflow import Workflow
@@ -536,11 +536,6 @@ def test_a_round_reaches_the_engine_as_one() -> None:
         engine._engine = Holds(lambda _: "yes", encode=words.encode, end_id=words.end_ids[0])
         made.play(5)
         assert arrivals == engine.rounds and len(arrivals) == 3
-
-
-def test_a_deterministic_rollout_has_no_deadline() -> None:
-    with pytest.raises(ConfigError, match="by the clock"), stage(flows.Asks, deterministic=True, group_deadline=5):
-        pass
 
 
 def test_a_closed_engine_refuses_those_who_wait_for_a_round() -> None:

@@ -79,9 +79,8 @@ def test_a_template_plays_an_episode(made, conf, capsys):
 
 
 @pytest.mark.parametrize("made", PLAYED, indirect=True, ids=PLAYED)
-def test_tasks_do_not_depend_on_the_seed(made):
+def test_tasks_do_not_depend_on_the_seed(made, conf):
     """Equal ids are equal questions and answers, and the same tasks are held out."""
-    (conf,) = made.glob("*.yaml")
     readers = [open_reader(load_experiment(conf, backbone="local", overrides=[f"seed={seed}"])) for seed in (0, 1)]
     for split in ("train", "validation"):
         one, other = ({task.task_id: task.model_dump() for task in reader.tasks(split)} for reader in readers)

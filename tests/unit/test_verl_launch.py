@@ -368,7 +368,9 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
         "trainer_common": {"device": "cpu", "total_training_steps": 8, "n_gpus_per_node": 1},
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
-    run: Any = SimpleNamespace(path=tmp_path / "run", run_id="r", resumed=None)
+    run: Any = SimpleNamespace(
+        path=tmp_path / "run", run_id="r", resumed=None, status=SimpleNamespace(set=lambda **_: None)
+    )
     sink: Any = RunSink(experiment, run, None)  # type: ignore[arg-type]
     fresh, order, words, tokenizer = _config(experiment, run, sink, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
