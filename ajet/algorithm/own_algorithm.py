@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ajet.schema.commands import command
 from ajet.schema.errors import AjetError, UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
         raise UserError(
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
             where=place,
-            do=f"mend the algorithm; `ajet config validate` tries of_group with the returns {list(TRIED)}",
+            do=f"mend the algorithm; `{command('config', 'validate')}` tries of_group with the returns {list(TRIED)}",
         ) from problem
 
 

@@ -42,7 +42,7 @@ from tests.contract.test_record_mutations import (
     write,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extra_slow
 FIRST, LAST, HELD = "episodes/step-1.jsonl", "episodes/step-2.jsonl", "episodes/step-0.validation.jsonl"
 SAVED = "checkpoints/step-1"
 

@@ -15,7 +15,7 @@ import pytest
 from ajet.record.logs import main_log
 from tests.ajet_command import ajet, command, environment, metric_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extra_slow
 AGENT = """
 async def agent(task, tuner):
     words = [{"role": "user", "content": task.main_query}]

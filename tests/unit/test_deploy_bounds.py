@@ -52,4 +52,4 @@ def test_a_card_names_no_address_and_no_folder(value, told):
 def test_a_number_that_is_none_does_not_stop_a_card(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"label": "m"}')
     (tmp_path / "metrics.jsonl").write_text('{"validation/reward": "NaN", "validation/success_rate": 0.5}\n')
-    assert list(model_card._evaluated(tmp_path)) == [f"- {tmp_path.name}, m: success_rate 0.5"]
+    assert list(model_card._evaluated(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]

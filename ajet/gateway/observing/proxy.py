@@ -331,7 +331,7 @@ def _refuse_pages(scope: Scope) -> None:
 
 
 def _foreign_values(scope: Scope, header: bytes) -> list[str]:
-    """Those of all headers of a name that name another machine: another program may go by another one than ours."""
+    """The values of all headers of a name that name another machine. Another program may read any of them."""
     values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
     return [value for value in values if value and not is_loopback(hostname_in_header(value))]
 
