@@ -348,8 +348,8 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
 
 
 LOADING = {"chat", "teach"}
-"""Commands that load a model for seconds: tried on one folder of each kind."""
-WITH_MODELS = {"guess_temporary_names", "link_some_files", "make_some_pipes", "write_many_values"}
+"""Commands that load a model for seconds: tried on a folder with links and on one with pipes."""
+WITH_MODELS = {"link_some_files", "make_some_pipes"}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

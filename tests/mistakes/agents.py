@@ -63,7 +63,7 @@ MISTAKES = (
     Mistake(
         16, "OPENAI_API_KEY and OPENAI_BASE_URL are set and the agent uses OpenAI()",
         "no model call reached ajet, and what to give the client", (DEBUG,),
-        shows=("agent.py", "as_oai_baseurl_apikey"),
+        shows=("no_model_call", "as_oai_baseurl_apikey"),
         files=agent(OWN_CLIENT % "max_retries=0"),
         variables={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
     ),
@@ -85,7 +85,7 @@ MISTAKES = (
     ),
     Mistake(
         19, "the client is cached in the module",
-        "the mistake and its cure", (f"{DEBUG} rollout.max_env_worker=1",), code=0, shows=("ended", "client"),
+        "the mistake and its cure", (f"{DEBUG} debug.debug_max_parallel=1",), code=0, shows=("key of another attempt",),
         files=change(CLIENT, "    global CLIENT\n    CLIENT = CLIENT or tuner.as_raw_openai_sdk_client()\n"
                              "    client = CLIENT\n", before="CLIENT = None\n\n\n"),
     ),
@@ -116,17 +116,17 @@ MISTAKES = (
     ),
     Mistake(
         25, "the agent returns the ChatCompletion", "what to return", (DEBUG,),
-        shows=("ChatCompletion", "agent.py"), files=change("reply.choices[0].message.content or \"\"", "reply"),
+        shows=("ChatCompletion", "final_answer"), files=change("reply.choices[0].message.content or \"\"", "reply"),
     ),
     Mistake(
-        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,), shows=("agent.py",),
+        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,), shows=("final_answer",),
         files=change('return reply.choices[0].message.content or ""',
                      'return reply.choices[0].message.content or "", 1.0'),
     ),
     Mistake(
         27, "a function without async uses the AsyncOpenAI",
         "an await is missing; what a synchronous agent uses", (DEBUG,),
-        shows=("await", "as_oai_baseurl_apikey", "agent.py"),
+        shows=("await", "agent.py:5"),
         files={"agent.py": AGENT.replace("async def", "def").replace("await ", "")},
     ),
     Mistake(
@@ -135,7 +135,7 @@ MISTAKES = (
     ),
     Mistake(
         29, "agent(question, client)", "what the two arguments are", (DEBUG,),
-        shows=("agent.py", "(task, tuner)"),
+        shows=("agent.py", "as_raw_openai_sdk_client"),
         files=agent(TWO_OTHERS.rstrip()),
     ),
     Mistake(

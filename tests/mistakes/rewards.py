@@ -37,11 +37,11 @@ MISTAKES = (
     Mistake(38, "reward(answer)", "the signature to write", (DEBUG,), shows=("(task, output)",),
             files=reward("def reward(answer):\n    return 1.0\n")),
     Mistake(39, "TRL's reward(completions, answer, **kwargs)", "refused with the signature, or called as TRL does",
-            (DEBUG,), shows=("completions", "(task, output)"),
+            (DEBUG,), code=0, shows=("reward 1",), hides=("reward 5",),
             files=reward("def reward(completions, answer, **kwargs):\n"
                          "    return [float(a in c) for c, a in zip(completions, answer)]\n")),
     Mistake(40, "TRL's reward(prompts, completions, **kwargs)", "refused with the signature, or called as TRL does",
-            (DEBUG,), shows=("completions", "(task, output)"),
+            (DEBUG,), code=0, shows=("reward 9",), hides=("reward 12",),
             files=reward("def reward(prompts, completions, **kwargs):\n"
                          "    return [float(len(c)) for c in completions]\n")),
     Mistake(41, "verl's compute_score as the judge", "it works", (DEBUG,), code=0, shows=("reward",),
@@ -55,7 +55,7 @@ MISTAKES = (
             shows=("agent.py", 'output.metadata["final_answer"]'),
             files=reward('def reward(task, output):\n    return float(output.strip() == task.metadata["answer"])\n')),
     Mistake(44, "the reward never ends", "the key that bounds it and the line at which it stood", (DEBUG,),
-            shows=("agent.py", "episode_timeout"),
+            shows=("episode_timeout",),
             files={**reward("def reward(task, output):\n    while True:\n        pass\n"),
                    "m.yaml": YAML.replace("num_repeat: 2", "num_repeat: 2, episode_timeout: 5")}),
 )  # fmt: skip

@@ -64,7 +64,7 @@ MISTAKES = (
             hides=("Traceback",), files={"tune.py": SCRIPT.replace("steps=1", "steps=2000")},
             interrupt=Interrupt(STEP, (signal.SIGINT,))),
     Mistake(59, "SIGTERM while debug plays a synchronous client", "one line",
-            ("ajet --conf m.yaml --backbone debug",), code=0, hides=("Exception ignored", "Traceback"),
+            ("ajet --conf m.yaml --backbone debug",), code=75, hides=("Exception ignored", "Traceback"),
             files={"agent.py": SLOW_SYNC}, interrupt=Interrupt("called", (signal.SIGTERM,))),
     Mistake(60, "a run's name is misspelt", "the nearest name", (LOCAL, "ajet episodes mm"), shows=("did you mean",)),
     Mistake(60, "ajet chat before training", "no checkpoint, and the command that trains", ("ajet chat m",),
@@ -86,7 +86,7 @@ MISTAKES = (
             (LOCAL, remove_checkpoints, LOCAL), code=0, shows=(".old-1",)),
     Mistake(65, "a run's folder copied to another project", "it works", (
             LOCAL, copy_run, "ajet episodes elsewhere/launcher_record/m"), code=0),
-    Mistake(67, "the terminal is closed", "a checkpoint and one line", (LOCAL,), code=0, shows=("checkpoint",),
+    Mistake(67, "the terminal is closed", "a checkpoint and one line", (LOCAL,), code=75, shows=("checkpoint",),
             files={"m.yaml": LONG}, interrupt=Interrupt(STEP, (signal.SIGHUP,))),
     Mistake(68, "Ctrl-C twice", "it ends at once, with what was saved", (LOCAL,), code=130, hides=("Traceback",),
             files={"m.yaml": LONG}, interrupt=Interrupt(STEP, (signal.SIGINT, signal.SIGINT))),
@@ -95,7 +95,7 @@ MISTAKES = (
     Mistake(72, "ajet deploy of a debug run", "there is no checkpoint", (
             "ajet --conf m.yaml --backbone debug", "ajet deploy m"), shows=("checkpoint",)),
     Mistake(73, "ajet eval of a server that is down", "the URL, and that ajet did not fail", (
-            f"ajet eval m.yaml --model gpt@http://127.0.0.1:{free_port()}/v1",), code=1, shows=("127.0.0.1",),
+            f"ajet eval m.yaml --model gpt@http://127.0.0.1:{free_port()}/v1",), shows=("127.0.0.1",),
             hides=("ajet itself failed",),
             files={"m.yaml": YAML.replace(
                 "{training: {file_path: train.jsonl}}",

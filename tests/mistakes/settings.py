@@ -7,6 +7,7 @@ from tests.mistakes.project import AGENT, SCRIPT, YAML
 
 DRY = "ajet --conf m.yaml --dry-run"
 LOCAL = "ajet --conf m.yaml --backbone local"
+SHORT = "rollout.max_model_len=1000 data.max_prompt_length=500 data.max_response_length=500"
 
 VERL = """\
 actor_rollout_ref:
@@ -40,7 +41,7 @@ from ajet.algorithm import Algorithm
 
 
 class Own(Algorithm):
-    def advantage(self, group):
+    def of_group(self, returns_G):
         return {value}
 """
     return {
@@ -55,16 +56,16 @@ MISTAKES = (
     Mistake(45, "num_repeat without its section", "the section", ("ajet --conf m.yaml --dry-run num_repeat=4",),
             shows=("rollout.num_repeat",)),
     Mistake(46, "rollout.num_repeat = 4 with blanks", "how to write it",
-            ("ajet --conf m.yaml --dry-run rollout.num_repeat = 4",), shows=("rollout.num_repeat=4",)),
-    Mistake(47, "ajet train --conf", "how to write it", ("ajet train --conf m.yaml",), shows=("ajet --conf m.yaml",)),
+            ("ajet --conf m.yaml --dry-run rollout.num_repeat = 4",), shows=("rollout.num_repeat=VALUE",)),
+    Mistake(47, "ajet train --conf", "it runs", ("ajet train --conf m.yaml",), code=0),
     Mistake(47, "--config instead of --conf", "how to write it", ("ajet --config m.yaml",), shows=("--conf",)),
     Mistake(47, "--rollout.num_repeat 4", "how to write it", ("ajet --conf m.yaml --rollout.num_repeat 4",),
-            shows=("rollout.num_repeat=4",)),
+            shows=("rollout.num_repeat=VALUE",)),
     Mistake(48, "judge_protocol: agent.py", "a name is missing", (DRY,), shows=("agent.py->",),
             files=yaml("agent.py->reward", "agent.py")),
     Mistake(48, "agent.py->Agent", "the nearest name", (DRY,), shows=("agent.py", "agent"),
             files=yaml("agent.py->agent", "agent.py->Agent")),
-    Mistake(48, "agent.py -> reward, agent.agent", "they work", (DRY,), code=0,
+    Mistake(48, "agent.py -> reward, agent.agent", "what to write", (DRY,), shows=("agent->agent",),
             files={"m.yaml": YAML.replace("agent.py->reward", "agent.py -> reward").replace(
                 "agent.py->agent", "agent.agent")}),
     Mistake(49, "a hosted model as model.path", "a hosted model cannot be trained here",
@@ -77,10 +78,10 @@ MISTAKES = (
             files={"other.yaml": YAML.replace("embedded:tiny-tools", "launcher_record/m")}),
     Mistake(52, 'lr: "1,0e-4"', "a number, at this line", (DRY,), shows=("m.yaml:9", "lr"),
             files=yaml("save_freq: 1", 'save_freq: 1, optim: {lr: "1,0e-4"}')),
-    Mistake(52, "AJET: instead of ajet:", "the nearest name", (DRY,), shows=("m.yaml:1", "ajet"),
+    Mistake(52, "AJET: instead of ajet:", "the nearest name", (DRY,), shows=("m.yaml", "ajet:"),
             files=yaml("ajet:\n", "AJET:\n")),
     Mistake(53, "a cosine schedule without a length", "the dry run refuses it",
-            (DRY,), shows=("lr_schedule", "total_training_steps"),
+            ("ajet --conf m.yaml --backbone local --dry-run",), shows=("lr_schedule", "total_training_steps"),
             files=yaml("total_training_steps: 2, save_freq: 1", "save_freq: 1, optim: {lr_schedule: cosine}")),
     Mistake(54, 'settings={"rollout.n": 3} in ajet.tune', "one screen with the nearest key",
             ("python tune.py",), shows=("rollout.num_repeat",), hides=("Traceback",),
@@ -92,11 +93,11 @@ MISTAKES = (
     Mistake(75, "verl's YAML as it is", "what to add before it, and that verl's keys are known", (DRY,),
             shows=("ajet.model.path", "actor_rollout_ref"), files={"m.yaml": VERL}),
     Mistake(76, "verl's data section beside ajet's", "the section is named as not read",
-            ("ajet --conf m.yaml --backbone verl --dry-run",), code=0,
+            (f"ajet --conf m.yaml --backbone verl --dry-run {SHORT}",), code=0,
             shows=("data.train_batch_size", "ajet.data.train_batch_size"),
             files={"m.yaml": YAML + "data: {train_batch_size: 1024, max_prompt_length: 512}\n"}),
     Mistake(77, "verl's model path and n against ajet's", "both places, and the value that verl gets",
-            ("ajet --conf m.yaml --backbone verl --dry-run",), code=0,
+            (f"ajet --conf m.yaml --backbone verl --dry-run {SHORT}",), code=0,
             shows=("actor_rollout_ref.rollout.n", "ajet.rollout.num_repeat"),
             files={"m.yaml": YAML + "actor_rollout_ref: {rollout: {n: 4}}\n"}),
     Mistake(78, "blanks and umlauts in paths and names", "they work",
@@ -104,10 +105,10 @@ MISTAKES = (
             shows=("What is 0 + 1?",),
             files={"mein Ordner/für m.yaml": YAML, "mein Ordner/agent.py": AGENT,
                    "mein Ordner/train.jsonl": '{"question": "What is 0 + 1?", "answer": "1"}\n' * 2}),
-    Mistake(79, "an algorithm whose advantage is one number for all", "the shape that is wanted", (LOCAL,), code=1,
+    Mistake(79, "an algorithm whose advantage is one number for all", "the shape that is wanted", (LOCAL,),
             shows=("own.py", "shape"), files=own_advantage("torch.tensor(1.0)")),
-    Mistake(79, "an algorithm whose advantages are not numbers", "finite numbers are wanted", (LOCAL,), code=1,
-            shows=("own.py", "finite"), files=own_advantage("torch.full((len(group),), float('nan'))")),
+    Mistake(79, "an algorithm whose advantages are not numbers", "finite numbers are wanted", (LOCAL,),
+            shows=("own.py", "finite"), files=own_advantage("torch.full((len(returns_G),), float('nan'))")),
     Mistake(80, "an environment with gymnasium's reset and step only", "the methods and attributes to add",
             ("ajet env check world.py->World",), code=1, shows=("action_space",),
             files={"world.py": "class World:\n    def reset(self, seed=None):\n        return '', {}\n\n"
