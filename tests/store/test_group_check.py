@@ -215,7 +215,7 @@ def clean(project: Path, played: list[Episode], tmp_path_factory: pytest.TempPat
     return trained(project, played, "clean", address, damages=False)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mongodb"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("mongodb", marks=pytest.mark.extra_slow)])
 def test_damaged_groups_are_quarantined_and_training_goes_on(
     kind: str,
     project: Path,
