@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.own_algorithm import try_group
 from ajet.config.backbone_names import described
 from ajet.config.backbones import IN_WORDS
 from ajet.config.catalogue import Need, own
@@ -43,10 +42,7 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
             where=f"{SECTION}.old_policy",
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
-    name, folder = settings.adv_estimator, str(base or config.base_dir or Path.cwd())
-    algorithm = made(name, folder, settings)
-    if name not in known().algorithms and _is_by_group(type(algorithm)):
-        try_group(made(name, folder, settings))  # an instance of its own: a user's class may count its calls
+    algorithm = made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
     if "teacher" in algorithm.needs:
         _require_teachable(algorithm, config)
     if "critic" in algorithm.needs and "values" not in described(config.backbone).can:
@@ -65,12 +61,6 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
     return algorithm
-
-
-def _is_by_group(kind: type[Algorithm]) -> bool:
-    """True if the class says advantages by `of_group` alone."""
-    own = kind.advantages is not Algorithm.advantages or kind.of_episodes is not Algorithm.of_episodes
-    return not own and "critic" not in kind.needs
 
 
 def _require_trainable(config: AjetConfig) -> None:

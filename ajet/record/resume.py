@@ -158,27 +158,31 @@ def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
         expected="another ajet.experiment_name for each project",
         do=(
             "set ajet.experiment_name in this YAML (or experiment_dir for runs in another folder); "
-            f"--resume {folder} continues that run with this YAML; --fresh (in Python fresh=True) begins a new run "
-            f"(the old folder is kept as {folder.name}.old-N)"
+            f"--resume {folder} continues that run with this YAML; {_describe_fresh(folder)}"
         ),
     )
 
 
 def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserError:
     """The error for a run whose code has changed since its last start."""
-    rows = [f"{file} ({', '.join(keys)})" for file, keys in list(changed.items())[:SHOWN]]
-    if len(changed) > SHOWN:
-        rows.append(f"and {len(changed) - SHOWN} more")
+    rows = [f"{file} ({', '.join(keys)})" for file, keys in changed.items()]
     return UserError(
         f"Files of the run in {folder} changed since its last start; it is not continued with these:\n"
-        + "\n".join(f"  {row}" for row in rows),
+        + _format_rows(rows),
         where=str(folder),
         expected="the same code, to continue it (comments and layout may differ)",
-        do=(
-            f"--resume {folder} (in Python resume=) continues it with the changed files; "
-            f"--fresh (in Python fresh=True) begins a new run (the old folder is kept as {folder.name}.old-N)"
-        ),
+        do=f"--resume {folder} (in Python resume=) continues it with the changed files; {_describe_fresh(folder)}",
     )
+
+
+def _format_rows(rows: list[str]) -> str:
+    """Return the first of the rows, a line each, and how many more there are."""
+    more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    return "\n".join(f"  {row}" for row in [*rows[:SHOWN], *more])
+
+
+def _describe_fresh(folder: Path) -> str:
+    return f"--fresh (in Python fresh=True) begins a new run (the old folder is kept as {folder.name}.old-N)"
 
 
 def _blotted(then: Any, now: Any) -> bool:
@@ -191,17 +195,13 @@ def _blotted(then: Any, now: Any) -> bool:
 
 def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
     """The error for a folder whose run was another one."""
-    rows = [f"{key}: {_short(then)} then, {_short(now)} now" for key, then, now in differences[:SHOWN]]
-    if len(differences) > SHOWN:
-        rows.append(f"and {len(differences) - SHOWN} more")
+    rows = [f"{key}: {_short(then)} then, {_short(now)} now" for key, then, now in differences]
     return UserError(
-        f"The run in {folder} had another configuration; it is not continued with this one:\n"
-        + "\n".join(f"  {row}" for row in rows),
+        f"The run in {folder} had another configuration; it is not continued with this one:\n{_format_rows(rows)}",
         where=str(folder),
         expected="the same values, to continue it",
         do=(
-            "--fresh (in Python fresh=True) begins a new run (the old folder is kept as "
-            f"{folder.name}.old-N); --resume {folder} continues it with the new values; "
+            f"{_describe_fresh(folder)}; --resume {folder} continues it with the new values; "
             "another ajet.experiment_name keeps both"
         ),
     )

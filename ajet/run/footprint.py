@@ -80,7 +80,7 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     width, rank = 4 if wide else 2, trainer.lora.total_rank
     trained = trained_weights(size, settings)
     low = 0 if wide else 2 * trained
-    longest = min(data.max_prompt_length + data.max_response_length, rollout.max_model_len, context or 1 << 30)
+    longest = min(longest_sample(settings), context or 1 << 30)
     tokens = max(longest, min(trainer.micro_batch_tokens, longest * data.train_batch_size * rollout.num_repeat))
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
     moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
@@ -90,7 +90,7 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     if chosen is not None and "critic" in chosen.needs and trainer.algorithm.critic.epochs > 1:
         replies = min(data.max_response_length, longest) * data.train_batch_size * rollout.num_repeat
         valued = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
-    cache = 2 * width * size.kept * size.layers * longest * rollout.max_num_seqs
+    cache = cache_bytes(size, width=width) * longest * rollout.max_num_seqs
     own = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
     played = PROGRAM + width * size.parameters + (int(own * GIB) if own else cache)
     return Footprint(
@@ -111,6 +111,16 @@ def trained_weights(size: ModelSize, settings: AjetConfig) -> int:
     """Return how many weights are trained."""
     rank = settings.trainer_common.lora.total_rank
     return rank * size.adapted if rank else size.parameters
+
+
+def longest_sample(settings: AjetConfig) -> int:
+    """Return the tokens of the longest sample that the settings allow."""
+    return min(settings.data.max_prompt_length + settings.data.max_response_length, settings.rollout.max_model_len)
+
+
+def cache_bytes(size: ModelSize, *, width: int) -> int:
+    """Return the bytes of keys and values of a token. `width`: of a number."""
+    return 2 * width * size.kept * size.layers
 
 
 def activation_bytes(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ajet.run.footprint import GIB, LOGITS, MOMENTS, activation_bytes, gib, trained_weights
+from ajet.run.footprint import (
+    GIB,
+    LOGITS,
+    MOMENTS,
+    activation_bytes,
+    cache_bytes,
+    gib,
+    longest_sample,
+    trained_weights,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -95,7 +104,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
     has_adapters = bool(trainer.lora.total_rank)
     weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
     optimizer = MOMENTS * trained / gpus
-    reference = 4 * size.parameters / gpus if needs_reference(settings) and not has_adapters else 0
+    reference = 4 * size.parameters / gpus if settings.keeps_reference and not has_adapters else 0
     kept = reference if not trainer.fsdp_config.param_offload else 0
     resident = (0 if trainer.fsdp_config.param_offload else weights + reference) + (
         0 if trainer.fsdp_config.optimizer_offload else optimizer
@@ -104,7 +113,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
     tokens = max(trainer.micro_batch_tokens, math.ceil(longest_sample(settings) / split))
     engine = 2 * size.parameters / rollout.tensor_model_parallel_size
     cache = max(0.0, rollout.gpu_memory_utilization * gpu.memory - engine)
-    each = cache_bytes(size) / rollout.tensor_model_parallel_size
+    each = cache_bytes(size, width=2) / rollout.tensor_model_parallel_size
     return GpuMemory(
         weights=weights,
         gradients=4 * trained / gpus,
@@ -137,14 +146,14 @@ def estimate_seconds(
     episodes = settings.data.train_batch_size * rollout.num_repeat
 
     forward = 2.0 * size.parameters + 2.0 * size.layers * size.hidden * longest
-    passes = (4 if trainer.gradient_checkpointing else 3) + 1 + needs_reference(settings)
+    passes = (4 if trainer.gradient_checkpointing else 3) + 1 + settings.keeps_reference
     update = passes * forward * episodes * longest / (count_gpus(settings) * flops)
 
     split = rollout.tensor_model_parallel_size
     rows = math.ceil(episodes * split / count_gpus(settings))
     held = estimate_memory(size, settings, gpu).cache_tokens // longest
     at_once = max(1, min(rows, rollout.max_num_seqs, held or rows))
-    read = 2.0 * size.parameters + cache_bytes(size) * at_once * (prompt + reply / 2)
+    read = 2.0 * size.parameters + cache_bytes(size, width=2) * at_once * (prompt + reply / 2)
     token = max(read / moved, 2.0 * size.parameters * at_once / flops) / split
     prefill = 2.0 * size.parameters * at_once * prompt / (split * flops)
     return math.ceil(rows / at_once) * (prefill + reply * token), update
@@ -191,18 +200,3 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
 def count_gpus(settings: AjetConfig) -> int:
     """Return the number of all GPUs, at least 1."""
     return max(1, settings.trainer_common.nnodes * settings.trainer_common.n_gpus_per_node)
-
-
-def needs_reference(settings: AjetConfig) -> bool:
-    """Return True if a step also scores with the reference model."""
-    return settings.trainer_common.use_kl_loss or settings.trainer_common.algorithm.use_kl_in_reward
-
-
-def longest_sample(settings: AjetConfig) -> int:
-    """Return the tokens of the longest sample that the settings allow."""
-    return min(settings.data.max_prompt_length + settings.data.max_response_length, settings.rollout.max_model_len)
-
-
-def cache_bytes(size: ModelSize) -> int:
-    """Return the bytes of keys and values of a token, in bfloat16."""
-    return 2 * 2 * size.kept * size.layers

@@ -78,8 +78,11 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
-    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do. Raises
-    UserError, for whatever else the backbone would refuse, too."""
+    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do; for checks
+    before a run, which try a user's. Raises UserError, for whatever else the backbone would refuse, too."""
     from ajet.algorithm import opened
+    from ajet.algorithm.own_algorithm import try_group
 
-    return opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
+    algorithm = opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
+    try_group(algorithm)
+    return algorithm

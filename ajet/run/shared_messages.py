@@ -6,11 +6,10 @@ does not count, nor does a message that each attempt sends.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ajet.record.console import counted
+from ajet.run.unasked_question import source_file
 from ajet.schema.episode import Episode
 from ajet.schema.messages import text_of
 
@@ -28,8 +27,7 @@ def shared_messages_hint(episodes: Sequence[Episode], workflow: type[object] | N
     sharing = [episode for episode in episodes if _has_foreign_question(episode, questions)]
     if not sharing:
         return ""
-    module = sys.modules.get(workflow.__module__) if workflow is not None else None
-    file = Path(getattr(module, "__file__", None) or "").name
+    file = source_file(workflow).name if workflow is not None else ""
     return (
         f"{counted(len(sharing), 'episode')} sent the question of another attempt: messages are shared by attempts"
         f"{f' ({file})' if file else ''}; make the list inside the agent, for each attempt anew"

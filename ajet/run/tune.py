@@ -65,15 +65,16 @@ def tune(
         job.set_judge(live_reference(reward))
     given = {} if steps is None else {"trainer_common.total_training_steps": steps}
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
-    root = _set(job, given).experiment().root
+    experiment = _set(job, given).experiment()
+    root = experiment.root
     as_rows = validation is not None and not _is_split(validation)
     training = _place(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
     held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl", "validation", True)
     told = _reader(training, held_out, given=validation)
     job.set(**{f"task_reader__{key}": value for key, value in told.items()})
-    if job.experiment().backbone.opens is not None:  # engine and optimizer are this process's
+    if experiment.backbone.opens is not None:  # engine and optimizer are this process's
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
-        given = {**_defaults(job.experiment(), given, count, steps, held_out is not None), **given}
+        given = {**_defaults(experiment, given, count, steps, held_out is not None), **given}
     _set(job, given)  # what is set wins
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 

@@ -69,14 +69,18 @@ def is_unasked(episode: Episode) -> bool:
     return bool(questions) and not any(question in text for question in questions for text in words)
 
 
+def source_file(workflow: type[object]) -> Path:
+    """Return the file of the workflow's module; an empty path for one without a file."""
+    return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
+
+
 def _normalize(text: str) -> str:
     return " ".join(text.split())
 
 
 def _find_reader(workflow: type[object]) -> str:
     """Return file:line of the first line that reads the field, in the file of the workflow; "" if there is none."""
-    module = sys.modules.get(workflow.__module__)
-    file = Path(getattr(module, "__file__", None) or "")
+    file = source_file(workflow)
     if not file.is_file() or workflow.__module__.partition(".")[0] == "ajet":
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ajet.config.functions import require_callable_with
+from ajet.config.functions import place_of, require_callable_with
 from ajet.config.references import parse_reference
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 
@@ -35,12 +35,6 @@ def judge_from(function: Callable[..., Any], reference: str, *, what: str) -> ty
     asked = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
     Asked.compute_reward = asked  # type: ignore[attr-defined]
     Asked.__name__ = Asked.__qualname__ = parse_reference(reference, what=what).name
-    Asked.written_at = _place_of(function)  # type: ignore[attr-defined]
+    Asked.written_at = Path(place_of(function)).name  # type: ignore[attr-defined]
     Asked.__module__ = getattr(function, "__module__", None) or __name__
     return Asked
-
-
-def _place_of(function: Callable[..., Any]) -> str:
-    """Return file:line of the function; "" if it is not written in Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -195,7 +195,7 @@ def test_what_is_no_algorithm_is_refused_before_a_run(tmp_path, name, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("Short", r"shape \(1,\) for 4"), ("Infinite", "NaN"), ("Rows", r"\(1,\).*\(5,\)")]
+    ("name", "said"), [("Short", r"shape \(1,\) for 2"), ("Infinite", "NaN"), ("Rows", r"\(1,\).*\(5,\)")]
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_credit_that_is_none_ends_the_step(tmp_path, name, said):
