@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ajet.environment.mcp.confined import workdir_in
@@ -18,7 +17,6 @@ from ajet.environment.sandbox.attacks import ATTACKS, REACHES, reached
 from ajet.environment.sandbox.choose import ENGINES, tried
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.interpreter import reachable
 from ajet.environment.sandbox.program import Walls, walled_program
 from ajet.environment.sandbox.targets import targets
 from ajet.rollout.isolation.messages import Home
@@ -26,10 +24,8 @@ from ajet.rollout.isolation.sandbox import Box, Door
 from ajet.schema.endpoint import Endpoint
 from tests.container_fixtures import IMAGE
 from tests.sandbox_attacks import verdicts
-from tests.sandbox_fixtures import require
+from tests.sandbox_fixtures import require, run_as_nobody
 
-NOBODY = 65534
-ROOT = Path(__file__).resolve().parents[2]
 LIMITS_OF_ITS_OWN = Limits()
 TREE = "memory in four processes"
 OUTSIDE_PROCESSES = {"memory in memfds", "memory in socket buffers", "memory in pipes"}
@@ -65,17 +61,8 @@ def test_as_an_ordinary_user(mechanism: str) -> None:
     require(mechanism)
     if os.geteuid() != 0:
         pytest.skip("test_as_this_user is that")
-    python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
-    if python is None or not reachable(str(ROOT)):
-        pytest.skip("no Python, or not this folder, can be reached by another user")
-    packages = str(Path(psutil.__file__).parents[1])
-    done = subprocess.run(
-        [python, ROOT / "tests" / "sandbox_attacks.py", mechanism, "False"],
-        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    held({name: tuple(outcome) for name, outcome in json.loads(done.stdout).items()}, watched=True)
+    found = run_as_nobody("sandbox_attacks.py", mechanism, "False")
+    held({name: tuple(outcome) for name, outcome in found.items()}, watched=True)
 
 
 TRIES = """

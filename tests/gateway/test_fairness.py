@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -54,17 +55,24 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
     assert order == ["other", "hostile"] and statuses == [422]
 
 
+def in_two_parts(values: bytes) -> tuple[Callable[[], Iterator[bytes]], threading.Event]:
+    """A body whose last byte is held back, and the event of all else having been sent."""
+    sent = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield values[:-1]
+        sent.set()
+        yield values[-1:]
+
+    return body, sent
+
+
 def test_long_episode_request_does_not_stop_other_clients():
     values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
     statuses = []
     with counter() as desk:
         desk.client.get("/episodes").raise_for_status()
-        sent = threading.Event()
-
-        def body():
-            yield values[:-1]
-            sent.set()
-            yield values[-1:]
+        body, sent = in_two_parts(values)
 
         def hostile():
             statuses.append(desk.client.post("/episodes", content=body()).status_code)
@@ -78,12 +86,7 @@ def test_long_episode_request_does_not_stop_other_clients():
 def test_long_observed_request_does_not_stop_other_clients(tmp_path):
     values = b'{"model": "m", "messages": ' + objects(1_400_000) + b"}"
     with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
-        sent = threading.Event()
-
-        def body():
-            yield values[:-1]
-            sent.set()
-            yield values[-1:]
+        body, sent = in_two_parts(values)
 
         def hostile():
             httpx.post(proxy.url + "/v1/chat/completions", content=body(), timeout=60).raise_for_status()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ajet_command import environment
+from tests.ajet_command import command, environment
 from tests.mistakes.project import write_project
 
 FRAME = re.compile(r'File ".*/ajet/[\w/]+\.py", line')
@@ -97,12 +97,12 @@ def make_mistake(mistake: Mistake, folder: Path) -> Answer:
 def run_line(line: str, folder: Path, variables: dict[str, str], interrupt: Interrupt | None = None) -> Answer:
     """Run one command line; `ajet` and `python` are this environment's."""
     program, *arguments = shlex.split(line)
-    programs = {"ajet": [sys.executable, "-m", "ajet.cli.launcher"], "python": [sys.executable]}
+    words = command(*arguments) if program == "ajet" else [sys.executable, *arguments]
     surroundings = environment(**{"COLUMNS": "100", **variables})
     printed = folder.parent / f"{folder.name}.screen"
     with printed.open("wb") as output:
         process = subprocess.Popen(
-            [*programs[program], *arguments], cwd=folder, env=surroundings, stdin=subprocess.DEVNULL,
+            words, cwd=folder, env=surroundings, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:

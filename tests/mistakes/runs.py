@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 from tests.mistakes.mistake import Interrupt, Mistake
 from tests.mistakes.project import AGENT, SCRIPT, YAML
+from tests.ports import free_port
 
 LOCAL = "ajet --conf m.yaml --backbone local"
 LONG = YAML.replace("total_training_steps: 2, save_freq: 1", "total_training_steps: 2000, save_freq: 1000")
@@ -46,13 +46,6 @@ def remove_checkpoints(folder: Path) -> None:
 def copy_run(folder: Path) -> None:
     """Copy the run's folder to another project."""
     shutil.copytree(folder / "launcher_record/m", folder / "elsewhere/launcher_record/m")
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 STEP = r"step +2/"

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ajet.environment.sandbox.choose import open_sandbox
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.inside.kernel import landlock_version
 from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
-from ajet.environment.sandbox.interpreter import reachable, systems_interpreter
+from ajet.environment.sandbox.interpreter import systems_interpreter
 from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box
 from ajet.schema.endpoint import Endpoint
-from tests.sandbox_fixtures import require
+from tests.sandbox_fixtures import require, run_as_nobody
 from tests.wall_attacks import ATTACKS
-
-NOBODY = 65534
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
@@ -46,17 +40,7 @@ def attack(name: str, top: Path, user: str) -> object:
         return ATTACKS[name](top)
     if os.geteuid() != 0:
         pytest.skip("this user is an ordinary one")
-    python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
-    if python is None or not reachable(str(ROOT)):
-        pytest.skip("no Python, or not this folder, can be reached by another user")
-    packages = str(Path(psutil.__file__).parents[1])
-    done = subprocess.run(
-        [python, ROOT / "tests" / "wall_attacks.py", name, top],
-        user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: object = json.loads(done.stdout)
+    found: object = run_as_nobody("wall_attacks.py", name, top)
     return found
 
 
