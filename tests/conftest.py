@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # tables and lines are as wide as tests say, not as a terminal is
+os.environ.update(NO_COLOR="1", TERM="dumb")  # as in CI: a test that needs a capable terminal sets its own
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile every file of ours again
 
 import functools

@@ -42,6 +42,7 @@ def test_lines_of_a_terminal_break_between_pairs(monkeypatch: pytest.MonkeyPatch
 
 def test_validation_knows_how_many_episodes_it_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
     screen = Screen(file=out, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(bars_module, "shared_console", screen)
     status = SimpleNamespace(get={TO_VALIDATE: 64}.get)
