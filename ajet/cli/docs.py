@@ -5,6 +5,7 @@ docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what sch
 the table of rooms in docs/architecture.md what their docstrings say, that of algorithms in docs/algorithms.md what
 their descriptors say, that of verl's keys in docs/coming_from_verl.md what the layers of verl say, and the viewer's
 words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits 1 and names what is stale.
+docs/public_surface.txt lists what users rely on (`ajet.cli.surface`); `--check` prints how it differs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. --
 
 def generated() -> dict[Path, str]:
     """Every generated file of the repository with the text it should have."""
+    from ajet.cli.surface import FILE, describe_surface
     from ajet.config.generate import configuration_md, defaults_yaml
     from ajet.rollout.served.protocol import openapi
 
@@ -42,6 +44,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "coming_from_verl.md": coming_from_verl_md(),
         ROOT / WORDS: definitions_js(),
+        ROOT / FILE: describe_surface(ROOT),
     }
 
 
@@ -226,11 +229,16 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Write the files; with `--check` only compare. The exit code."""
+    from ajet.cli.surface import COMMIT_ON_PURPOSE, FILE, compare_surface
+
     stale = []
     for path, text in generated().items():
-        if path.exists() and path.read_text(encoding="utf-8") == text:
+        recorded = path.read_text(encoding="utf-8") if path.exists() else ""
+        if recorded == text:
             continue
         stale.append(path.relative_to(ROOT))
+        if "--check" in sys.argv[1:] and path == ROOT / FILE:
+            print(f"{compare_surface(recorded, text)}\n\nThe public surface has changed; {COMMIT_ON_PURPOSE}")
         if "--check" not in sys.argv[1:]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

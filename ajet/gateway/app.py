@@ -112,6 +112,11 @@ class App:
         """Whether there are routes to come."""
         self._guarded = ServerErrorMiddleware(self._dispatch, handler=failed)
 
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """All routes that are served, those of the dialects included."""
+        return self._others.routes
+
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
         """Serve these too: they are all."""
         self._others.router.routes.extend(routes)

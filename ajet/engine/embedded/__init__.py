@@ -62,8 +62,13 @@ def require_embedded(name: str) -> None:
         raise _unknown(name)
 
 
+def embedded_names() -> list[str]:
+    """Return the names that `embedded:NAME` may have."""
+    return sorted([*_SHIPPED, *_WHEELS])
+
+
 def _unknown(name: str) -> UserError:
-    known = sorted([*_SHIPPED, *_WHEELS])
+    known = embedded_names()
     near = get_close_matches(name, known, 1)
     return UserError(
         f"There is no embedded model {name!r}.",

@@ -1,0 +1,142 @@
+"""YAML keys with types and defaults, names of parts, and the files that lie beside an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ajet.config.backbone_names import GROUP
+from ajet.config.catalogue import GROUPS
+from ajet.config.handed import known
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
+from ajet.config.schema.base import refused
+from ajet.config.validate import expectation
+from ajet.engine.embedded import embedded_names
+
+_OTHER_FILES = {
+    "environment file": "ajet.environment.deployment.description:_File",
+    "environment file, mcpServers.NAME": "ajet.environment.deployment.description:_Terms",
+    "mcpServers.NAME": "ajet.environment.mcp.servers:_Entry",
+    "agent_config, browse_agent": "ajet.environment.browse.agent_config:BrowseAgent",
+    "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
+    "command_agent": "ajet.workflow.command.settings:CommandSettings",
+    "verifiers": "ajet.workflow.verifiers.settings:VerifiersSettings",
+}
+"""Models of files and sections that the experiment's YAML does not hold under `ajet:`, and where each is defined."""
+
+
+def list_keys(root: Path) -> Iterator[str]:
+    """Yield every key under `ajet:`, those of mappings by name and of lists included."""
+    yield from _list_model("ajet", AjetConfig)
+
+
+def list_accepted_keys(root: Path) -> Iterator[str]:
+    """Yield the keys of other versions' YAMLs that are understood."""
+    for name in ACCEPTED:
+        yield f"ajet.{name}: accepted without effect"
+    for name, unchanged in UNCHANGED.items():
+        yield f"ajet.{name}: accepted at {json.dumps(unchanged.value)}"
+    for name, ours in MOVED.items():
+        yield f"ajet.{name}: another name of ajet.{ours}"
+    for name, ours in OLDER_READERS.items():
+        yield f"ajet.task_reader.type {name}: another name of {ours}"
+
+
+def list_parts(root: Path) -> Iterator[str]:
+    """Yield the names that a YAML may give to a part of a kind, and the entry points by which packages add some."""
+    catalogue = known()
+    tables = {
+        "algorithm": catalogue.algorithms,
+        "loss": catalogue.losses,
+        "tracker": catalogue.trackers,
+        "isolation": catalogue.isolations,
+        "store": catalogue.stores,
+        "task reader": catalogue.readers,
+        "workflow": catalogue.workflows,
+        "scorer": catalogue.scorers,
+        "embedder": catalogue.embedders,
+    }
+    for kind, parts in tables.items():
+        for name, part in parts.items():
+            yield f"{kind} {name}" + (f": reads {', '.join(part.variables)}" if part.variables else "")
+    for name, backbone in catalogue.backbones.items():
+        yield f"backbone {name}: can {', '.join(sorted(backbone.can))}"
+        yield from (f"backbone {name}: top-level key {each}" for each in backbone.roots)
+        yield from (f"backbone {name}: no effect of ajet.{each}" for each, why in backbone.idle.items() if why)
+    for group in (GROUP, *GROUPS.values()):
+        yield f"entry point group {group}"
+    yield from (f"model embedded:{name}" for name in embedded_names())
+
+
+def list_other_files(root: Path) -> Iterator[str]:
+    """Yield the keys of files and sections beside `ajet:`."""
+    for title, place in _OTHER_FILES.items():
+        module, _, name = place.partition(":")
+        yield from _list_model(f"{title}:", getattr(import_module(module), name), " ")
+    for file in sorted((root / "ajet" / "environment" / "deployment" / "shipped").glob("*.yaml")):
+        yield f"environment that comes with ajet: {file.stem}"
+
+
+def list_layers(root: Path) -> Iterator[str]:
+    """Yield each value of the layers in default_config but those of the schema's own file."""
+    folder = root / "default_config"
+    for file in sorted(folder.rglob("*.y*ml")):
+        if file.name != "ajet_default.yaml":
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            yield from (f"{file.relative_to(folder)}: {line}" for line in _list_leaves("", content))
+
+
+def _list_leaves(path: str, node: Any) -> Iterator[str]:
+    if isinstance(node, dict) and node:
+        for name, each in node.items():
+            yield from _list_leaves(f"{path}.{name}" if path else str(name), each)
+    else:
+        yield f"{path} = {json.dumps(node, ensure_ascii=False)}"
+
+
+def _list_model(path: str, model: type[BaseModel], joined: str = ".") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        place = f"{path}{joined}{field.alias or name}"
+        nested, suffix = _find_model(field.annotation)
+        if nested is not None:
+            if suffix:
+                yield f"{place}: {'list' if suffix == '[]' else 'mapping'}{_describe_default(field)}"
+            yield from _list_model(place + suffix, nested)
+        else:
+            yield f"{place}: {expectation(field)}{_describe_default(field)}"
+        for value, _ in refused(field):
+            yield f"{place}: refuses {json.dumps(value)}"
+
+
+def _find_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """Return the model of a section and what leads to it: "" for itself, `.NAME` in a mapping, `[]` in a list."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return (annotation, "") if issubclass(annotation, BaseModel) else (None, "")
+    for each in get_args(annotation):
+        found, _ = _find_model(each)
+        if found is not None:
+            origin = get_origin(annotation)
+            return found, ".NAME" if origin is dict else "[]" if origin in (list, tuple) else ""
+    return None, ""
+
+
+def _describe_default(field: FieldInfo) -> str:
+    """Return ` = DEFAULT`, or `, required`."""
+    if field.is_required():
+        return ", required"
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined or isinstance(default, SecretStr):
+        return " = made anew" if default is PydanticUndefined else ' = ""'
+    try:
+        return f" = {json.dumps(default, ensure_ascii=False)}"
+    except TypeError:  # a section that is null or made of its own defaults
+        return ""
