@@ -28,10 +28,12 @@ from ajet.cli.other_flags import understood
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
-_OF_CONFIG = ("validate", "show", "why")
+OF_CONFIG = ("validate", "show", "why")
 """Commands of `config` that are understood without that word."""
-_BY_YAML = ("config", "plan", "sft", "serve")
+BY_YAML = ("config", "plan", "sft", "serve")
 """Commands that take a YAML alone for `--conf`, as a launch does."""
+TRAIN = "train"
+"""Another name of `launch`."""
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
@@ -80,14 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["launch", *given]
     elif given[0].endswith((".yaml", ".yml")):
         given = ["launch", "--conf", *given]
-    elif given[0] in _OF_CONFIG:
+    elif given[0] in OF_CONFIG:
         given = ["config", *given]
-    elif given[0] == "train":  # what others call it
+    elif given[0] == TRAIN:
         given = ["launch", *(["--conf"] if len(given) > 1 and given[1].endswith((".yaml", ".yml")) else []), *given[1:]]
     if given[0].endswith(".py"):
         show_user_error(_no_experiment(given[0]))
         sys.exit(USER)
-    if given[0] in _BY_YAML:
+    if given[0] in BY_YAML:
         at = 1 + (given[0] == "config")
         if len(given) > at and given[at].endswith((".yaml", ".yml")):
             given.insert(at, "--conf")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 _PROMPT = "prompt"
-_QUERY = ("main_query", "question", "query", _PROMPT, "problem", "messages")
-_ID = ("task_id", "id")
-_ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
+QUERY_COLUMNS = ("main_query", "question", "query", _PROMPT, "problem", "messages")
+ID_COLUMNS = ("task_id", "id")
+ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "solution", "target")
 
 SHOWN = 20
 """Columns that an error lists."""
@@ -69,7 +69,7 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     except RecursionError:
         raise BadRow("nested too deeply") from None
     row = found.row
-    query_column = columns.main_query or found.first(_QUERY)
+    query_column = columns.main_query or found.first(QUERY_COLUMNS)
     query = None if query_column is None else found.look_up(query_column)
     messages = found.get("init_messages") or []
     reply = None
@@ -86,11 +86,11 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     if isinstance(own, Mapping):
         metadata = {name: value for name, value in row.items() if not found.is_any_of(name, Task.model_fields)}
         metadata.update(own)
-    answer = found.look_up(columns.answer) if columns.answer else found.first_value(_ANSWER)
+    answer = found.look_up(columns.answer) if columns.answer else found.first_value(ANSWER_COLUMNS)
     answer = reply if answer is None else answer
     if answer is not None and (columns.answer or metadata.get("answer") is None):
         metadata["answer"] = answer
-    task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(_ID)
+    task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(ID_COLUMNS)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
             raise BadRow(f"{name} is {type(value).__name__}, expected text")
@@ -128,7 +128,8 @@ def _no_question(row: Mapping[str, Any]) -> BadRow:
     listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
     named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
     return BadRow(
-        f"it has neither a text question nor messages: none of its columns ({listed}) is one of {', '.join(_QUERY)}"
+        f"it has neither a text question nor messages: none of its columns ({listed}) is one of "
+        + ", ".join(QUERY_COLUMNS)
         + (f"; most like them is {near}" if near else ""),
         do=f"{named}set ajet.task_reader.require_question=false if the workflow makes the question of other columns",
     )
@@ -144,10 +145,10 @@ def _nearest_question(row: Mapping[str, Any]) -> str | None:
         for part, inner in value.items()
         if isinstance(inner, str | list)
     ]
-    for usual in _QUERY:
+    for usual in QUERY_COLUMNS:
         if found := next((name for name in texts if usual in fold_name(name)), None) or nearest_name(usual, texts):
             return found
-    taken = (*_ANSWER, *_ID)
+    taken = (*ANSWER_COLUMNS, *ID_COLUMNS)
     return next((name for name in texts if not any(usual in fold_name(name) for usual in taken)), None)
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 
 from ajet.cli.surface.command_line import list_commands, list_exit_codes
 from ajet.cli.surface.environment_variables import list_environment_variables
-from ajet.cli.surface.http_routes import list_gateway, list_serve, list_tool_servers
+from ajet.cli.surface.http_routes import (
+    list_environment_service,
+    list_gateway,
+    list_serve,
+    list_tool_servers,
+)
 from ajet.cli.surface.metric_names import list_metrics
 from ajet.cli.surface.python_names import (
     list_client,
@@ -57,6 +62,7 @@ SECTIONS: dict[str, Callable[[Path], Iterable[str]]] = {
     "HTTP: ajet serve": list_serve,
     "HTTP: gateway": list_gateway,
     "HTTP: ajet env up": list_tool_servers,
+    "HTTP: environment service": list_environment_service,
 }
 
 

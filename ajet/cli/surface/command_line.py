@@ -17,8 +17,14 @@ from ajet.config.schema.base import type_name
 
 def list_commands(root: Path) -> Iterator[str]:
     """Yield a line for each command and each of its parameters, hidden ones included."""
-    from ajet.cli.launcher import app
+    from ajet.cli.launcher import BY_YAML, OF_CONFIG, TRAIN, app
 
+    yield f"ajet {TRAIN}: another name of ajet launch"
+    yield from (f"ajet {name}: another name of ajet config {name}" for name in OF_CONFIG)
+    yield from (
+        f"ajet {path}FILE.yaml: the same as --conf FILE.yaml" for path in ("", *(f"{name} " for name in BY_YAML))
+    )
+    yield from (f"python -m {module}" for module in ("ajet", "ajet.launcher", "ajet.cli.launcher"))
     group: Any = typer.main.get_command(app)
     for parameter in group.params:
         yield f"ajet {_describe_parameter(parameter)}"

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from ajet.engine.scripted import ScriptedChat
 from ajet.environment.front.app import Front, build_front
+from ajet.environment.services.server import REQUESTS
 from ajet.gateway import Gateway
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.http import routes
@@ -43,6 +44,11 @@ def list_gateway(root: Path) -> Iterator[str]:
 def list_tool_servers(root: Path) -> Iterator[str]:
     """Yield the routes of an environment that `ajet env up` serves."""
     yield from _list_routes(build_front(cast(Front, SimpleNamespace(episodes=None, aliases={}, access=None))).routes)
+
+
+def list_environment_service(root: Path) -> Iterator[str]:
+    """Yield the requests of the environment service, as `ajet env serve` answers and `gym_env` sends them."""
+    yield from (f"POST /{name}" for name in REQUESTS)
 
 
 def _list_routes(found: Iterable[BaseRoute]) -> Iterator[str]:

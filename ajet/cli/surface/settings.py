@@ -18,9 +18,11 @@ from ajet.config.catalogue import GROUPS
 from ajet.config.handed import known
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
+from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import refused
 from ajet.config.validate import expectation
 from ajet.engine.embedded import embedded_names
+from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 
 _OTHER_FILES = {
     "environment file": "ajet.environment.deployment.description:_File",
@@ -47,6 +49,8 @@ def list_accepted_keys(root: Path) -> Iterator[str]:
         yield f"ajet.{name}: accepted at {json.dumps(unchanged.value)}"
     for name, ours in MOVED.items():
         yield f"ajet.{name}: another name of ajet.{ours}"
+    yield from (f"AgentRL's {name}: refused with advice" for name in (*HERE, *NOT_HERE))
+    yield from ("hydra.searchpath: file://ajet/default_config and its folders", "defaults: understood and set aside")
     for name, ours in OLDER_READERS.items():
         yield f"ajet.task_reader.type {name}: another name of {ours}"
 
@@ -82,6 +86,8 @@ def list_other_files(root: Path) -> Iterator[str]:
     for title, place in _OTHER_FILES.items():
         module, _, name = place.partition(":")
         yield from _list_model(f"{title}:", getattr(import_module(module), name), " ")
+    for field, columns in {"question": QUERY_COLUMNS, "id": ID_COLUMNS, "answer": ANSWER_COLUMNS}.items():
+        yield f"task file: {field} is the first of {', '.join(columns)}"
     for file in sorted((root / "ajet" / "environment" / "deployment" / "shipped").glob("*.yaml")):
         yield f"environment that comes with ajet: {file.stem}"
 

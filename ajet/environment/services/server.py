@@ -28,6 +28,8 @@ from ajet.schema.addresses import host_of, is_loopback, loopback_hosts
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
 
+REQUESTS = ("get_env_profile", "create", "step", "evaluate", "get_info", "release")
+"""The requests of the protocol, each a path."""
 LONGEST = 16 << 20
 """Bytes of a request."""
 INSTANCES, IDLE_S = 256, 900.0
@@ -122,7 +124,7 @@ class WorldServer:
         app = web.Application(client_max_size=LONGEST, middlewares=[self._guarded])
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/health", self._health)
-        for name in ("get_env_profile", "create", "step", "evaluate", "get_info", "release"):
+        for name in REQUESTS:
             app.router.add_post(f"/{name}", self._answers(getattr(self, f"_{name}")))
         return app
 
