@@ -1,7 +1,7 @@
 """The gateways that answer the golden requests, over scripted engines.
 
-Invariant: this is the only module of the golden requests that names a part of ajet. Whoever changes the gateway's inside
-changes this module and nothing else of theirs; the requests, the recorded answers and the replay stay.
+Invariant: this is the only module of the golden requests that names a part of ajet. Whoever changes the gateway's
+inside changes this module and nothing else of theirs; the requests, the recorded answers and the replay stay.
 """
 
 from __future__ import annotations

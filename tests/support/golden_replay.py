@@ -1,8 +1,8 @@
 """The replay of golden requests: each is sent over HTTP, and its answer is described in lines that can be compared.
 
 Invariant: a description has every byte of the answer but what is new at each run. Ids, times and the address become
-placeholders; the deltas of a stream are joined, since how a reply is cut into events is no promise; the events' types and
-their order stay.
+placeholders; the deltas of a stream are joined, since how a reply is cut into events is no promise; the events' types
+and their order stay.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Wire:
         self._response: http.client.HTTPResponse | None = None
         self._connection = http.client.HTTPConnection(session.address, timeout=WAIT_S)
         key = session.keys.get(request.key, "")
-        path = request.path if request.path.startswith("/") else _fill(request.path, replies)
+        path = _fill_text(request.path, replies)
         headers = {"content-type": "application/json", "user-agent": "golden", **request.headers}
         if request.key_in == "path":
             path = f"/s/{key}{path}"
@@ -178,9 +178,12 @@ class _Wire:
 
 def _spell_body(request: GoldenRequest, replies: Mapping[str, Any]) -> bytes:
     if request.raw is not None:
-        parts = [request.raw] if isinstance(request.raw, str) else request.raw
-        return "".join([_fill(part, replies) for part in parts]).encode()
+        return _fill_text(request.raw, replies).encode()
     return b"" if request.send is None else json.dumps(_fill(request.send, replies)).encode()
+
+
+def _fill_text(parts: str | list[str], replies: Mapping[str, Any]) -> str:
+    return "".join([_fill(part, replies) for part in ([parts] if isinstance(parts, str) else parts)])
 
 
 def _fill(value: Any, replies: Mapping[str, Any]) -> Any:

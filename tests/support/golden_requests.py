@@ -1,7 +1,7 @@
 """The golden requests: their data, and the comparison of what the gateway answers now with what was recorded.
 
-`tests/gateway/golden/NAME.requests.yaml` has one request a line, NAME.answers.jsonl the recorded answers. Invariant: the
-answers depend on nothing but the requests and the gateway; `make golden` shows what differs, and writes only with
+`tests/gateway/golden/NAME.requests.yaml` has one request a line, NAME.answers.jsonl the recorded answers. Invariant:
+the answers depend on nothing but the requests and the gateway; `make golden` shows what differs, and writes only with
 `--accept`.
 """
 
@@ -30,7 +30,7 @@ class GoldenRequest:
     """One request as the file has it; see docs/golden_requests.md for the fields."""
 
     name: str
-    path: str
+    path: str | list[str]
     send: dict[str, Any] | None = None
     raw: str | list[str] | None = None
     method: str = "POST"
