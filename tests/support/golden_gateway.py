@@ -29,7 +29,7 @@ from tests.image_fixtures import seeing_renderer
 
 MODELS = ("text", "image", "chat", "full")
 """A text model; one that sees images; a chat engine without token ids; a text model whose gateway takes no call."""
-MAX_MODEL_LEN, MAX_RESPONSE_TOKENS, VERSION = 2000, 300, 3
+MAX_MODEL_LEN, MAX_RESPONSE_TOKENS, MAX_CALLS, VERSION = 2000, 300, 100, 3
 RUN = Sampling(200, temperature=0.9)
 """The sampling of the run, which holds for agents that are trained."""
 CHUNK = 3
@@ -170,7 +170,7 @@ class GoldenGateway:
             None if self._chat else renderer,
             max_model_len=MAX_MODEL_LEN,
             max_response_tokens=MAX_RESPONSE_TOKENS,
-            **({"max_calls": 0} if model == "full" else {}),
+            max_calls=0 if model == "full" else MAX_CALLS,
         ).start()
 
     def open(self, options: Mapping[str, Any]) -> GoldenSession:

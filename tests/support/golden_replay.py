@@ -242,18 +242,27 @@ def _data_of(line: Line) -> dict[str, Any]:
 
 
 def _join_events(lines: Sequence[Line]) -> list[Line]:
-    """Join deltas of one kind that follow each other; the events of each choice come together."""
+    """Join the deltas of each kind that no other event parts; the events of each choice come together."""
     choices = [line for line in lines if _data_of(line).get("choices")]
     others = [line for line in lines if not _data_of(line).get("choices")]
     choices.sort(key=lambda line: line["event"]["choices"][0]["index"])
     joined: list[Line] = []
     for line in [*choices, *others]:
-        both = _join_values(joined[-1], line) if joined and _is_delta(line) else None
-        if both is None:
+        if not _is_delta(line) or not _join_delta(joined, line):
             joined.append(line)
-        else:
-            joined[-1] = both
     return joined
+
+
+def _join_delta(lines: list[Line], delta: Line) -> bool:
+    """Join the delta to the last of its kind; nothing but deltas may lie between. False if there is none."""
+    for at in range(len(lines) - 1, -1, -1):
+        both = _join_values(lines[at], delta)
+        if both is not None:
+            lines[at] = both
+            return True
+        if not _is_delta(lines[at]):
+            return False
+    return False
 
 
 def _is_delta(line: Line) -> bool:

@@ -27,7 +27,7 @@ FEATURES = ("plain", "tools", "thoughts", "n", "stops", "images", "errors", "ret
 
 @dataclass(frozen=True)
 class GoldenRequest:
-    """One request as the file has it; see docs/golden_requests.md for the fields."""
+    """One request as its file has it; tests/gateway/golden/README.md explains the fields."""
 
     name: str
     path: str | list[str]
