@@ -36,7 +36,7 @@ CHUNK = 3
 """Tokens in each chunk of the engine."""
 MOST_SPELLED = 500
 """Tokens that a record spells out; of more it has a digest."""
-WAIT_S = 60.0
+WAIT_S = 30.0
 Reply = Mapping[str, Any]
 """One reply of the engine. `text` or, for a chat engine, `message`; `spelled`: sampled as one token a character;
 `ended: false`: no end token; `fail`: the text after which the engine fails; `pause`: the text after which it waits;
@@ -128,7 +128,8 @@ class GoldenSession:
 
     def wait_paused(self) -> None:
         """Wait until the engine waits in the middle of a reply."""
-        assert self._server.engine.paused.wait(WAIT_S), "the engine has not reached its pause"
+        if not self._server.engine.paused.wait(WAIT_S):
+            raise TimeoutError("the engine has not reached its pause")
 
     def resume(self) -> None:
         """Let the engine go on."""
@@ -138,7 +139,8 @@ class GoldenSession:
         """Wait until no request of the session is in flight."""
         deadline = time.monotonic() + WAIT_S
         while not self._session.idle:
-            assert time.monotonic() < deadline, "a request is still in flight"
+            if time.monotonic() > deadline:
+                raise TimeoutError("a request is still in flight")
             time.sleep(0.002)
 
     def close(self) -> None:

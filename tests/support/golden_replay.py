@@ -28,6 +28,10 @@ _GROWING_LISTS = {"content", "logprobs", "tokens", "token_logprobs", "top_logpro
 """Fields with an entry for each token."""
 
 
+class ReplayError(Exception):
+    """A request could not be sent, or its answer broke off: the gateway answered otherwise than the replay needs."""
+
+
 def replay_requests(requests: Mapping[str, Sequence[GoldenRequest]]) -> dict[str, dict[str, list[Line]]]:
     """Send all requests to gateways started for it; return the answers by file and name."""
     with ExitStack() as stack:
@@ -57,9 +61,12 @@ def _replay_session(gateway: GoldenGateway, requests: Sequence[GoldenRequest]) -
         for request in requests:
             sent_before, calls_before = len(session.sent()), session.call_count
             session.queue_replies(_fill(request.replies, {}))
-            lines, replies[request.name] = _exchange(session, request, replies)
-            if not session.is_closed:
-                session.wait_idle()
+            try:
+                lines, replies[request.name] = _exchange(session, request, replies)
+                if not session.is_closed:
+                    session.wait_idle()
+            except (ReplayError, TimeoutError) as error:
+                lines = [{"request": request.name, "failed": str(error)}]
             lines += [{"sent": sent} for sent in session.sent()[sent_before:]]
             answers[request.name] = lines
             calls += [(request.name, call) for call in range(calls_before, session.call_count)]
@@ -140,7 +147,8 @@ class _Wire:
     def read_until_paused(self, text: str) -> bytes:
         """Read until the stream's joined deltas have this text."""
         while text not in json.dumps(_join_events(_parse_events(self._raw.decode(errors="replace")))):
-            assert self._read_some(), f"{self.request.name}: the stream ended before {text!r}: {self._raw!r}"
+            if not self._read_some():
+                raise ReplayError(f"the stream ended before {text!r}: {self._raw.decode(errors='replace')}")
         self._session.wait_paused()
         return self._raw
 
@@ -197,9 +205,12 @@ def _fill(value: Any, replies: Mapping[str, Any]) -> Any:
     if repeated := _REPEATED.fullmatch(value):
         return repeated[2] * int(repeated[1])
     name, _, path = value[1:].partition(":")
-    found = replies[name]
-    for step in path.split(".") if path else ():
-        found = found[int(step)] if isinstance(found, list) else found[step]
+    found = replies.get(name)
+    for step in path.split("."):
+        try:
+            found = found[int(step)] if isinstance(found, list) else found[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ReplayError(f"the answer of {name} has no {path}") from error
     return found
 
 
