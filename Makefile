@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup trinity-gpu quickstart test test-fast test-slow test-times check bench gpu-check docs constraints clean
+.PHONY: help setup trinity-gpu quickstart test test-fast test-slow test-times check golden bench gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 	$(RUN)/python -m ajet.cli.docs --check
+
+golden: setup ## Show where the gateway answers otherwise than recorded (ARGS="--accept" records; commit that by itself)
+	$(RUN)/python -m tests.support.golden_requests $(ARGS)
 
 bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--against FILE": what moved)
 	$(RUN)/python scripts/bench.py $(ARGS)
