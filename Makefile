@@ -47,7 +47,7 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/lint-imports
 	$(RUN)/python -m ajet.cli.docs --check
 
-bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--against FILE": what moved)
+bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--commit HEAD~1": is this tree slower)
 	$(RUN)/python scripts/bench.py $(ARGS)
 
 gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")
