@@ -50,7 +50,7 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 golden: setup ## Show where the gateway answers otherwise than recorded (ARGS="--accept" records; commit that by itself)
 	$(RUN)/python -m tests.support.golden_requests $(ARGS)
 
-bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--against FILE": what moved)
+bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--commit HEAD~1": is this tree slower)
 	$(RUN)/python scripts/bench.py $(ARGS)
 
 gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")

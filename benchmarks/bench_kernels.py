@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.nn.functional as F
+from ceiling import APART
 from ratios import kept
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ajet.backbone.local.flat_weights import FlatWeights, add_sliced
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
-from ajet.engine.ceiling import APART
 from ajet.engine.rms_norm import cheapen_norms
 from ajet.engine.transformers import packed_weights
 from ajet.engine.transformers.attention import fused_rows

@@ -6,7 +6,7 @@ least time of a phase: operations at the one, bytes at the other, whichever is l
 update's two parts, products and optimizer, come one after the other). Beside it stand what the processor could do by
 its data sheet (processor_peak.py), torch's fused attention with the model's heads, and what torch's linear takes for
 the same products alone, at the model's shapes, out of weights that no cache holds: the share that a phase reaches of
-that is what `ajet doctor --bench` expects by. Rounds are interleaved; a ratio is the median of the rounds' own.
+that is what bench_machine.py expects by. Rounds are interleaved; a ratio is the median of the rounds' own.
 
 Rollout: 64 prompts of 75 tokens that share nothing, 32 new tokens each. Update and logprobs: the quickstart's step, 8
 prompts of 75 tokens and 8 replies of 15 to each. Hand-over: with the engine of this process nothing is copied; with
@@ -35,6 +35,7 @@ import psutil
 import torch
 from bench_engine import by_engine
 from bench_memory import GROUPS, PROMPT, QUICKSTART, REPEATS, REPLY, Peak, batch
+from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 from processor_peak import peak_of
 from ratios import kept
 
@@ -43,7 +44,6 @@ from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
 from ajet.engine import dimensions as least
-from ajet.engine.ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 from ajet.engine.dimensions import Dimensions, Pace
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
@@ -55,7 +55,7 @@ TRAINED = GROUPS * REPEATS * REPLY
 COMPUTED = GROUPS * (PROMPT + REPEATS * REPLY)
 """Tokens of a step that have logits, and all that go through the model: prompts once a group."""
 ATTENDED = 1024
-"""Tokens over which attention is measured, as `ajet doctor --bench` does."""
+"""Tokens over which attention is measured, as bench_machine.py does."""
 ROLLOUT_LIMIT, UPDATE_LIMIT = 0.6, 0.7
 
 
@@ -226,7 +226,7 @@ def main() -> int:
         kept(f"{phase.name} against torch's own linear alone", share)
         print(f"{phase.name:10} torch's own linear alone, at its shapes: {alone[phase.name]:.2f} s, {share:.2f} of it")
     told = footprint(size, config, wide=args.dtype == "float32", context=PROMPT + NEW)
-    print(f"memory: {gib(peak.bytes)} at its peak; `ajet plan` and `ajet doctor --bench` say {gib(told.peak)}")
+    print(f"memory: {gib(peak.bytes)} at its peak; `ajet plan` and bench_machine.py say {gib(told.peak)}")
     if args.profile:
         for phase in todo[:3]:
             profiled(phase)

@@ -5,6 +5,7 @@
     python scripts/bench.py --against FILE                and compared with what an earlier run kept
     python scripts/bench.py --with FILE --against FILE    two that were kept, nothing run
     python scripts/bench.py --device cuda                 for those that can be told; others choose as a run does
+    python scripts/bench.py --commit HEAD~1               is this tree slower than that: compare_commits.py
 
 Invariant: what is kept is what was measured, as benchmarks/ratios.py wrote it down, values of every repeat apart. A
 number has moved where all its values lie on one side of all the earlier ones and the medians differ by more than the
@@ -77,14 +78,25 @@ class Results:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="as in bench_NAME.py")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="as in bench_NAME.py; with --commit: of workloads.py")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--to", type=Path, help="default: benchmarks/results/DATE-COMMIT.json")
     parser.add_argument("--with", dest="kept", type=Path, help="results that were kept, instead of a run")
     parser.add_argument("--against", type=Path, help="results of an earlier run")
     parser.add_argument("--device", help="handed to each benchmark that has --device")
+    parser.add_argument("--commit", help="compare this working tree with that commit instead, both in turns")
+    parser.add_argument("--seconds", type=float, default=15.0, help="with --commit: of a workload, per version")
     parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    options.only = [name for names in options.only or () for name in names.split(",")]
+    if options.commit is not None:
+        from compare_commits import compare_commits
+
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return compare_commits(
+            options.commit, options.only, seconds=options.seconds, results=options.to or options.folder / "results",
+            description={"date": date, "commit": commit_of(ROOT), "machine": machine()},
+        )  # fmt: skip
     if options.kept is not None:
         results = Results.read(options.kept)
     else:
@@ -165,7 +177,9 @@ def commit_of(root: Path) -> str:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     commit = git("rev-parse", "--short", "HEAD")
-    return commit + "+" * bool(git("status", "--porcelain", "--untracked-files=no")) if commit else "unknown"
+    if not commit:
+        return "unknown"
+    return commit + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"))
 
 
 def machine() -> dict[str, Any]:

@@ -122,14 +122,14 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
     one, two = ("trainer_common.n_gpus_per_node=1",), ("trainer_common.n_gpus_per_node=2",)
     real = (f"model.path={model}", "trainer_common.test_freq=-1", "trainer_common.save_freq=1000")
     resumed = trained("local", "local", steps(3), "--resume", str(runs / "local"))
-    speed = ajet("doctor", "--bench")
+    machine = (sys.executable, "benchmarks/bench_machine.py")
     exported = ajet("export", "local", *at, "--step", "2", "--check")
     # AJET_TEST_DEVICE: on the CPU the tests would be left out
     where = ("env", "AJET_TEST_DEVICE=cpu") if device == "cpu" else ()
     tests = (*where, sys.executable, "-m", "pytest", "-q", "-n0", "tests/contract/test_on_a_gpu.py")
     here = [
         Check("doctor", "what the machine has", (ajet("doctor"),), nothing_more),
-        Check("speed", "what the device keeps up", (speed,), nothing_more),
+        Check("speed", "what the device keeps up", (machine,), nothing_more),
         Check("tests", "replies and updates on the device against the CPU's", (tests,), nothing_more),
         Check("local", "two steps, rehearsed first", (trained("local", "local", steps(2)),), steps_of("local", 2)),
         Check("resume", "the checkpoint, with the device's generator: a third step", (resumed,), steps_of("local", 3)),
@@ -148,7 +148,7 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
     sglang = (on_verl("sglang", *one, "rollout.name=sglang"), ajet("prove", "sglang", *at))
     trinity = (trained("trinity", "trinity", steps(2), "--with-ray", *two), ajet("prove", "trinity", *at))
     split = ("rollout.tensor_model_parallel_size=2", "trainer_common.ulysses_sequence_parallel_size=2")
-    several = (ajet("doctor", "--bench", "--world-size", "2"), on_verl("several", *two, *split))
+    several = ((*machine, "--world-size", "2"), on_verl("several", *two, *split))
     megatron = tuple(
         on_verl(
             f"megatron-{part}", *two, *real, "trainer_common.strategy=megatron",

@@ -63,9 +63,6 @@ COVERED = {
     "ajet/backbone/verl/trainer/trees.py::TreeEngine": "trees",
     "ajet/config/schema/trainer_common.py::TrainerCommon": "tests/contract/test_config_reads.py",
     "ajet/engine/agreed.py::key_of": "local",
-    "ajet/engine/all_reduce.py::main": "several",
-    "ajet/engine/ceiling.py::_finish": "speed",
-    "ajet/engine/ceiling.py::best_seconds": "speed",
     "ajet/engine/fresh.py::FreshModel.__init__": "export",
     "ajet/engine/machine.py::device_kind": "local",
     "ajet/engine/machine.py::float32_is_usual": "local",
@@ -89,7 +86,6 @@ COVERED = {
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
     "ajet/integration/trl/process.py::train": "",
     "ajet/record/environment.py::_gpus": "local",
-    "ajet/run/checkup/bench.py::bench": "speed",
     "ajet/run/checkup/machine.py::_gpus": "doctor",
     "ajet/run/checkup/packages.py::packages": "doctor",
     "ajet/run/cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text

@@ -1,11 +1,11 @@
 """`python -m ajet.cli.docs [--check]`: what is generated from the code.
 
-Invariant: docs/configuration.md (and docs/configuration_zh.md, by the words of docs/configuration_zh.json),
-docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema, command line and `ajet serve` say,
-the table of rooms in docs/architecture.md what their docstrings say, that of algorithms in docs/algorithms.md what
-their descriptors say, that of verl's keys in docs/coming_from_verl.md what the layers of verl say, and the viewer's
-words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits 1 and names what is stale.
-docs/public_surface.txt lists what users rely on (`ajet.cli.surface`); `--check` prints how it differs.
+Invariant: docs/configuration.md, docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema,
+command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, that of
+algorithms in docs/algorithms.md what their descriptors say, that of verl's keys in docs/coming_from_verl.md what the
+layers of verl say, and the viewer's words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits
+1 and names what is stale. docs/public_surface.txt lists what users rely on (`ajet.cli.surface`); `--check` prints how
+it differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def generated() -> dict[Path, str]:
     return {
         ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
         ROOT / "docs" / "configuration.md": configuration_md(),
-        ROOT / "docs" / "configuration_zh.md": configuration_md(in_chinese()),
         ROOT / "docs" / "cli.md": cli_md(),
         ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
@@ -46,12 +45,6 @@ def generated() -> dict[Path, str]:
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),
     }
-
-
-def in_chinese() -> dict[str, str]:
-    """The sentences of docs/configuration.md."""
-    words: dict[str, str] = json.loads((ROOT / "docs" / "configuration_zh.json").read_text(encoding="utf-8"))
-    return words
 
 
 def architecture_md() -> str:

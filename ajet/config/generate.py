@@ -1,14 +1,11 @@
-"""What is generated from the schema: `default_config/ajet_default.yaml` and `docs/configuration.md`, in any
-language.
+"""What is generated from the schema: `default_config/ajet_default.yaml` and `docs/configuration.md`.
 
-Invariant: all say exactly what the schema says; a test compares. What no one has put into another language yet stands
-there in English.
+Invariant: both say exactly what the schema says; a test compares.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -47,122 +44,75 @@ def _scalar(value: Any) -> str:
     return text.removesuffix("...").strip()
 
 
-def configuration_md(words: Mapping[str, str] | None = None) -> str:
-    """The text of `docs/configuration.md`. `words`: each of its sentences (`configuration_sentences`) in another
-    language."""
-    return _Page(words or {}).text()
+def configuration_md() -> str:
+    """Return the text of `docs/configuration.md`."""
+    lines = ["# Configuration", "", _GENERATED, ""]
+    for paragraph in _INTRODUCTION:
+        lines += [paragraph, ""]
+    lines += [*_table((), AjetConfig), *_accepted()]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def configuration_sentences() -> list[str]:
-    """The sentences of `docs/configuration.md`, in its order, once each."""
-    heard = _Heard()
-    _Page(heard).text()
-    return list(heard.asked)
+def _head(*titles: str) -> list[str]:
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
 
 
-class _Heard(dict[str, str]):
-    """No words, but the list of those that were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: dict[str, None] = {}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Itself."""
-        self.asked[key] = None
-        return default
-
-
-class _Page:
-    """`docs/configuration.md` in some language."""
-
-    def __init__(self, words: Mapping[str, str]) -> None:
-        self._words = words
-
-    def text(self) -> str:
-        """The whole page."""
-        lines = [f"# {self._say('Configuration')}", "", _GENERATED, ""]
-        for paragraph in _INTRODUCTION:
-            lines += [self._say(paragraph), ""]
-        lines += [*self._table((), AjetConfig), *self._accepted()]
-        return "\n".join(lines).rstrip() + "\n"
-
-    def _say(self, sentence: str) -> str:
-        return str(self._words.get(sentence, sentence)) if sentence else ""
-
-    def _head(self, *titles: str) -> list[str]:
-        return [f"| {' | '.join(map(self._say, titles))} |", "|---" * len(titles) + "|"]
-
-    def _table(self, path: tuple[str, ...], model: type[Section], said: str = "") -> list[str]:
-        """A heading and a table for one section, then its subsections. `said`: where all of it has no effect."""
-        title = ".".join(("ajet", *path))
-        lines = [f"{'#' * min(title.count('.') + 2, 5)} `{title}`", ""]
-        if path:
-            lines += [f"{self._say(model.__doc__ or '')}{said}", ""]
-        plain = [(name, field) for name, field in model.model_fields.items() if subsection(field) is None]
-        if plain:
-            lines += self._head("key", "default", "values", "meaning")
-        for name, field in plain:
-            meaning = f"{self._say(described(field))}{self._without_effect((*path, name), field)}"
-            if (*path, name) == ("backbone",):
-                by = self._say(" {backbone} {does}.")
-                meaning += "".join(
-                    by.format(backbone=each.name, does=self._say(each.about)) for each in shipped().values()
-                )
-            for _, sentence in refused(field):
-                meaning += f" {self._say(sentence)}"
-            default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
-            cells = [f"`{name}`", f"`{default}`", self._say(expectation(field)), meaning]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines += [""] if plain else []
-        for name, field in model.model_fields.items():
-            nested = subsection(field)
-            if nested is not None:
-                lines += self._table((*path, name), nested, self._without_effect((*path, name), field))
-        return lines
-
-    def _without_effect(self, path: tuple[str, ...], field: FieldInfo) -> str:
-        """The sentences that say where a key, or all of a section, is not read: as the schema says it, and the
-        backbones that come with ajet."""
-        notes, key = meta(field), ".".join(path)
-        reasons: dict[str, list[str]] = {}
-        idle = {self._say("on {backbone}").format(backbone=name): each.idle[key]
-                for name, each in shipped().items() if key in each.idle}  # fmt: skip
-        idle |= {self._say(_PLACES[place]): why for place, why in notes.get("idle", {}).items()}
-        for place, why in idle.items():
-            if why is not None:
-                reasons.setdefault(why, []).append(place)
-        none, too = self._say("*No effect {where}*: {why}."), self._say("*Also {where}.*")
-        both, either = self._say("{one} and {other}"), self._say("{one} or {other}")
-        said = [none.format(where=_joined(both, where), why=self._say(why)) for why, where in reasons.items()]
-        said += [too.format(where=place) for place, why in idle.items() if why is None]
-        if "when" in notes:
-            chooser, *values = notes["when"]
-            settings = [f"`{chooser}: {values[0]}`", *(f"`{value}`" for value in values[1:])]
-            said.append(self._say("*Read with* {settings}.").format(settings=_joined(either, settings)))
-        return "".join(f" {sentence}" for sentence in said)
-
-    def _accepted(self) -> list[str]:
-        lines = [f"## {self._say('Accepted for older YAMLs')}", ""]
-        lines += [self._say("They may be set to anything, and have no effect."), ""]
-        lines += self._head("in", "key", "why it has none")
-        for name, why in ACCEPTED.items():
-            section, _, key = f"ajet.{name}".rpartition(".")
-            lines.append(f"| `{section}` | `{key}` | {self._say(why)} |")
-        lines += ["", self._say(_AT_ONE_VALUE), "", *self._head("key", "value", "otherwise")]
-        lines += [
-            f"| `ajet.{name}` | `{json.dumps(at.value)}` | {self._say(at.otherwise)} |"
-            for name, at in UNCHANGED.items()
-        ]
-        lines += ["", self._say("These are other names of keys above."), "", *self._head("key", "ours")]
-        return lines + [f"| `ajet.{other}` | `ajet.{ours}` |" for other, ours in MOVED.items()]
+def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[str]:
+    """A heading and a table for one section, then its subsections. `said`: where all of it has no effect."""
+    title = ".".join(("ajet", *path))
+    lines = [f"{'#' * min(title.count('.') + 2, 5)} `{title}`", ""]
+    if path:
+        lines += [f"{model.__doc__ or ''}{said}", ""]
+    plain = [(name, field) for name, field in model.model_fields.items() if subsection(field) is None]
+    if plain:
+        lines += _head("key", "default", "values", "meaning")
+    for name, field in plain:
+        meaning = f"{described(field)}{_without_effect((*path, name), field)}"
+        if (*path, name) == ("backbone",):
+            meaning += "".join(f" {each.name} {each.about}." for each in shipped().values())
+        for _, sentence in refused(field):
+            meaning += f" {sentence}"
+        default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
+        cells = [f"`{name}`", f"`{default}`", expectation(field), meaning]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += [""] if plain else []
+    for name, field in model.model_fields.items():
+        nested = subsection(field)
+        if nested is not None:
+            lines += _table((*path, name), nested, _without_effect((*path, name), field))
+    return lines
 
 
-def _joined(pair: str, parts: list[str]) -> str:
-    first, *rest = parts
-    for each in rest:
-        first = pair.format(one=first, other=each)
-    return first
+def _without_effect(path: tuple[str, ...], field: FieldInfo) -> str:
+    """The sentences that say where a key, or all of a section, is not read: as the schema says it, and the
+    backbones that come with ajet."""
+    notes, key = meta(field), ".".join(path)
+    reasons: dict[str, list[str]] = {}
+    idle = {f"on {name}": each.idle[key] for name, each in shipped().items() if key in each.idle}
+    idle |= {_PLACES[place]: why for place, why in notes.get("idle", {}).items()}
+    for place, why in idle.items():
+        if why is not None:
+            reasons.setdefault(why, []).append(place)
+    said = [f"*No effect {' and '.join(places)}*: {why}." for why, places in reasons.items()]
+    said += [f"*Also {place}.*" for place, why in idle.items() if why is None]
+    if "when" in notes:
+        chooser, *values = notes["when"]
+        settings = [f"`{chooser}: {values[0]}`", *(f"`{value}`" for value in values[1:])]
+        said.append(f"*Read with* {' or '.join(settings)}.")
+    return "".join(f" {sentence}" for sentence in said)
+
+
+def _accepted() -> list[str]:
+    lines = ["## Accepted for older YAMLs", ""]
+    lines += ["They may be set to anything, and have no effect.", ""]
+    lines += _head("in", "key", "why it has none")
+    for name, why in ACCEPTED.items():
+        section, _, key = f"ajet.{name}".rpartition(".")
+        lines.append(f"| `{section}` | `{key}` | {why} |")
+    lines += ["", _AT_ONE_VALUE, "", *_head("key", "value", "otherwise")]
+    lines += [f"| `ajet.{name}` | `{json.dumps(at.value)}` | {at.otherwise} |" for name, at in UNCHANGED.items()]
+    lines += ["", "These are other names of keys above.", "", *_head("key", "ours")]
+    return lines + [f"| `ajet.{other}` | `ajet.{ours}` |" for other, ours in MOVED.items()]
 
 
 _GENERATED = "<!-- Generated from ajet/config/schema by `make docs`; change the descriptions there. -->"

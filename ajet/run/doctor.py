@@ -75,14 +75,6 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     return Checkup(sections, time.perf_counter() - started)
 
 
-def examine_speed(model: str | None, experiment: Experiment | None, *, processes: int) -> Checkup:
-    """Measure this machine's pace, and nothing else. Raises UserError."""
-    from ajet.run.checkup.bench import bench
-
-    started = time.perf_counter()
-    return Checkup({"bench": bench(model, experiment, processes=processes)}, time.perf_counter() - started)
-
-
 def examine_store(address: str) -> Checkup:
     """A look at the store at this address alone. Raises UserError for what is no address."""
     from ajet.store.survey import survey

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"configuration.md", "configuration_zh.md", "cli.md"}
+GENERATED = {"configuration.md", "cli.md"}
 PAGES = [
     *sorted(ROOT.glob("README*.md")),
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in GENERATED),

@@ -206,3 +206,30 @@ def test_a_processors_peak_is_cores_times_clock_times_operations(monkeypatch, in
     assert found.flops == pytest.approx(giga * 1e9) and "2 cores" in found.how
     assert peak.of_processor(info, dtype, 2, 4e9).flops > found.flops
     assert peak.of_processor("Features : asimd\n", dtype, 2) is None
+
+
+def test_expected_shares_are_those_measured(monkeypatch):
+    """The shares stand in the pages, too: who measures anew changes both."""
+    bench = loaded("bench_machine", monkeypatch)
+    docs = ROOT / "docs"
+    row = next(line for line in (docs / "measured.md").read_text().splitlines() if line.startswith("| rollout of 64; "))
+    assert f"| {bench.REACHED[0]}; {bench.REACHED[1]}; " in row and "two threads" in row
+    page = (docs / "benchmarks.md").read_text()
+    assert f"reach {bench.ALONE[0]} and {bench.ALONE[1]} of it" in page
+    assert f"has {bench.SAMPLED:.2f} and {bench.TRAINED:.2f} of the" in page
+
+
+def test_expected_pace_is_a_share_of_torchs_products(monkeypatch, tmp_path, capsys):
+    bench = loaded("bench_machine", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "matmul_pace", lambda dtype, device: (1e15, 512))
+    monkeypatch.setattr(bench, "triad_pace", lambda device: 1e12)
+    monkeypatch.setattr(bench, "attention_pace", lambda of, dtype, device, **args: 1e12)
+    monkeypatch.setattr(bench, "sampling_alone", lambda of, dtype, device, **args: 2.0)
+    monkeypatch.setattr(bench, "update_alone", lambda of, dtype, device, **args: 4.0)
+    assert bench.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sampled, trained = (found[f"{bench.USUAL}: {what}"] for what in ("sampling", "update"))
+    assert f"about {64 * 64 / 2 * 0.17 / 0.37:,.0f} tokens a second to expect" in sampled
+    assert f"about {4096 / 4 * 0.14 / 0.46:,.0f} tokens a second to expect" in trained
+    assert found["Qwen3-4B"] and list(tmp_path.iterdir()) == []

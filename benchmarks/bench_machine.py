@@ -1,22 +1,34 @@
-"""`ajet doctor --bench`: what this machine keeps up, and what a model may expect of it.
+"""What this machine keeps up, and what a model may expect of it: products, bandwidth, attention, tokens a second.
 
-Invariant: no weights are loaded or fetched: a model's dimensions come from its config.json or from the table of
-published ones. What is told of tokens a second is called a bound, or, on a processor, where the share that ajet reaches
-was measured, an expectation.
+No weights are loaded or fetched: a model's dimensions come from its config.json or from the table of published ones.
+Tokens a second are a bound, or, on a processor, where the share that ajet reaches was measured, an expectation.
+
+    python benchmarks/bench_machine.py [MODEL] [--world-size N] [--json]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from all_reduce import all_reduce_pace
+from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
+
+from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+from ajet.config import AjetConfig, Experiment
 from ajet.engine.dimensions import PUBLISHED, Dimensions, Pace, dimensions, sampling_seconds, update_seconds
+from ajet.engine.machine import free_memory
+from ajet.engine.model_source import locate
+from ajet.engine.models import folder_of
+from ajet.run.footprint import Footprint, footprint, gib, memory_words
+from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
-
-if TYPE_CHECKING:
-    from ajet.config import AjetConfig, Experiment
-    from ajet.run.footprint import Footprint
 
 USUAL = "SmolLM2-135M"
 """Told of where no model is named: ajet's own `embedded:smollm2-135m`."""
@@ -40,18 +52,37 @@ SETTINGS = {
 """Of the memory that is told without a YAML: those of docs/sizes.md."""
 
 
-def bench(model: str | None, experiment: Experiment | None, *, processes: int) -> list[Finding]:
-    """Measure for some seconds; with `processes` > 1 also an all-reduce. Raises UserError for a model that is not
-    there."""
-    from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
-    from ajet.engine.ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure for some seconds and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help=f"as in model.path: a folder, hub name or embedded:NAME ({USUAL})")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="an all-reduce among N processes, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    try:
+        found = measure_machine(options.model, processes=options.world_size)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({each.topic: each.text for each in found}, indent=2))
+    else:
+        print("\n".join(f"{each.topic}: {each.text}" for each in found))
+    return 0
 
-    settings = experiment.ajet if experiment is not None else _usual()
+
+def measure_machine(model: str | None, *, processes: int) -> list[Finding]:
+    """Return what was measured; with `processes` > 1 also an all-reduce.
+
+    Raises:
+        UserError: The model is not there.
+    """
+    settings = usual_settings()
     device = choose_device(settings.trainer_common.device)
     threads = choose_threads(settings.trainer_common.threads, device)
     dtype = choose_dtype(settings.model.dtype, device)
     width, kind = dtype.itemsize, str(dtype).removeprefix("torch.")
-    name, of = _named(model, experiment)
+    name, of = find_dimensions(model)
     product, size = matmul_pace(dtype, device)
     pace = Pace(product, triad_pace(device))
     attended = attention_pace(of, dtype, device, length=1024, budget=1.0)
@@ -63,8 +94,6 @@ def bench(model: str | None, experiment: Experiment | None, *, processes: int) -
         Finding("attention", "ok", f"{_giga(attended)}FLOP/s over 1,024 tokens with the heads of {name}"),
     ]
     if processes > 1:
-        from ajet.engine.all_reduce import all_reduce_pace
-
         sums = all_reduce_pace(processes)
         text = f"{_giga(sums.bandwidth)}B/s between {processes} processes by {sums.transport} (a DTensor of 64 MiB)"
         found.append(Finding("all-reduce", "ok", text))
@@ -77,35 +106,29 @@ def bench(model: str | None, experiment: Experiment | None, *, processes: int) -
     found.append(_expected(f"{name}: sampling", sampled, most, f"{ROWS} calls at once"))
     found.append(_expected(f"{name}: update", trained, most_trained, "every token and all weights trained"))
     found.append(_memory(name, of, settings, wide=width == 4, device=settings.trainer_common.device))
-    if model is None and experiment is None:
+    if model is None:
         found += [_size(each, PUBLISHED[each], pace, settings, width) for each in LADDER if each != name]
     return found
 
 
-def _usual() -> AjetConfig:
-    from ajet.config import Experiment
-
+def usual_settings() -> AjetConfig:
+    """Return the settings that memory is estimated for."""
     return Experiment.from_dict({"ajet": {"backbone": "local", **SETTINGS}}, base=Path.cwd(), exp_dir=Path.cwd()).ajet
 
 
-def _named(model: str | None, experiment: Experiment | None) -> tuple[str, Dimensions]:
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of
-    from ajet.schema.errors import UserError
-
-    base = experiment.base if experiment is not None else None
-    path = model or (experiment.ajet.model.path if experiment is not None else None)
-    if path is None:
+def find_dimensions(model: str | None) -> tuple[str, Dimensions]:
+    """Return the name and dimensions of a model; of the usual one for None."""
+    if model is None:
         return USUAL, PUBLISHED[USUAL]
-    of = dimensions(folder_of(locate(path, base=base, weights=False), weights=False))
+    of = dimensions(folder_of(locate(model, weights=False), weights=False))
     if of is None:
         raise UserError(
-            f"What {path} takes cannot be told from its config.json.",
-            where="ajet doctor --bench",
+            f"What {model} takes cannot be told from its config.json.",
+            where="bench_machine.py",
             expected="a dense decoder (no mixture of experts) whose config.json has its dimensions",
             do="leave the model out: the machine is measured, and a row of sizes told of",
         )
-    return path, of
+    return model, of
 
 
 def _load() -> Finding:
@@ -132,15 +155,10 @@ def _expected(topic: str, pace: float | None, most: float, how: str) -> Finding:
 
 
 def _footprint(of: Dimensions, settings: AjetConfig, *, wide: bool) -> Footprint:
-    from ajet.run.footprint import footprint
-
     return footprint(of.size(), settings, wide=wide)
 
 
 def _memory(name: str, of: Dimensions, settings: AjetConfig, *, wide: bool, device: str) -> Finding:
-    from ajet.engine.machine import free_memory
-    from ajet.run.footprint import gib, memory_words
-
     told, free = _footprint(of, settings, wide=wide), free_memory(device)
     text = f"{of.size().parameters / 1e6:,.0f} million weights take {memory_words(told)}"
     if free is not None and told.peak > free:
@@ -149,8 +167,6 @@ def _memory(name: str, of: Dimensions, settings: AjetConfig, *, wide: bool, devi
 
 
 def _size(name: str, of: Dimensions, pace: Pace, settings: AjetConfig, width: int) -> Finding:
-    from ajet.run.footprint import gib
-
     sampled, trained = _bounds(of, pace, width)
     memory = gib(_footprint(of, settings, wide=width == 4).peak)
     return Finding(name, "note", f"at most {sampled:,.0f} tokens a second sampled, {trained:,.0f} trained; {memory}")
@@ -158,3 +174,7 @@ def _size(name: str, of: Dimensions, pace: Pace, settings: AjetConfig, width: in
 
 def _giga(value: float) -> str:
     return f"{value / 1e12:.1f} T" if value >= 1e12 else f"{value / 1e9:.{0 if value >= 1e10 else 1}f} G"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from ajet.schema.errors import UserError
 
 BYTES = 64 << 20
@@ -41,7 +43,7 @@ def all_reduce_pace(processes: int) -> AllReduce:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if sys.platform == "linux":
             environment["GLOO_SOCKET_IFNAME"] = "lo"
-        command = [sys.executable, "-m", "ajet.engine.all_reduce", str(Path(folder, "meeting")), str(processes)]
+        command = [sys.executable, __file__, str(Path(folder, "meeting")), str(processes)]
         started: list[subprocess.Popen[str]] = []
         try:
             for rank in range(processes):
