@@ -18,7 +18,6 @@ from ajet.task_reader import open_reader
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.tracing import TracingReader
 from ajet.task_reader.tracing.sources import read_sources
-from ajet.task_reader.tracing.trace import Trace
 
 ASKED = {"role": "user", "parts": [{"type": "text", "content": "What is 1 + 2?"}]}
 SAID = {"role": "assistant", "parts": [{"type": "text", "content": "Three."}], "finish_reason": "stop"}
@@ -299,9 +298,7 @@ def write_spans_with_mail(folder: Path) -> None:
         {"role": "user", "parts": [{"type": "text", "content": "Write to ann@mail.example.org"}]},
         {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "send", "arguments": arguments}]},
         **{"gen_ai.conversation.id": "ann@mail.example.org"}))))  # fmt: skip
-    (folder / "said.jsonl").write_text(
-        '{"session": "ann@mail.example.org", "corrected": "ann@mail.example.org: hi"}\n'
-    )
+    (folder / "said.jsonl").write_text('{"session": "ann@mail.example.org", "corrected": "ann@mail.example.org: hi"}\n')
 
 
 def test_no_question_is_in_both_splits(tmp_path):

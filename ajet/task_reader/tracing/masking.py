@@ -43,7 +43,7 @@ def _mask_trace(trace: Trace, function: Callable[[str], str]) -> Trace:
     def mask(text: str) -> str:
         try:
             masked = function(text)
-        except Exception as error:  # noqa: BLE001 - the user's code; whatever it raises is reported as its failure
+        except Exception as error:  # the user's code: whatever it raises is its failure
             raise TaskError(
                 f"The masking function failed: {type(error).__name__}: {error}", where=f"{KEY}, {trace.where}"
             ) from error
