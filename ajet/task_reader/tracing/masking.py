@@ -6,7 +6,7 @@ Invariant: the function gets every text that later steps may write or compare; i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import TaskError
-from ajet.task_reader.tracing.trace import Rating, Trace
+from ajet.task_reader.tracing.trace import Trace
 
 KEY = "ajet.task_reader.tracing.mask"
 NOT_TEXT = ("role", "type", "id", "tool_call_id")
@@ -62,12 +62,15 @@ def _mask_trace(trace: Trace, function: Callable[[str], str]) -> Trace:
             return {key: mask_tree(item, key) for key, item in value.items()}
         return [mask_tree(item, field) for item in value] if isinstance(value, (list, tuple)) else value
 
-    rating = {name: mask(value) if isinstance(value, str) else value for name, value in asdict(trace.rating).items()}
+    def mask_optional(text: str | None) -> str | None:
+        return None if text is None else mask(text)
+
+    rating = trace.rating
     return replace(
         trace,
         messages=tuple(mask_tree(each) for each in trace.messages),
         reply=mask_tree(trace.reply),
         tools=tuple(mask_tree(each) for each in trace.tools),
         session=mask(trace.session),
-        rating=Rating(**rating),
+        rating=replace(rating, corrected=mask_optional(rating.corrected), comment=mask_optional(rating.comment)),
     )
