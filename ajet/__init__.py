@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ajet.config import other_modules
 from ajet.config.handed import hand_down
 from ajet.integration.aworld import packages, quiet_import
 
@@ -60,7 +59,6 @@ def _catalogue() -> Catalogue:
 hand_down(_catalogue)
 quiet_import.watch()
 packages.watch()
-other_modules.watch()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tools over MCP: our thin client beside the `mcp` SDK's.
+"""Tools over MCP: ajet's client against the `mcp` package's.
 
 Both clients open a session over streamable HTTP and call a tool `echo` with 100 characters; in turns, so that a load
 on the machine hits both. Once against a server of a few lines that costs little, so that the clients are compared;
@@ -22,16 +22,22 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from mcp import ClientSession
+from mcp.client.streamable_http import streamablehttp_client
 from ratios import kept
 
-from ajet.environment.mcp import Limits, Server, Session, Toolset, client_of
+from ajet.environment.mcp import Limits, Server, Session, Toolset
 from ajet.environment.mcp.loop import on_tools_loop
+from ajet.environment.mcp.thin import ThinClient
 
 CALLS, ROUNDS, IDLE = 150, 5, 200
+TEXT = "x" * 100
 RATIO, CPU_MS, IDLE_KIB = 3.0, 0.6, 100.0
 LIGHT = """
 import json, sys
@@ -94,17 +100,17 @@ def main() -> int:
 
 
 async def _measured(server: Server, named: str, *, judged: bool) -> bool:
-    found: dict[str, list[tuple[float, float]]] = {"thin": [], "sdk": []}
-    sessions: dict[str, Session] = {}
-    for name in found:
-        client = client_of(name)  # type: ignore[arg-type]
-        sessions[name] = await on_tools_loop(client.open(server, Limits()))
-        await _round(sessions[name], 20)
-    for _ in range(ROUNDS):
-        for name, rounds in found.items():
-            rounds.append(await _round(sessions[name], CALLS))
-    for session in sessions.values():
-        await on_tools_loop(session.close())
+    ours = await on_tools_loop(ThinClient().open(server, Limits()))
+    async with streamablehttp_client(server.url) as (read, write, _), ClientSession(read, write) as theirs:
+        await theirs.initialize()
+        calls = {"thin": partial(_call_ours, ours), "sdk": partial(_call_theirs, theirs)}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for call in calls.values():
+            await _round(call, 20)
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                found[name].append(await _round(call, CALLS))
+    await on_tools_loop(ours.close())
     rate = {name: statistics.median(each[0] for each in rounds) for name, rounds in found.items()}
     cpu = {name: min(each[1] for each in rounds) for name, rounds in found.items()}
     print(f"{named}:")
@@ -116,19 +122,27 @@ async def _measured(server: Server, named: str, *, judged: bool) -> bool:
     return kept(f"calls a second against the SDK's, {named}", both, at_least=RATIO if judged else None) and cheap
 
 
-async def _round(session: Session, calls: int) -> tuple[float, float]:
-    """(calls a second, ms of processor time a call)."""
-    text = "x" * 100
+async def _call_ours(session: Session) -> None:
+    reply = await on_tools_loop(session.call("echo", {"text": TEXT}))
+    assert not reply.failed
+
+
+async def _call_theirs(session: ClientSession) -> None:
+    reply = await session.call_tool("echo", {"text": TEXT})
+    assert not reply.isError
+
+
+async def _round(call: Callable[[], Awaitable[None]], calls: int) -> tuple[float, float]:
+    """Return (calls a second, ms of processor time a call)."""
     began, spent = time.perf_counter(), _cpu()
     for _ in range(calls):
-        reply = await on_tools_loop(session.call("echo", {"text": text}))
-        assert not reply.failed
+        await call()
     return calls / (time.perf_counter() - began), (_cpu() - spent) / calls * 1e3
 
 
 async def _idle(server: Server) -> bool:
     async def opened() -> Toolset:
-        return await Toolset.open([server], client_of("thin"), keep=lambda use: None, count=_characters)
+        return await Toolset.open([server], keep=lambda use: None, count=_characters)
 
     toolsets = [await opened()]
     gc.collect()

@@ -60,7 +60,7 @@ PARTS = (
                                                  f"{TUTORIALS}/test_example_appworld.py"), boots=False),
     Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
     Part("verl modes", 2100, (f"{LEARNS}/test_verl_modes.py", f"{LEARNS}/test_verl_trees_learn.py",
-                              f"{FAULTS}/test_verl_async_resume.py", f"{FAULTS}/test_upgrade.py"), boots=True),
+                              f"{FAULTS}/test_verl_async_resume.py"), boots=True),
     Part("verl from a store", 800, (f"{FAULTS}/test_verl_from_store.py",), boots=True),
     Part("verl elsewhere", 1500, (f"{CONTRACT}/test_cluster_slurm.py", f"{LEARNS}/test_verl_vision.py"), boots=True),
     Part("trinity", 1500, (f"{LEARNS}/test_trinity_learns.py", f"{FAULTS}/test_trinity_from_store.py"), boots=True),

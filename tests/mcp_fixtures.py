@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.mcp import Limits, Server, Toolset, client_of, servers_of
+from ajet.environment.mcp import Limits, Server, Toolset, servers_of
 from ajet.schema.tool_use import ToolUse
 from tests.mcp_servers.plain_http import PlainServer
 from tests.ports import free_port
@@ -71,7 +71,7 @@ class Attempt:
         self.use, self.told = toolset.use, toolset.told
 
 
-async def opened(*use: str | Server, client: str = "thin", limits: Limits = SHORT, **more: Any) -> Attempt:
+async def opened(*use: str | Server, limits: Limits = SHORT, **more: Any) -> Attempt:
     """One on these servers. A token is four characters."""
     uses: list[ToolUse] = []
 
@@ -79,8 +79,7 @@ async def opened(*use: str | Server, client: str = "thin", limits: Limits = SHOR
         return len(text) // 4
 
     servers = [each for told in use for each in ([told] if isinstance(told, Server) else servers_of(told, Path.cwd()))]
-    chosen: Any = client_of(client)  # type: ignore[arg-type]
-    return Attempt(await Toolset.open(servers, chosen, keep=uses.append, count=count, limits=limits, **more), uses)
+    return Attempt(await Toolset.open(servers, keep=uses.append, count=count, limits=limits, **more), uses)
 
 
 @contextlib.asynccontextmanager

@@ -7,9 +7,9 @@ import json
 import sys
 import threading
 
-from ajet.environment.sandbox.attacks import LIMITS, run_attacks
 from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.targets import targets
+from tests.support.attack_targets import targets
+from tests.support.sandbox_attacks import LIMITS, run_attacks
 
 
 def verdicts(

@@ -24,20 +24,10 @@ def view(
         str, typer.Option("--host", help="Whatever it is, the address that is printed holds the token.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
-    terminal: Annotated[
-        bool, typer.Option("--terminal", help="Here instead: the run's curve and its last episodes, until it ends.")
-    ] = False,
     beside_run: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
-    if terminal:
-        from ajet.run.terminal_view import watched
-        from ajet.schema.errors import UserError
-
-        if html is not None:
-            raise UserError("--terminal shows a run, --html writes it.", do="give one of the two")
-        return watched(place, exp_dir.absolute())
     from ajet.run.view import view as look
     from ajet.run.view import viewed
 

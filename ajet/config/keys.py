@@ -88,6 +88,15 @@ def nearest_key(path: Sequence[Any]) -> str | None:
     return whole[0] if whole else None
 
 
+_NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
+REMOVED = {
+    "task_reader.tracing.deidentify": _NO_MASKING,
+    "task_reader.tracing.names": _NO_MASKING,
+    "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
+}
+"""Keys that existed once, each with what to write instead."""
+
+
 def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) -> ConfigError:
     """The error for a key that is not in the schema; `also` are the user's own root names."""
     shown = ".".join(str(part) for part in path)
@@ -101,7 +110,7 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
         )
     near = nearest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
-    brought = verls.advice(shown)
+    brought = verls.advice(shown) or REMOVED.get(shown, "")
     if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
         brought = agentrl.advice(str(path[-1]))
     if brought:

@@ -1,14 +1,11 @@
-"""Modules of AgentJet's package that are not here, and what does their work.
+"""Modules of AgentJet's package that do not exist here, each with what to write instead.
 
-Invariant: an import of one fails as that of any module that is not there does, and its sentence says what to write;
-nothing is found that is not there.
+The sentences are shown where a reference of the YAML leads to a file that imports one.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping
 
 _SERVED = (
     "agents elsewhere talk to `ajet serve` by ajet.client, whose `Client` is what SwarmClient was; a workflow is given "
@@ -37,22 +34,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def instead(name: str) -> str:
-    """What does the work of a module that is not here; "" for one that is none of AgentJet's."""
+    """Return what to write instead of a module of AgentJet's; "" for any other name."""
     parts = name.split(".")
     above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((INSTEAD[each] for each in above if each in INSTEAD), "")
-
-
-def watch() -> None:
-    """Have imports of these fail so from now on. Idempotent."""
-    if not any(isinstance(finder, _Lacking) for finder in sys.meta_path):
-        sys.meta_path.append(_Lacking())
-
-
-class _Lacking:
-    """Asked last, for what nobody has."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if said := instead(name):
-            raise ModuleNotFoundError(f"No module named {name!r}: {said} (docs/agentjet.md)", name=name)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.record.earlier_schemas import readable
 from ajet.record.files import read_rows
+from ajet.record.schema_check import require_schema
 from ajet.record.verdicts import decode_verdict
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError
@@ -113,7 +113,7 @@ def read_attempts(path: Path, *, told: bool = False) -> list[Attempt]:
 
 def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
     """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
-    row = readable(row)
+    require_schema(row)
     calls = row["calls"]
     reply = calls[-1].get("reply") if calls and told else None
     failure = Failure(**row["failure"]) if row["failure"] else None

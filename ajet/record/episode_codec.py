@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.record.earlier_schemas import readable, todays
+from ajet.record.schema_check import require_schema
 from ajet.record.tool_uses import decode_uses, encode_uses
 from ajet.record.verdicts import decode_verdict, encode_verdict
 from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
@@ -104,8 +104,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
 
 
 def decode(row: dict[str, Any], blob: bytes) -> Episode:
-    """The episode of a line, of any schema, and its blob. Raises UserError for a schema newer than this ajet knows."""
-    row = readable(row)
+    """The episode of a line and its blob. Raises UserError for a line of another schema."""
+    require_schema(row)
     counts = row["arrays"]
     ints = _Stored(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
     floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
@@ -128,15 +128,14 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
 
 
 def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...]]:
-    """The task of a line, which repeat it is, and its tool uses: what needs no arrays. Raises UserError for a schema
-    newer than this ajet knows."""
-    row = readable(row)
+    """The task of a line, which repeat it is, and its tool uses: what needs no arrays. Raises UserError for a line
+    of another schema."""
+    require_schema(row)
     return Task(**row["task"]), int(row["repeat"]), tuple(decode_uses(row.get("tool_uses", [])))
 
 
 def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
     """What the line, with its blob, says became of its episode. Raises ValueError and kin where it says it wrongly."""
-    row = todays(row)
     found, counts = row.get("outcome") or {}, row["arrays"]
     outcome = Outcome(**{name: found[name] for name in _OUTCOME if name in found})
     if any(name in found for name in OUTCOME_FLOATS):

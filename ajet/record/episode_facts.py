@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.record.earlier_schemas import readable
+from ajet.record.schema_check import require_schema
 
 SHOWN = 400
 """Characters of a text."""
 
 
 def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of one line. Raises UserError for a schema newer than this ajet knows; KeyError and kin for what is no
-    line."""
-    row = readable(dict(row))
+    """The facts of one line. Raises UserError for a line of another schema; KeyError and kin for what is no line."""
+    require_schema(row)
     outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
     calls = [_call(call, row["messages"]) for call in row["calls"]]
     sampled = sum(call["sampled"] for call in calls)

@@ -63,7 +63,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         if found := runner_of(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
     sections["network"] = network(config)
-    sections["sandbox"] = sandbox(config, attacked=model is None and (experiment is None or _sets_sandbox(experiment)))
+    sections["sandbox"] = sandbox(config, probed=model is None and (experiment is None or _sets_sandbox(experiment)))
     if experiment is not None:
         sections["experiment"] = [_readiness(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":

@@ -21,7 +21,6 @@ from ajet.rollout.wiring import renderer_of
 from ajet.run.gaming import GamingWatch
 from ajet.run.proof.each_step import StepProof
 from ajet.store import open_store as open_ledger
-from ajet.store import todays_state
 from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
 
@@ -204,7 +203,7 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
 
 def resumed_state(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
     """What the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
-    state = todays_state(run.resumed.state["frontier"]) if run.resumed is not None else None
+    state = dict(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.restore(state)
     return state

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ajet.schema.errors import ConfigError
-from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
-from ajet.store.earlier import todays_state
 from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
 from ajet.store.opening import (
     Address,
@@ -63,7 +61,6 @@ __all__ = [
     "StoreUnreachable",
     "check_group",
     "check_values",
-    "earlier_verl",
     "is_shared",
     "look_at_own_store",
     "look_at_store",
@@ -76,7 +73,6 @@ __all__ = [
     "require_store",
     "store_class",
     "store_address",
-    "todays_state",
 ]
 
 

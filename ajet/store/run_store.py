@@ -20,7 +20,6 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
-from ajet.store.earlier import position_of
 from ajet.store.positions import Positions
 from ajet.store.seal import Altered, Sealed, Seals, held_whole
 
@@ -29,7 +28,7 @@ Line = tuple[dict[str, Any], bytes]
 
 
 class RunStore:
-    """Opened `at` what a checkpoint holds, as `todays_state` tells it (None: at no checkpoint)."""
+    """Opened `at` the frontier that a checkpoint holds (None: at no checkpoint)."""
 
     def __init__(
         self,
@@ -190,7 +189,7 @@ class RunStore:
                 for row, episode in zip(rows, files.read(number), strict=True)
             ]
             if name in self._to_come or self._usable(kept):
-                self._take_up(number, position_of(rows[0]), kept, self._to_come.get(name))
+                self._take_up(number, rows[0]["position"], kept, self._to_come.get(name))
             else:
                 self._remove(files, number)
 

@@ -64,7 +64,7 @@ UNUSUAL = {
 STORE = {"store.unreachable_timeout": "read where a run has a store (store/test_outage.py)"}
 AGENT = {
     key: "read by the agent mcp_agent, or a class made of it (test_mcp_agent.py)"
-    for key in KEYS if key.startswith(("environment.mcp_client", "environment.agent_config", "rollout.mcp_agent."))
+    for key in KEYS if key.startswith(("environment.agent_config", "rollout.mcp_agent."))
 }  # fmt: skip
 """Where a run has an agent of its own, it may read them."""
 BY_STEP = {

@@ -1,4 +1,4 @@
-"""`ajet runs`, `ajet episodes`, `ajet view --terminal` and `ajet status`: what the viewer shows, in a terminal."""
+"""`ajet runs`, `ajet episodes` and `ajet status`: what the viewer shows, in a terminal."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from ajet.record.process_identity import ProcessIdentity
 from tests.ajet_command import ajet
 from tests.terminal import screen
-from tests.viewer_fixtures import HOSTILE, add_step, write_run
+from tests.viewer_fixtures import HOSTILE, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -42,17 +42,6 @@ def test_the_worst_episodes_come_first_and_obey_no_terminal(tmp_path):
     assert missing.returncode == 2 and "no episodes of a run named nosuch" in missing.stdout
 
 
-def test_a_run_in_the_terminal(tmp_path):
-    """Its curve and its last episodes; it obeys no model."""
-    write_run(tmp_path / "one", said=HOSTILE)
-    done = ajet("view", "one", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    head, _, legend, *rest = done.stdout.splitlines()
-    assert head.startswith("one  finished  step 3 of 9") and legend == "training reward (smoothed)"
-    assert sum("│" in line for line in rest) == 10 and any(line.split()[:2] == ["3", "What"] for line in rest)
-    assert "<script>" in done.stdout and "\x1b" not in done.stdout and "\u202e" not in done.stdout
-
-
 def tell(run, **what):
     """What a run that this process is says of itself."""
     status = json.loads((run / "status.json").read_text()) | {"updated": time.time()}
@@ -62,35 +51,15 @@ def tell(run, **what):
     aside.rename(run / "status.json")
 
 
-def test_a_run_that_goes_on_is_followed_to_its_end_on_a_narrow_terminal(tmp_path):
-    run = write_run(tmp_path / "one", outcome=None)
-    tell(run, step=3)
-    with screen("view", "one", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path, columns=50) as shown:
-        shown.until("one  running  step 3 of 9")
-        shown.until("step  task +said last  outcome  reward\\r")  # whole, as its last row is
-        add_step(run, 4, said=HOSTILE)
-        tell(run, step=4)
-        shown.until("one  running  step 4 of 9")
-        shown.until(r"   4  What is 1 \+ 2\?")
-        tell(run, outcome="finished")
-        shown.until("one  finished  step 4 of 9")
-        assert shown.code() == 0
-        assert "\u202e" not in shown.said and "\x1b[31mred" not in shown.said, "it obeys no model"
-        assert max(map(len, shown.lines(""))) <= 50
-
-
 def test_who_looks_at_a_run_that_goes_on_can_stop_looking(tmp_path):
     run = write_run(tmp_path / "one", outcome=None)
     tell(run, step=3, depths={"leased": 5, "closed": 2, "given back": 3, "samplers": 4})
-    for command, code in (("view", 0), ("status", 130)):
-        more = ["--terminal"] if command == "view" else []
-        with screen(command, "one", "--exp-dir", str(tmp_path), *more, cwd=tmp_path, columns=50) as shown:
-            shown.until("step 3 of 9")
-            if command == "status":
-                shown.until(r"1 process\b")
-                shown.until("given back 3,\r\n         samplers 4")  # under its own column
-            shown.process.send_signal(signal.SIGINT)
-            assert shown.code() == code, shown.said
+    with screen("status", "one", "--exp-dir", str(tmp_path), cwd=tmp_path, columns=50) as shown:
+        shown.until("step 3 of 9")
+        shown.until(r"1 process\b")
+        shown.until("given back 3,\r\n         samplers 4")  # under its own column
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.code() == 130, shown.said
     assert re.search(r'"step": 3\b', (run / "status.json").read_text())
 
 
@@ -129,10 +98,3 @@ def test_a_mistake_before_the_first_episode_leaves_no_run_behind(tmp_path):
     other.mkdir(parents=True)
     assert ajet(*command, cwd=tmp_path).returncode == 2
     assert list(other.parent.iterdir()) == [other], "what others left is theirs"
-
-
-def test_a_run_that_is_over_and_trained_nothing_is_not_waited_for(tmp_path):
-    write_run(tmp_path / "one")
-    (tmp_path / "one" / "metrics.jsonl").unlink()
-    done = ajet("view", "one", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path)
-    assert done.returncode == 0 and "Nothing was measured: the run is over" in done.stdout, done.stdout

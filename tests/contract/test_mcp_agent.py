@@ -86,7 +86,7 @@ def test_a_yaml_alone_plays_with_a_server_on_pipes_and_records_each_use(tmp_path
     assert len({each.metadata["mcp_agent"]["tools"] for each in episodes}) == 1
     [told] = read_pinned(run)
     assert (told["function"]["name"], told["function"]["description"]) == ("price", "The price of an item.")
-    begin = ("rollout.mcp_agent.", "environment.use", "environment.mcp_client", "environment.agent_config")
+    begin = ("rollout.mcp_agent.", "environment.use", "environment.agent_config")
     own = {key for key in KEYS if key.startswith(begin)}
     assert not own - reads.keys()
 

@@ -1,4 +1,4 @@
-"""One contract for whoever speaks MCP: the thin client and the SDK's, over each transport and both eras."""
+"""The MCP client with real servers: each transport, both eras."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ import pytest
 
 from ajet.environment.mcp import CallFailed, Pins, Server, ToolsChanged
 from ajet.schema.tool_use import digest_of
-from tests.contract.mcp_two import installed, python_with_mcp_two
+from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
 from tests.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
 
-CLIENTS = ("thin", "sdk")
 PLACES = {"http": "/mcp", "sse": "/sse"}
 ERAS = [{"era": "modern"}, {"era": "modern", "stream": True}, {"era": "legacy"}, {"era": "legacy", "stream": True}]
-SPOKEN = [
-    (client, era) for client in CLIENTS for era in ERAS if client == "thin" or era["era"] == "legacy" or installed()
-]
 
 
-async def holds(*use, client):
+async def holds(*use):
     """What every session does, on a server with an echo."""
-    async with attempt(*use, client=client) as tools:
+    async with attempt(*use) as tools:
         [told] = [each for each in tools.told if each["function"]["name"] == "echo"]
         assert told["function"]["description"] == "Say it again."
         assert told["function"]["parameters"]["required"] == ["text"]
@@ -47,12 +43,11 @@ async def holds(*use, client):
         await tools.toolset._places["echo"].session.call("echo", {"text": "late"})
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("transport", PLACES)
-def test_a_real_server_over_http(sdk_server, transport, client):  # noqa: F811
+def test_a_real_server_over_http(sdk_server, transport):  # noqa: F811
     async def plays():
-        await holds(sdk_server + PLACES[transport], client=client)
-        async with attempt(sdk_server + PLACES[transport], client=client) as tools:
+        await holds(sdk_server + PLACES[transport])
+        async with attempt(sdk_server + PLACES[transport]) as tools:
             failed, picture = await tools.use("fail", {"why": "so it is"}), await tools.use("picture", {})
             assert failed.error == "tool" and "so it is" in failed.text
             assert [part["type"] for part in picture.content] == ["image_url"]
@@ -62,17 +57,16 @@ def test_a_real_server_over_http(sdk_server, transport, client):  # noqa: F811
 
 
 def test_a_real_server_over_pipes():
-    asyncio.run(holds(f"{{python}} {SERVERS / 'with_sdk.py'}", client="thin"))
+    asyncio.run(holds(f"{{python}} {SERVERS / 'with_sdk.py'}"))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_on_pipes(client):
-    asyncio.run(holds(PLAIN, client=client))
+def test_a_server_on_pipes():
+    asyncio.run(holds(PLAIN))
 
 
-@pytest.mark.parametrize(("client", "plain_server"), SPOKEN, indirect=["plain_server"])
-def test_both_eras_answering_at_once_and_in_streams(plain_server, client):  # noqa: F811
-    asyncio.run(holds(plain_server.url, client=client))
+@pytest.mark.parametrize("plain_server", ERAS, indirect=True)
+def test_both_eras_answering_at_once_and_in_streams(plain_server):  # noqa: F811
+    asyncio.run(holds(plain_server.url))
     modern = plain_server.era == "modern"
     assert not plain_server.sessions and len(plain_server.ended) == (0 if modern else 1)
     assert any("mcp-session-id" in each for each in plain_server.headers_seen) is not modern
@@ -98,13 +92,12 @@ def test_sessions_share_connections_and_one_question_for_the_era(plain_server): 
     assert plain_server.connections == 1
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_session_may_be_used_and_closed_from_any_thread_and_loop(client):
+def test_a_session_may_be_used_and_closed_from_any_thread_and_loop():
     """What an attempt that hangs needs: closed beside it, by a thread with a loop of its own."""
     found, used = [], []
 
     async def opens():
-        found.append(await opened(PLAIN, client=client))
+        found.append(await opened(PLAIN))
 
     async def closes():
         used.append((await found[0].use("echo", {"text": "x"})).text)
@@ -118,12 +111,11 @@ def test_a_session_may_be_used_and_closed_from_any_thread_and_loop(client):
     assert used == ["x"]
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_caller_that_is_cancelled_is_and_the_session_goes_on(plain_server, client):  # noqa: F811
+def test_a_caller_that_is_cancelled_is_and_the_session_goes_on(plain_server):  # noqa: F811
     plain_server.era = "legacy"
 
     async def plays():
-        async with attempt(plain_server.url, client=client) as tools:
+        async with attempt(plain_server.url) as tools:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(tools.use("hang", {"seconds": 30}), 0.2)
             return await tools.use("echo", {"text": "still here"})
@@ -229,27 +221,25 @@ def test_what_a_server_asks_of_a_client_is_refused_politely():
 
 
 @pytest.mark.extra_slow
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("transport", ["http", "pipes"])
-def test_servers_of_the_packages_second_line(transport, client):
+def test_servers_of_the_packages_second_line(transport):
     """The plain servers of both eras fail for the same defects."""
     python, script = python_with_mcp_two(), SERVERS / "with_sdk_two.py"
     if transport == "pipes":
-        asyncio.run(holds(f"{python} {script}", client=client))
+        asyncio.run(holds(f"{python} {script}"))
         return
     with started(lambda port: [str(python), str(script), str(port)]) as address:
-        asyncio.run(holds(address + "/mcp", client=client))
+        asyncio.run(holds(address + "/mcp"))
 
 
 @pytest.mark.extra_slow
-@pytest.mark.parametrize("client", CLIENTS)
-def test_the_reference_server_with_everything(client):
+def test_the_reference_server_with_everything():
     """The plain servers fail for the same defects."""
     folder = npm_package(MCP_EVERYTHING)
     server = Server("all", "stdio", command=(str(folder / "node_modules" / ".bin" / "mcp-server-everything"),))
 
     async def plays():
-        async with attempt(server, client=client) as tools:
+        async with attempt(server) as tools:
             names = [each["function"]["name"] for each in tools.told]
             assert "echo" in names and "get-tiny-image" in names
             picture = await tools.use("get-tiny-image", {})

@@ -31,7 +31,6 @@ from ajet.store import (
     Store,
     open_shared,
     sqlite_store,
-    todays_state,
 )
 from ajet.store import Opener as StoreOpener
 from ajet.store.mongo import MongoStore
@@ -484,14 +483,6 @@ def test_two_processes_never_lease_the_same(tmp_path: Path) -> None:
         took = [[int(order) for order in process.communicate()[0].split()] for process in (one, two)]
     assert sorted(took[0] + took[1]) == list(range(240)) and len(took[0]) == len(took[1]) == 120
     assert orders(SqliteStore(tmp_path / "store.sqlite").lease(1)) == [240]
-
-
-def test_what_checkpoints_of_earlier_versions_say() -> None:
-    trained = {"next": 7, "unfinished": [3], "seed": 0, "tasks": "digest"}
-    assert todays_state(trained) == trained
-    served = {"next": 4, "tasks": {**trained, "shuffle": True}, "used": [2, 5]}
-    assert todays_state(served) == {**trained, "shuffle": True, "used": [[2, 0], [5, 0]]}
-    assert todays_state({"next": 4, "tasks": None, "used": []}) == {"used": []}
 
 
 @dataclass

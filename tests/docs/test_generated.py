@@ -1,6 +1,5 @@
 """What is generated from the code is up to date."""
 
-import re
 from pathlib import Path
 
 import pytest

@@ -41,7 +41,6 @@ LIMIT_S = 20.0
 """For one command; most take a tenth of a second."""
 COMMANDS: dict[str, list[str]] = {
     "view": ["view", "RUN", "--html", "OUT.html"],
-    "terminal": ["view", "RUN", "--terminal"],
     "prove": ["prove", "RUN", "--ids-only"],
     "audit": ["audit", "RUN"],
     "step": ["audit", "RUN", "--step", "1"],

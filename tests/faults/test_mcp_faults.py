@@ -17,12 +17,10 @@ import pytest
 
 from ajet.environment.mcp import CallFailed, Limits, Server, processes
 from ajet.environment.mcp.loop import on_tools_loop
-from tests.contract.mcp_two import installed
 from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import TOKEN
 from tests.waiting import until
 
-CLIENTS = ("thin", "sdk")
 PATIENT = replace(SHORT, call=240)
 
 
@@ -43,14 +41,10 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.extra_slow)
 
 
-SPOKEN = [("thin", "modern"), slow("thin", "legacy"), ("sdk", "legacy")]
-SPOKEN += [("sdk", "modern")] if installed() else []
-
-
-@pytest.mark.parametrize(("client", "era"), SPOKEN)
-def test_a_server_that_is_killed_in_a_call_is_a_transport_failure_and_no_timeout(client, era, tmp_path):
+@pytest.mark.parametrize("era", ["modern", slow("legacy")])
+def test_a_server_that_is_killed_in_a_call_is_a_transport_failure_and_no_timeout(era, tmp_path):
     async def plays(url, pid):
-        async with attempt(url, client=client, limits=PATIENT) as tools:
+        async with attempt(url, limits=PATIENT) as tools:
             waiting = asyncio.create_task(tools.use("hang", {"begun": str(tmp_path / "begun")}))
             while not (tmp_path / "begun").exists() and not waiting.done():
                 await asyncio.sleep(0.01)
@@ -67,12 +61,11 @@ def test_a_server_that_is_killed_in_a_call_is_a_transport_failure_and_no_timeout
         assert asyncio.run(plays(url, pid))[0] == "transport"
 
 
-@pytest.mark.parametrize("client", ["thin", slow("sdk")])
-def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(client, monkeypatch):
+def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(monkeypatch):
     monkeypatch.setattr(processes, "ENDS_S", 60.0)
 
     async def plays():
-        async with attempt(PLAIN, client=client, limits=PATIENT) as tools:
+        async with attempt(PLAIN, limits=PATIENT) as tools:
             with pytest.raises(CallFailed) as failed:
                 await tools.use("die", {})
             return str(failed.value), failed.value.kind
@@ -81,11 +74,10 @@ def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(client, monkeyp
     assert kind == "transport" and "exit code 3" in said and "I am dying" in said
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("plain_server", ["legacy"], indirect=True)
-def test_a_tool_that_hangs_is_a_result_after_its_time_and_the_session_goes_on(plain_server, client):  # noqa: F811
+def test_a_tool_that_hangs_is_a_result_after_its_time_and_the_session_goes_on(plain_server):  # noqa: F811
     async def plays():
-        async with attempt(plain_server.url, client=client) as tools:
+        async with attempt(plain_server.url) as tools:
             with quick(tools):
                 assert (await tools.use("hang", {"seconds": 30})).error == "timeout"
             return await tools.use("echo", {"text": "on we go"})
@@ -93,10 +85,9 @@ def test_a_tool_that_hangs_is_a_result_after_its_time_and_the_session_goes_on(pl
     assert asyncio.run(plays()).text == "on we go"
 
 
-@pytest.mark.parametrize("client", ["thin", slow("sdk")])
-def test_a_tool_that_hangs_on_pipes_does_not_keep_its_process(client):
+def test_a_tool_that_hangs_on_pipes_does_not_keep_its_process():
     async def plays():
-        async with attempt(PLAIN, client=client) as tools:
+        async with attempt(PLAIN) as tools:
             pid = int((await tools.use("pid", {})).text)
             with quick(tools):
                 assert (await tools.use("hang", {})).error == "timeout"
@@ -107,16 +98,14 @@ def test_a_tool_that_hangs_on_pipes_does_not_keep_its_process(client):
 
 
 @pytest.mark.parametrize(
-    ("client", "where", "megabytes"),
-    [("thin", "modern", 32), ("thin", "pipes", 32), slow("thin", "modern", 1024), slow("thin", "pipes", 1024),
-     slow("sdk", "legacy", 1024), slow("sdk", "pipes", 1024)],
-)  # fmt: skip
-def test_a_huge_result_is_never_held_whole(client, where, megabytes):
+    ("where", "megabytes"), [("modern", 32), ("pipes", 32), slow("modern", 1024), slow("pipes", 1024)]
+)
+def test_a_huge_result_is_never_held_whole(where, megabytes):
     """Up to 1 GB where 1 MB is allowed: neither held nor parsed. On pipes the rest of it is passed over."""
     size = megabytes << 20
 
     async def plays(use):
-        async with attempt(use, client=client, limits=PATIENT) as tools:
+        async with attempt(use, limits=PATIENT) as tools:
             before = _held_mb()
             Path("/proc/self/clear_refs").write_text("5")  # the most that was held is counted from here
             try:
@@ -124,7 +113,7 @@ def test_a_huge_result_is_never_held_whole(client, where, megabytes):
             except CallFailed as lost:
                 result = lost.kind
             assert _most_held_mb() - before < 16
-            return result, (await tools.use("echo", {"text": "x"})).text if client == "thin" else "x"
+            return result, (await tools.use("echo", {"text": "x"})).text
 
     if where == "pipes":
         assert asyncio.run(plays(PLAIN)) == ("too_large", "x")
@@ -133,10 +122,9 @@ def test_a_huge_result_is_never_held_whole(client, where, megabytes):
         assert asyncio.run(plays(url)) == ("too_large", "x")
 
 
-@pytest.mark.parametrize("client", ["thin", slow("sdk")])
-def test_lines_that_are_no_protocol_are_passed_over(client):
+def test_lines_that_are_no_protocol_are_passed_over():
     async def plays():
-        async with attempt(PLAIN, client=client) as tools:
+        async with attempt(PLAIN) as tools:
             return await tools.use("garbage", {"text": "found"})
 
     assert asyncio.run(plays()).text == "found"
@@ -152,12 +140,11 @@ def test_a_server_that_only_writes_garbage_is_given_up():
     assert failed.value.kind == "transport"
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("plain_server", [{"era": "legacy", "token": TOKEN}], indirect=True)
-def test_a_wrong_token_is_said_and_not_tried_again(plain_server, client):  # noqa: F811
+def test_a_wrong_token_is_said_and_not_tried_again(plain_server):  # noqa: F811
     async def plays(token):
         server = Server("guarded", "http", url=plain_server.url, headers={"Authorization": f"Bearer {token}"})
-        async with attempt(server, client=client) as tools:
+        async with attempt(server) as tools:
             return (await tools.use("echo", {"text": "in"})).text
 
     assert asyncio.run(plays(TOKEN)) == "in"
@@ -179,11 +166,10 @@ def test_a_token_that_expires_in_an_episode_loses_the_environment(plain_server):
     assert not plain_server.added
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("plain_server", ["legacy"], indirect=True)
-def test_a_session_that_the_server_forgot_is_an_environment_lost_and_not_begun_anew(plain_server, client):  # noqa: F811
+def test_a_session_that_the_server_forgot_is_an_environment_lost_and_not_begun_anew(plain_server):  # noqa: F811
     async def plays():
-        async with attempt(plain_server.url, client=client) as tools:
+        async with attempt(plain_server.url) as tools:
             plain_server.sessions.clear()
             await tools.use("add_safely", {})
 
@@ -193,13 +179,12 @@ def test_a_session_that_the_server_forgot_is_an_environment_lost_and_not_begun_a
     assert not plain_server.added and not plain_server.sessions
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_closing_from_another_task_leaves_the_loop_as_it_was(client):
+def test_closing_from_another_task_leaves_the_loop_as_it_was():
     async def plays():
-        found = await opened(PLAIN, client=client)
+        found = await opened(PLAIN)
         await asyncio.create_task(found.toolset.close())
         await found.toolset.close()
-        async with attempt(PLAIN, client=client) as tools:  # the SDK alone: CancelledError here, or a hang
+        async with attempt(PLAIN) as tools:  # the SDK alone: CancelledError here, or a hang
             return (await tools.use("echo", {"text": "well"})).text
 
     assert asyncio.run(asyncio.wait_for(plays(), 60)) == "well"
@@ -217,10 +202,9 @@ def test_a_cancellation_that_nobody_asked_for_is_a_transport_failure():
     assert failed.value.kind == "transport"
 
 
-@pytest.mark.parametrize("client", ["thin", slow("sdk")])
-def test_what_a_server_started_ends_with_it_also_in_a_session_of_its_own(client):
+def test_what_a_server_started_ends_with_it_also_in_a_session_of_its_own():
     async def plays():
-        async with attempt(PLAIN, client=client) as tools:
+        async with attempt(PLAIN) as tools:
             children = json.loads((await tools.use("children", {})).text)
             assert len(children) == 2 and all(map(lives, children))
         return children
@@ -232,14 +216,13 @@ def test_what_a_server_started_ends_with_it_also_in_a_session_of_its_own(client)
     assert not any(map(lives, children))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_that_cannot_be_started_or_reached_or_never_answers(client, tmp_path):
+def test_a_server_that_cannot_be_started_or_reached_or_never_answers(tmp_path):
     waits = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", str(tmp_path))
     silent = Server("silent", "stdio", command=waits)
     short = Limits(start=0.4, call=0.4, close=0.4)
 
     async def plays(server):
-        async with attempt(server, client=client, limits=short if server is silent else SHORT):
+        async with attempt(server, limits=short if server is silent else SHORT):
             pass
 
     for server, said in (

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from ajet.environment.mcp.confined import workdir_in
-from ajet.environment.sandbox.attacks import ATTACKS, REACHES, reached
 from ajet.environment.sandbox.choose import ENGINES, tried
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import Walls, walled_program
-from ajet.environment.sandbox.targets import targets
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box, Door
 from ajet.schema.endpoint import Endpoint
 from tests.container_fixtures import IMAGE
 from tests.sandbox_attacks import verdicts
 from tests.sandbox_fixtures import require, run_as_nobody
+from tests.support.attack_targets import targets
+from tests.support.sandbox_attacks import ATTACKS, REACHES, reached
 
 LIMITS_OF_ITS_OWN = Limits()
 TREE = "memory in four processes"

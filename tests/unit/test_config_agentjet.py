@@ -209,19 +209,6 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("environment: {sandbox: wasm, replay: some_run}", ""),
-    ],
-)  # fmt: skip
-def test_a_refusal_is_one_sentence_however_many_keys_it_comes_from(tmp_path, text, sentence):
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, f"ajet:\n  {text}\n  model: {{path: m}}\n").require_ready()
-    assert "settings can't be used" not in caught.value.what and sentence in caught.value.what
-    assert "x.yaml:2:" in caught.value.where
-
-
-@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("rm_weight: 1", ["section beside `ajet:`", "config.my_section.rm_weight", "x.yaml:2:3"]),

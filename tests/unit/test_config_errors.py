@@ -157,7 +157,6 @@ def test_how_training_would_go_is_not_refused_where_nothing_is_trained(tmp_path,
             {"backbone": "trinity", "trainer_common": {"mode": "colocate_async"}},
             "`mode: colocate_async` needs a backbone that plays on while it trains, which trinity",
         ),
-        ({"environment": {"sandbox": "wasm"}}, "Python compiled to WebAssembly is not part of this version"),
         ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),
         (
             {"backbone": "verl", "rollout": {"deterministic": True}},

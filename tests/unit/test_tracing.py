@@ -12,14 +12,12 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.run.sft.rows import read_files
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict
-from ajet.schema.errors import TaskError
+from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.tracing import TracingReader
-from ajet.task_reader.tracing.deidentify import Deidentifier
 from ajet.task_reader.tracing.sources import read_sources
-from ajet.task_reader.tracing.trace import Trace
 
 ASKED = {"role": "user", "parts": [{"type": "text", "content": "What is 1 + 2?"}]}
 SAID = {"role": "assistant", "parts": [{"type": "text", "content": "Three."}], "finish_reason": "stop"}
@@ -250,53 +248,57 @@ def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "marked"),
-    [
-        ("mail Ann.Lee+x@mail.example.org or ann.lee+X@mail.example.org", "mail <EMAIL_1> or <EMAIL_1>"),
-        ("card 4111 1111 1111 1111, not 4111 1111 1111 1112", "card <CARD_1>, not 4111 1111 1111 1112"),
-        ("call +49 (30) 901820 or 415-555-2671 or 13912345678", "call <PHONE_1> or <PHONE_2> or <PHONE_3>"),
-        ("from 10.1.2.3 and 2001:db8::1 to 127.0.0.1", "from <IP_1> and <IP_2> to 127.0.0.1"),
-        ("password: hunter2hunter2hunter2", "password: <KEY_1>"),
-        ('{"api_key": "hunter2hunter2hunter2"}', '{"api_key": "<KEY_1>"}'),
-        ("card 4111 1111 1111 1111 12/27, 4111111111111111 18", "card <CARD_1> 12/27, <CARD_1> 18"),
-        ("pay 100 4111-1111-1111-1111 or 378282246310005", "pay 100 <CARD_1> or <CARD_2>"),
-        ("IP:2001:db8::1 or 2001:db8::1: down; Foo::bad", "IP:<IP_1> or <IP_1>: down; Foo::bad"),
-        ("请拨打13912345678吗，邮箱ann@mail.example.org谢谢", "请拨打<PHONE_1>吗，邮箱<EMAIL_1>谢谢"),
-        ("我叫王小明，Anna\n  Schmidt说", "我叫<NAME_1>，<NAME_2>说"),
-        ("(030) 901820 or +49\u00a030\u00a0901820", "<PHONE_1> or <PHONE_2>"),
-        ("sk-abcdefghij0123456789abcd is it", "<KEY_1> is it"),
-        ("ANNA Schmidt met Anna, not Annabel", "<NAME_1> met <NAME_2>, not Annabel"),
-        ("2024-05-06 12:30:45, 3.14159265358979, 1,234,567 and v1.2.3.4.5", None),
-        ("In 1999 it was 12 x 13 = 156; ISBN-like 97 and 1000000007", None),
-        ("from math import sqrt; a[1:2]; 12:30", None),
-    ],
-)
-def test_personal_data_is_marked_and_numbers_are_not(text, marked):
-    told = Trace("x", ({"role": "user", "content": text},), {"role": "assistant", "content": "Good."})
-    found = Deidentifier(("Anna Schmidt", "Anna", "王小明")).trace(told)
-    assert found.messages[0]["content"] == (text if marked is None else marked)
+MASK = """
+def mask_text(text):
+    return text.replace("ann@mail.example.org", "<EMAIL>")
 
 
-def test_marks_reach_tools_corrections_and_sessions(tmp_path):
-    arguments = '{"to": "ann@mail.example.org"}'
-    calls = [{"id": "c", "type": "function", "function": {"name": "send", "arguments": arguments}}]
-    messages = [{"role": "user", "content": "Write to ann@mail.example.org"}]
-    (tmp_path / "x.json").write_text(otlp(("t1", flat_span(
-        {"role": "user", "parts": [{"type": "text", "content": messages[0]["content"]}]},
-        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "send", "arguments": arguments}]},
-        **{"gen_ai.conversation.id": "ann@mail.example.org"}))))  # fmt: skip
-    (tmp_path / "said.jsonl").write_text(
-        '{"session": "ann@mail.example.org", "corrected": "ann@mail.example.org: hi"}\n'
-    )
-    made = reader(tmp_path, sources="x.json", feedback="said.jsonl")
+def fail(text):
+    raise KeyError("no table of names")
+
+
+def lose(text):
+    return None
+"""
+
+
+def test_masking_function_gets_every_text(tmp_path):
+    (tmp_path / "mask.py").write_text(MASK)
+    write_spans_with_mail(tmp_path)
+    sources = {"sources": "x.json", "feedback": "said.jsonl"}
+    made = reader(tmp_path, mask="mask.py->mask_text", **sources)
     [trace] = made.traces("train")
-    assert trace.reply["tool_calls"][0]["function"]["arguments"] == '{"to": "<EMAIL_1>"}' != calls
-    assert trace.rating.corrected == "<EMAIL_1>: hi" and trace.session == "<EMAIL_1>"
+    assert trace.reply["tool_calls"][0]["function"]["arguments"] == '{"to": "<EMAIL>"}'
+    assert trace.rating.corrected == "<EMAIL>: hi" and trace.session == "<EMAIL>"
     made.write(tmp_path / "out")
     assert all("ann@" not in file.read_text() for file in (tmp_path / "out").iterdir())
-    plain = reader(tmp_path, sources="x.json", deidentify=False)
+    plain = reader(tmp_path, **sources)
     assert "ann@mail" in plain.tasks("train")[0].main_query
+
+
+@pytest.mark.parametrize(("name", "said"), [("fail", "no table of names"), ("lose", "NoneType")])
+def test_failing_masking_function_is_named(tmp_path, name, said):
+    (tmp_path / "mask.py").write_text(MASK)
+    write_spans_with_mail(tmp_path)
+    with pytest.raises(TaskError, match=said) as refused:
+        reader(tmp_path, sources="x.json", mask=f"mask.py->{name}").tasks("train")
+    assert "task_reader.tracing.mask" in str(refused.value)
+
+
+@pytest.mark.parametrize("removed", [{"deidentify": True}, {"names": ["Ann"]}])
+def test_removed_masking_rules_are_refused(tmp_path, removed):
+    with pytest.raises(UserError, match="mask.py->mask_text"):
+        reader(tmp_path, sources="x.json", **removed)
+
+
+def write_spans_with_mail(folder: Path) -> None:
+    """Write spans and feedback that hold a mail address in texts, tool arguments and the session's name."""
+    arguments = '{"to": "ann@mail.example.org"}'
+    (folder / "x.json").write_text(otlp(("t1", flat_span(
+        {"role": "user", "parts": [{"type": "text", "content": "Write to ann@mail.example.org"}]},
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "send", "arguments": arguments}]},
+        **{"gen_ai.conversation.id": "ann@mail.example.org"}))))  # fmt: skip
+    (folder / "said.jsonl").write_text('{"session": "ann@mail.example.org", "corrected": "ann@mail.example.org: hi"}\n')
 
 
 def test_no_question_is_in_both_splits(tmp_path):

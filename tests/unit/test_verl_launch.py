@@ -20,7 +20,6 @@ from ajet.backbone.verl.mailbox import Died, Phase, Stepped
 from ajet.backbone.verl.trainer import reporting
 from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
 from ajet.config import Experiment
-from ajet.config.references import load_code
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
@@ -383,17 +382,3 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     del run.resumed.state["verl"]
     with pytest.raises(ConfigError, match="another backbone"):
         _config(experiment, run, sink, own=True)
-
-
-@without_verl
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ("agent_loop->WorkflowLoop", "agent.loop->WorkflowLoop"),
-        ("agent_workers->AgentWorkers", "agent.workers->AgentWorkers"),
-        ("runner->SavedCallback", "trainer.process->SavedCallback"),
-        ("leftovers->beside", "cluster.leftovers->beside"),
-    ],
-)
-def test_names_that_a_config_of_verl_may_hold_go_on_to_mean_what_they_did(earlier: str, now: str) -> None:
-    assert load_code(f"ajet.run.verl.{earlier}") is load_code(f"ajet.backbone.verl.{now}")

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.config import SYNC
 from ajet.backbone.verl.mailbox import Credited, Grant
-from ajet.record.files import read_rows
 from ajet.schema.episode import Group
-from ajet.store import Kept, Lease, Store, earlier_verl, open_store, todays_state
+from ajet.store import Kept, Lease, Store, open_store
 from ajet.store.given_up import GivenUp, dead_of
 
 if TYPE_CHECKING:
@@ -66,16 +65,9 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
     )
     if run.resumed is None:
         return opened(at=None)
-    state = run.resumed.state
-    order.require_same(state.get("frontier", state.get("order", {})))
-    if "frontier" in state:
-        return opened(at=todays_state(state["frontier"]))
-    record = run.resumed.path.parents[1] / "metrics.jsonl"
-    rows = [row for row in read_rows(record) if row["step"] <= run.resumed.step]
-    found = earlier_verl.waiting(run.resumed.path, state)
-    store = opened(at=earlier_verl.state(rows, [*found]))
-    earlier_verl.take_up(store, {place: kept for place, kept in found.items() if usable(kept)})
-    return store
+    frontier = run.resumed.state["frontier"]
+    order.require_same(frontier)
+    return opened(at=dict(frontier))
 
 
 def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
@@ -240,17 +232,3 @@ def drop_rows(checkpoint: Path) -> None:
     """verl's part of a checkpoint keeps nothing of rows: a launch that goes on begins to count them anew."""
     (checkpoint / ROWS).unlink(missing_ok=True)
     shutil.rmtree(checkpoint / QUEUE, ignore_errors=True)
-
-
-def without_rows(checkpoint: Path, place: Path) -> Path:
-    """verl's part of a checkpoint that an earlier version may have made, with what it keeps of rows. `place`: for a
-    folder of links, where that is needed."""
-    if not any((checkpoint / name).exists() for name in (ROWS, QUEUE)):
-        return checkpoint
-    linked = place / checkpoint.name
-    shutil.rmtree(linked, ignore_errors=True)
-    linked.mkdir(parents=True)
-    for path in checkpoint.iterdir():
-        if path.name not in (ROWS, QUEUE):
-            (linked / path.name).symlink_to(path.absolute())
-    return linked

@@ -6,7 +6,6 @@ launch itself goes, and ends, is `on_ray`'s.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,9 @@ from ajet.backbone.verl.record import Record
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.backbone.verl.shipped_experiment import KEY, carried
 from ajet.backbone.verl.store_tickets import StoreTickets
-from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
+from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
-from ajet.store import todays_state
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
     from ajet.store import Address
     from ajet.tokens import Renderer
-
-LINKED = "resumed"
-"""A folder of the run for a checkpoint that an earlier version made, while a launch goes on from it."""
 
 
 def train_on_verl(
@@ -86,23 +81,20 @@ def train_on_verl(
     sink.begin(words, total=steps)
     record = Record(experiment, run, sink, tickets)
     run.status.set(phase="starting Ray", steps=steps)
-    try:
-        run_on_ray(
-            "verl",
-            TrainerProcess,
-            OmegaConf.create(config),
-            needs_of(config),
-            record,
-            tickets,
-            experiment=experiment,
-            run=run,
-            address=address,
-            environment=environment_of(config),
-            interrupts=interrupts,
-        )
-        tickets.ended()
-    finally:
-        shutil.rmtree(run.path / LINKED, ignore_errors=True)
+    run_on_ray(
+        "verl",
+        TrainerProcess,
+        OmegaConf.create(config),
+        needs_of(config),
+        record,
+        tickets,
+        experiment=experiment,
+        run=run,
+        address=address,
+        environment=environment_of(config),
+        interrupts=interrupts,
+    )
+    tickets.ended()
 
 
 def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
@@ -121,7 +113,7 @@ def store_tickets_of(
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
         require_model_in(run.resumed)
-        at = todays_state(run.resumed.state["frontier"])
+        at = dict(run.resumed.state["frontier"])
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
@@ -234,6 +226,6 @@ def _config(
                 where=str(run.resumed.path),
                 do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
             )
-        folder = without_rows(run.resumed.path / run.resumed.state["verl"], run.path / LINKED)
+        folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, order, words, tokenizer

@@ -68,7 +68,6 @@ def key(
     *,
     training: bool = True,
     idle: Mapping[str, str | None] | None = None,
-    later: Mapping[Any, str] | None = None,
     needs: Mapping[Any, Capability] | None = None,
     unless: tuple[str, str] | None = None,
     kind: str | None = None,
@@ -84,7 +83,6 @@ def key(
     idle: where it has no effect (SERVE, EVERYWHERE), with the reason or what does it there instead; None: it has one
     there, although its section or the backbone has not. What it says of SERVE holds whatever the backbone. On which
     backbones a key has none, their descriptors say.
-    later: values that are refused for now, each with the sentence that says so.
     needs: values that are refused where the backbone cannot do what they ask for.
     unless: another key, and its value with which this one is read even where a backbone's descriptor says it is not.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
@@ -96,8 +94,6 @@ def key(
     extra: dict[str, Any] = {"training": training}
     if idle is not None:
         extra["idle"] = dict(idle)
-    if later is not None:
-        extra["later"] = [[value, sentence] for value, sentence in later.items()]
     if needs is not None:
         extra["needs"] = [[value, capability] for value, capability in needs.items()]
     if unless is not None:
@@ -160,8 +156,7 @@ def refused(field: FieldInfo) -> list[tuple[Any, str]]:
     """Values of a key that this version refuses, each with the sentence that says so."""
     notes = meta(field)
     parts = known().of(notes["part"]) if "part" in notes else {}
-    listed = [(value, sentence) for value, sentence in notes.get("later", ())]
-    return [*listed, *((name, part.later) for name, part in parts.items() if part.later)]
+    return [(name, part.later) for name, part in parts.items() if part.later]
 
 
 def subsection(field: FieldInfo) -> type[Section] | None:

@@ -33,12 +33,6 @@ class Environment(Section):
         "or a class of your own (env.py->MyEnv).",
         idle={SERVE: OWN_AGENTS},
     )
-    mcp_client: Literal["thin", "sdk"] = key(
-        "thin",
-        "Who speaks MCP: ajet's own client, which is several times cheaper a call, or the `mcp` package's.",
-        training=False,
-        idle={SERVE: OWN_AGENTS},
-    )
     agent_config: str | None = key(
         None,
         "A file as AgentRL's `agent_config.yml`: the models of the browse agent and what they condense "
@@ -59,16 +53,12 @@ class Environment(Section):
         "live asks the tool.",
         idle={SERVE: OWN_AGENTS},
     )
-    sandbox: Literal["auto", "bubblewrap", "landlock", "wasm", "podman", "docker", "none"] = key(
+    sandbox: Literal["auto", "bubblewrap", "landlock", "podman", "docker", "none"] = key(
         "auto",
         "What `tuner.sandbox()` runs code in. auto: the first of bubblewrap, landlock, podman and docker (a "
         "container for each episode) that works here; none: as this user, with limits and nothing else, which is said "
         "at each start and kept with each episode.",
         training=False,
-        later={
-            "wasm": "Python compiled to WebAssembly is not part of this version; `environment.sandbox: landlock` needs "
-            "no user namespaces.",
-        },
     )
     sandbox_limits: SandboxLimits = section(
         SandboxLimits,

@@ -244,10 +244,12 @@ class Tracing(Section):
     validation_share: float = key(
         0.3, "Of the questions, how many are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1
     )
-    deidentify: bool = key(
-        True, "Put marks in the place of mail and network addresses, telephone and card numbers, keys and `names`."
+    mask: str | None = key(
+        None,
+        "Function `(text: str) -> str` that masks personal data, as `mask.py->mask_text`; it is called with every text "
+        "of a trace before anything else is done with it. null: nothing is masked.",
+        kind="reference",
     )
-    names: list[str] = key([], "Names of people and places that are marked, too.")
 
 
 class Columns(Section):

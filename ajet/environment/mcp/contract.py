@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.environment.mcp.servers import Server
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.tool_use import ToolError
 
@@ -82,12 +81,4 @@ class Session(Protocol):
 
     async def close(self) -> None:
         """End it and whatever was started for it. Idempotent, raises nothing."""
-        ...
-
-
-class Client(Protocol):
-    """Opens sessions."""
-
-    async def open(self, server: Server, limits: Limits) -> Session:
-        """Raises CallFailed within `limits.start`."""
         ...

@@ -22,10 +22,11 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.environment.mcp.confined import Workdir, behind_walls
-from ajet.environment.mcp.contract import CallFailed, Client, Limits, Session, Tool
+from ajet.environment.mcp.contract import CallFailed, Limits, Session, Tool
 from ajet.environment.mcp.loop import on_tools_loop
 from ajet.environment.mcp.results import CountTokens, Shown, has_image, shown
 from ajet.environment.mcp.servers import Server
+from ajet.environment.mcp.thin import ThinClient
 from ajet.environment.pinned import Pin, Pinned
 from ajet.schema.errors import AjetError, EnvironmentFailure
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
@@ -101,7 +102,6 @@ class Toolset:
     async def open(
         cls,
         servers: Sequence[Server],
-        client: Client,
         *,
         keep: Callable[[ToolUse], None],
         count: CountTokens,
@@ -119,10 +119,10 @@ class Toolset:
         recorded = replay.tools() if replay is not None else None
         try:
             if recorded is None:
-                await opened._open(servers, client, limits or Limits())
+                await opened._open(servers, limits or Limits())
             else:
                 opened._take(recorded)
-                opened._serve = partial(opened._open, servers, client, limits or Limits())
+                opened._serve = partial(opened._open, servers, limits or Limits())
             if pin is not None:
                 opened.told = pin(opened.told)
         except BaseException:
@@ -206,10 +206,10 @@ class Toolset:
     async def __aexit__(self, *problem: object) -> None:
         await self.close()
 
-    async def _open(self, servers: Sequence[Server], client: Client, limits: Limits) -> None:
+    async def _open(self, servers: Sequence[Server], limits: Limits) -> None:
         async def opened(server: Server) -> list[_Place]:
             server = behind_walls(server, *self._workdir.made()) if server.confined else server
-            session = await on_tools_loop(client.open(server, limits), unclaimed=lambda late: late.close())
+            session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
             self._sessions.append(session)
             return [_Place(tool, server.name, session) for tool in await on_tools_loop(session.tools())]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from ajet.config.record_file import RecordFileError, list_record_folder, open_record_file, read_record_part
 from ajet.record.bounded_json import next_line, parse_object
-from ajet.record.earlier_schemas import todays
 from ajet.record.episodes import NAME
 from ajet.record.last_words import last_words
 from ajet.record.viewer.image_text import text_of
@@ -146,7 +145,6 @@ def _read_on(file: _File) -> None:
 def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
     """What the table shows of an episode's line in the file of `step`. Raises KeyError and kin for a line that is no
     episode's."""
-    line = todays(line)
     outcome = line.get("outcome") or {}
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]

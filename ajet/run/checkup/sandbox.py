@@ -1,14 +1,20 @@
-"""Sandboxes: which mechanisms work here, each tried, and whether the one to be used holds against a table of attacks.
+"""Sandboxes: which mechanisms work here, each tried, and three walls of the one that would be used.
 
-Invariant: the attacks harm nothing, use little, and are over in a few seconds; nothing is left of them.
+Invariant: a probe changes nothing, and nothing of it remains. The table of attacks is a test.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from ajet.environment.sandbox.choose import AUTOMATIC, ENGINES, Trial, tried, what_helps
+from ajet.environment.sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
+from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.inside.kernel import landlock_version
 from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
 from ajet.schema.errors import SandboxFailure
@@ -17,10 +23,19 @@ from ajet.schema.finding import Finding
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
 
+REACHED = f"reached-{secrets.token_hex(8)}"
+"""Printed by a probe that gets through."""
 
-def sandbox(config: AjetConfig | None, *, attacked: bool = True) -> list[Finding]:
-    """`attacked`: whether the table is run, which takes seconds. A sandbox that the experiment names and that does not
-    work here is a problem; that there is none, only a note: not every agent runs code."""
+
+def sandbox(config: AjetConfig | None, *, probed: bool = True) -> list[Finding]:
+    """Return the findings about sandboxes.
+
+    A sandbox that the experiment names and that does not work here is a problem; that none works at all is only a
+    note, since not every agent runs code.
+
+    Args:
+        probed: True to try the walls of the sandbox that would be used, which starts one.
+    """
     wanted = config.environment.sandbox if config is not None else "auto"
     image = config.environment.sandbox_image if config is not None else None
     trials = [tried(name, image if name in ENGINES else None) for name in AUTOMATIC]
@@ -32,7 +47,7 @@ def sandbox(config: AjetConfig | None, *, attacked: bool = True) -> list[Finding
     usable = [each for each in trials if each.works and wanted in ("auto", each.mechanism)]
     if not usable:
         return [*found, Finding("sandbox", "note", "none here for code that a model writes", what_helps())]
-    return [*found, *(_attacks(usable[0].mechanism, image) if attacked else [])]
+    return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
 
 
 def _mechanism(trial: Trial, *, needed: bool) -> Finding:
@@ -46,27 +61,39 @@ def _mechanism(trial: Trial, *, needed: bool) -> Finding:
     return Finding(trial.mechanism, "ok", text)
 
 
-def _attacks(mechanism: str, image: str | None) -> list[Finding]:
-    from ajet.environment.sandbox.attacks import LIMITS, run_attacks
-    from ajet.environment.sandbox.choose import open_sandbox
-    from ajet.environment.sandbox.targets import targets
-
+def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
+    """Try to reach a file, the network and a process of this machine from inside a sandbox."""
     try:
-        with targets() as doors:
-            box = open_sandbox(mechanism, LIMITS, image=image if mechanism in ENGINES else None)
+        with tempfile.TemporaryDirectory(prefix="ajet-doctor-") as folder, socket.socket() as listener:
+            secret = Path(folder, "secret")
+            secret.write_text(REACHED)
+            secret.chmod(0o600)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            codes = {
+                "file": f"print(open({str(secret)!r}).read())",
+                "network": f"socket.create_connection({listener.getsockname()!r}, 1); print({REACHED!r})",
+                "process": f"""
+                    import signal
+                    os.kill({os.getpid()}, 0)
+                    ticks = open('/proc/{os.getpid()}/stat').read().rpartition(')')[2].split()[19]
+                    print({REACHED!r} if ticks == {_read_start_ticks()!r} else '')""",
+            }
+            limits = Limits(wall=4)
+            box = open_sandbox(mechanism, limits, image=image if mechanism in ENGINES else None)
             try:
-                verdicts = run_attacks(box, doors)
+                replies = {wall: box.python(f"import os, socket\n{dedent(code)}") for wall, code in codes.items()}
             finally:
                 box.close()
     except (SandboxFailure, OSError) as error:
-        return [Finding("attacks", "warning", f"they could not be run: {error}")]
-    held = [each.attack for each in verdicts if each.outcome == "held"]
-    within = [f"{each.attack}: {each.detail}" for each in verdicts if each.outcome == "held within"]
-    through = [each for each in verdicts if not each.held]
-    found = [Finding("attacks", "ok", f"{mechanism} held against {len(held)} of {len(verdicts)}: {', '.join(held)}")]
-    found += [Finding("attacks", "note", f"held within: {each}") for each in within]
-    found += [
-        Finding("attacks", "warning", f"got through: {each.attack} ({each.detail})", "do not run unread code here")
-        for each in through
-    ]
-    return found
+        return [Finding("walls", "warning", f"they could not be tried: {error}")]
+    open_walls = [wall for wall, reply in replies.items() if REACHED.encode() in reply.stdout]
+    if not open_walls:
+        return [Finding("walls", "ok", f"{mechanism}: no file, network or process of this machine is reached")]
+    text = f"{mechanism}: code inside reaches this machine: {', '.join(open_walls)}"
+    return [Finding("walls", "warning", text, "do not run code here that you have not read")]
+
+
+def _read_start_ticks() -> str:
+    """Return the start time of this process, which tells it from one of the same number in a namespace."""
+    return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]

@@ -1,6 +1,6 @@
 """The reader `tracing`, and what `ajet traces` writes.
 
-Invariant: everything is read once, de-identified before anything is chosen or compared, and split by the run's seed.
+Invariant: everything is read once, masked before anything is chosen or compared, and split by the run's seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.rows import row_of
 from ajet.task_reader.tracing.choosing import best_of_each, split, taken
-from ajet.task_reader.tracing.deidentify import Deidentifier
+from ajet.task_reader.tracing.masking import mask_traces
 from ajet.task_reader.tracing.rows import learned_rows, pairs, task_of
 from ajet.task_reader.tracing.sources import KEY, Found, read_sources
 from ajet.task_reader.tracing.trace import Trace
@@ -99,10 +99,9 @@ class TracingReader:
         settings = self._settings
         found = read_sources(self._places(settings.sources, "sources"), self._places(settings.feedback, "feedback"))
         self._tell_bad(found)
-        hidden = Deidentifier(settings.names)
-        traces = [hidden.trace(each) for each in found.traces] if settings.deidentify else found.traces
+        traces = mask_traces(found.traces, settings.mask, base=self._base)
         sides = split(taken(traces, settings, self.left), settings, self._seed, self.left)
-        self._tell(found, sides, hidden)
+        self._tell(found, sides)
         return sides
 
     def _places(self, named: str | list[str], key: str) -> list[Path]:
@@ -130,7 +129,7 @@ class TracingReader:
         self.left["could not be read"] += len(found.bad)
         logger.warning("{} rows of traces are left out; {}", len(found.bad), first)
 
-    def _tell(self, found: Found, sides: Mapping[TaskSplit, Sequence[Trace]], hidden: Deidentifier) -> None:
+    def _tell(self, found: Found, sides: Mapping[TaskSplit, Sequence[Trace]]) -> None:
         told = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
                 f"{len(sides['validation'])} held out"]  # fmt: skip
         told += [f"{count} {why}" for why, count in sorted(self.left.items())]
@@ -138,8 +137,6 @@ class TracingReader:
         told += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
         told += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
         logger.info("{}", "; ".join(told))
-        if hidden.counts:
-            logger.info("marked: {}", ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.counts.items())))
         if not found.traces and found.failed:
             raise TaskError(
                 f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",

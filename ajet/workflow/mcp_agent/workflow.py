@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet.environment.browse import Condenser, browse_agent_of
-from ajet.environment.mcp import Limits, Shown, Toolset, client_of, require_sandbox, servers_of
+from ajet.environment.mcp import Limits, Shown, Toolset, require_sandbox, servers_of
 from ajet.environment.replay import replays_alone
 from ajet.schema.errors import ConfigError, ToolFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -61,8 +61,7 @@ class McpAgentWorkflow(Workflow):
         async def count(text: str) -> int:
             raise AssertionError("no result is cut")
 
-        client = client_of(config.ajet.environment.mcp_client)
-        async with await Toolset.open(_servers(config), client, keep=keep, count=count, limits=Limits()) as opened:
+        async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
             return opened.told
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
@@ -74,7 +73,6 @@ class McpAgentWorkflow(Workflow):
         browse = _browse(tuner, count)
         toolset = await Toolset.open(
             _servers(tuner.config),
-            client_of(tuner.config.ajet.environment.mcp_client),
             keep=tuner.tool_used,
             count=count,
             limits=Limits(),

@@ -11,8 +11,6 @@ from ajet.backbone.verl.config.effective import ACTOR, TRAINER, Settings
 from ajet.schema.errors import ConfigError
 
 CALLBACK = "ajet.backbone.verl.trainer.process.SavedCallback"
-EARLIER_CALLBACK = "ajet.run.verl.runner.SavedCallback"
-"""Another name of it."""
 
 
 def checkpoints(s: Settings) -> Iterator[ConfigError]:
@@ -27,7 +25,7 @@ def checkpoints(s: Settings) -> Iterator[ConfigError]:
             expected="false",
         )
     callback = s.value("trainer.checkpoint_callback_class")
-    if callback not in (CALLBACK, EARLIER_CALLBACK):
+    if callback != CALLBACK:
         yield s.problem(
             f"With the callback {callback} the run would not learn that verl has saved a checkpoint.",
             "trainer.checkpoint_callback_class",

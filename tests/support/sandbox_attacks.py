@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ajet.environment.sandbox.contract import Limits, Result, UnsafePath
-from ajet.environment.sandbox.targets import SECRET, Targets
 from ajet.environment.sandbox.warm import Warm
 from ajet.schema.errors import SandboxFailure
+from tests.support.attack_targets import SECRET, Targets
 
 MIB = 1 << 20
 LIMITS = Limits(wall=4, cpu=1, memory=96 * MIB, processes=24, files=64, disk=16 * MIB, output=64 * 1024)
