@@ -75,8 +75,9 @@ class Checkout:
         try:
             printed, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired as problem:
-            process.kill()
             raise RunError(f"it took more than {TIMEOUT_S} s") from problem
+        finally:
+            process.kill()  # no effect on one that ended
         if process.returncode != expected:
             raise RunError(
                 f"exit code {process.returncode}, expected {expected}:\n{printed[-3000:]}", process.returncode

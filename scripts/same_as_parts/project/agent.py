@@ -108,14 +108,15 @@ class TurnAgent(PriceAgent):
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         rollout = tuner.config.ajet.rollout
         repeats, batch = rollout.num_repeat, tuner.config.ajet.data.train_batch_size * rollout.num_repeat
-        before = (workflow_task.step - 1) * batch
-        turn = before + workflow_task.task_batch_index * repeats + workflow_task.task_thread_index
+        number = int(workflow_task.task_id.rpartition("-")[2])  # its position, since tasks are not shuffled
+        turn = number * repeats + workflow_task.task_thread_index
         while len(list(HERE.glob("played-*"))) < turn:
             await asyncio.sleep(0.02)
         output = await super().execute(workflow_task, tuner)
         (HERE / f"played-{turn}").touch()
-        last = workflow_task.step >= tuner.config.ajet.trainer_common.total_training_steps
-        while not last and len(list(HERE.glob("played-*"))) < before + 2 * batch:
+        next_batch = turn // batch + 1
+        last = next_batch == tuner.config.ajet.trainer_common.total_training_steps
+        while not last and len(list(HERE.glob("played-*"))) < (next_batch + 1) * batch:
             await asyncio.sleep(0.02)
         return output
 
