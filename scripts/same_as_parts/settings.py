@@ -104,7 +104,7 @@ SETTINGS: dict[str, Setting] = {
         (
             "trainer_common.mode=async",
             "trainer_common.max_staleness=1",
-            "trainer_common.total_training_steps=4",
+            "trainer_common.total_training_steps=3",
             "rollout.user_workflow=agent.py->TurnAgent",
             "rollout.deterministic=false",
             "rollout.num_repeat=2",
