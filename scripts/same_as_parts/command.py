@@ -1,13 +1,15 @@
-"""`python scripts/same_as COMMIT`: whether this working tree trains to the same bits as that commit.
+"""`python scripts/same_as COMMIT`: compares how this working tree trains with how that commit does, bit for bit.
 
-Invariant: the exit code is 0 only if every setting ran with both versions and no byte differs; 1 where one does or did
-not run; 2 for a wrong call. The worktree of the commit and all results are gone at the end, however it ends (`--keep`
-keeps the results). Bits differ between processors, so nothing is stored: both versions run here, now.
+Exit code: 0 if every setting ran with both versions and nothing differs; 1 if something differs or did not run; 2 for a
+wrong call. Bits differ between processors, so nothing is stored: both versions run here, one after the other, in the
+same folder. The worktree of the commit and all results are removed at the end, however it ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,52 +17,63 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
-from same_as_parts.compare import differences
-from same_as_parts.runs import Failed, results
-from same_as_parts.settings import NAMES
+from same_as_parts.checkout import PARTS, Checkout, RunError
+from same_as_parts.compare import Results, find_differences, parse_results
+from same_as_parts.settings import NAMES, SETTINGS
 
-ROOT = Path(__file__).resolve().parents[2]
-SHOWN = 8
-"""Differences of one setting."""
+ROOT = PARTS.parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Return the exit code."""
+    args = parse_arguments(arguments)
+    if args.list:
+        print("\n".join(f"{name:18} {setting.summary}" for name, setting in SETTINGS.items()))
+        return 0
+    signal.signal(signal.SIGTERM, _end)
+    with tempfile.TemporaryDirectory(prefix="ajet-same-as-") as temporary:
+        folder = Path(temporary).resolve()
+        with add_worktree(args.commit, folder / "code") as code:
+            sides = [Checkout("before", code, folder / "before", [ROOT]), Checkout("now", ROOT, folder / "now", [code])]
+            print(f"{'setting':18} {'verdict':58} {'seconds':>7} {'cpu':>5}", flush=True)
+            unequal = [name for name in args.only if not compare_setting(name, sides, folder, args.ignore)]
+    print(f"Not equal to {args.name}: {', '.join(unequal)}." if unequal else f"All equal to {args.name}.")
+    return 1 if unequal else 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; exits with 2 if it is wrong."""
     parser = argparse.ArgumentParser(
-        prog="same_as", description="Whether this working tree trains to the same bits as COMMIT."
+        prog="same_as", description="Compare how this working tree trains with how COMMIT does, bit for bit."
     )
-    parser.add_argument("commit", metavar="COMMIT")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=NAMES, default=NAMES, help=", ".join(NAMES))
+    parser.add_argument("name", nargs="?", metavar="COMMIT")
+    parser.add_argument("--only", metavar="A,B,C", help="These settings alone.")
+    parser.add_argument("--list", action="store_true", help="Print the settings and what each covers.")
     parser.add_argument(
         "--ignore", action="append", metavar="PATTERN", default=[],
-        help="A regular expression of places (such as ^[0-9]+/proof/) that were meant to change; may be repeated.",
+        help="A regular expression of metrics or fields (such as ^proof/) that were meant to change; may be repeated.",
     )  # fmt: skip
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="A new folder for both versions' results.")
-    given = parser.parse_args(arguments)
-    commit = _git("rev-parse", "--verify", "--quiet", f"{given.commit}^{{commit}}")
-    if commit.returncode:
-        parser.error(f"there is no commit {given.commit}")
-    if given.keep is not None and given.keep.exists():
-        parser.error(f"{given.keep} exists already")
-    signal.signal(signal.SIGTERM, _end)
-    with tempfile.TemporaryDirectory(prefix="ajet-same-as-") as folder:
-        kept = given.keep.absolute() if given.keep else Path(folder) / "results"
-        kept.mkdir(parents=True)
-        with worktree(commit.stdout.strip(), Path(folder) / "code") as code:
-            unlike = [name for name in given.only if not _same(name, code, Path(folder), kept, tuple(given.ignore))]
-    if unlike:
-        print(f"Not the same as {given.commit}: {', '.join(unlike)}.")
-        return 1
-    print(f"The same as {given.commit}: {', '.join(given.only)}.")
-    return 0
+    args = parser.parse_args(arguments)
+    args.only = args.only.split(",") if args.only else list(NAMES)
+    unknown = [name for name in args.only if name not in SETTINGS]
+    if unknown:
+        parser.error(f"--only: no setting {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    if args.list:
+        return args
+    if args.name is None:
+        parser.error("COMMIT is missing, such as HEAD~1")
+    found = _git("rev-parse", "--verify", "--quiet", f"{args.name}^{{commit}}")
+    if found.returncode:
+        parser.error(f"there is no commit {args.name}")
+    args.commit = found.stdout.strip()
+    return args
 
 
 @contextmanager
-def worktree(commit: str, place: Path) -> Iterator[Path]:
-    """The code of a commit, until the end of the block."""
+def add_worktree(commit: str, place: Path) -> Iterator[Path]:
+    """Check a commit out until the end of the block."""
     added = _git("worktree", "add", "--detach", "--force", str(place), commit)
     if added.returncode:
         raise SystemExit(added.stderr)
@@ -71,27 +84,64 @@ def worktree(commit: str, place: Path) -> Iterator[Path]:
         _git("worktree", "prune")
 
 
-def _same(name: str, code: Path, folder: Path, kept: Path, ignored: tuple[str, ...]) -> bool:
-    began = time.monotonic()
+def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored: Sequence[str]) -> bool:
+    """Run a setting with both versions, print its line, and return True if they are equal."""
+    began, used = time.monotonic(), _cpu_seconds()
+    ran: list[Results] = []
+    failed: list[tuple[str, RunError]] = []
+    for side in sides:
+        try:
+            ran.append(run_setting(name, side, folder))
+        except RunError as problem:
+            failed.append((side.name, problem))
+    refused = SETTINGS[name].optional and len(failed) == 2 and all(problem.code == 2 for _, problem in failed)
+    different = [] if failed else list(find_differences(*ran, ignored))
+    if refused:
+        verdict = "not compared: this machine lacks what it needs"
+    elif failed:
+        verdict = f"did not run: {' and '.join(side for side, _ in failed)}"
+    else:
+        verdict = f"{len(different)} of {len(ran[0])} values differ" if different else f"equal ({len(ran[0])} values)"
+    print(f"{name:18} {verdict:58} {time.monotonic() - began:7.0f} {_cpu_seconds() - used:5.0f}")
+    if different:
+        print(f"    {different[0]}")
+    for side, problem in [] if refused else failed:
+        print(f"    {side}: {problem}".rstrip().replace("\n", "\n    "))
+    sys.stdout.flush()
+    return refused or not (failed or different)
+
+
+def run_setting(name: str, side: Checkout, folder: Path) -> Results:
+    """Run a setting with one version and read what it left. Raises RunError."""
+    setting, place = SETTINGS[name], folder / "place"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(PARTS / "project", place)
+    side.clear_modules()
     try:
-        sides = [
-            results(name, version, folder / "place", kept / f"{name}.{side}")
-            for side, version in (("before", code), ("now", ROOT))
-        ]
-    except (Failed, subprocess.TimeoutExpired) as problem:
-        print(f"{name}: it did not run\n{problem}", flush=True)
-        return False
-    if not all(list(side.rglob("*.safetensors")) and list(side.rglob("metrics.jsonl")) for side in sides):
-        print(f"{name}: it left no weights or no metrics to compare", flush=True)
-        return False
-    found = list(islice(differences(*sides, ignored), 1000))
-    verdict = "same" if not found else f"{len(found)}{'+' if len(found) == 1000 else ''} differences"
-    print(f"{name}: {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
-    for each in found[:SHOWN]:
-        print(f"  {each}")
-    if len(found) > SHOWN:
-        print(f"  and {len(found) - SHOWN} more", flush=True)
-    return not found
+        left = setting.procedure(side, place, setting.overrides)
+        results = parse_results(side.run([str(PARTS / "reader.py"), str(left)], place))
+    except RunError:
+        side.check_other_modules()
+        raise
+    side.check_modules()
+    require_results(name, results)
+    return results
+
+
+def require_results(name: str, results: Results) -> None:
+    """Raises RunError unless there are steps, weights and, where there was a rollout, episodes to compare."""
+    places = [place for _, place, _ in results]
+    wanted = {"grad_norm": "metrics of a step", "safetensors": "weights"}
+    if name not in ("sft", "dpo", "verl"):
+        wanted["logprobs"] = "tokens of episodes"
+    lacking = [what for word, what in wanted.items() if not any(word in place for place in places)]
+    if lacking:
+        raise RunError(f"it left no {' and no '.join(lacking)}")
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _end(number: int, frame: object) -> None:
@@ -101,7 +151,3 @@ def _end(number: int, frame: object) -> None:
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
