@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import grimp
 from importlinter import Contract, ContractCheck, fields, output
@@ -42,7 +43,8 @@ class PluginContract(Contract):
         """Return the packages of the repository that each one may import."""
         allowed = {KERNEL: {KERNEL}, **{name: {KERNEL, *AWORLD_NAMES, AWORLD_PLUGIN} for name in AWORLD_NAMES}}
         allowed |= {name: {name, KERNEL} for name in plugins}
-        for pair in self.siblings or ():
+        pairs = cast("set[str]", self.siblings or set())  # parsed from the contract's options
+        for pair in pairs:
             importer, _, imported = pair.partition(" -> ")
             if importer in plugins:
                 allowed[importer].add(imported)
