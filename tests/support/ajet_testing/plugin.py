@@ -56,9 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     left_behind.register(config)
     # hundreds of configurations are composed, of the same few files and interpolations: parsing is most of the time
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
-    OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))
+    OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))  # type: ignore[assignment, method-assign]
     # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
-    ssl.create_default_context = functools.lru_cache(maxsize=None)(ssl.create_default_context)
+    cached = functools.lru_cache(maxsize=None)(ssl.create_default_context)
+    ssl.create_default_context = cached  # type: ignore[assignment]
 
 
 def parsed_once(load: Callable[[Any], Container]) -> Callable[[Any], Container]:
@@ -85,7 +86,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return FileScheduling(config, log)
 
 
-class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
+class FileScheduling(LoadScopeScheduling):
     """Whatever `--dist` says: a file's tests go to one worker, and those of all files that boot something, or import
     verl, to one."""
 
