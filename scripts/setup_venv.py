@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run(vllm_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("vLLM could not be installed: all but `rollout.engine: vllm` and verl works, and their tests are skipped")
     correct_vllm_tag(options.venv)
+    link_test_support(options.venv)
     if run(aworld_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("AWorld could not be installed: the tests of its agents are skipped")
     aside = options.venv / "share" / "trinity"
@@ -93,6 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("packages of npm could not be fetched: the tests of its clients are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
     return 0
+
+
+def link_test_support(venv: Path) -> None:
+    """Put `tests/support` on the environment's path: `ajet_testing`, which pytest and import-linter load by name."""
+    for site in venv.glob("lib/python3*/site-packages"):
+        linked = site / "ajet_testing.pth"
+        aside = linked.with_suffix(".new")  # a new file: the old one may be a hard link into another environment
+        aside.write_text(f"{ROOT / 'tests' / 'support'}\n")
+        aside.replace(linked)
 
 
 def vllm_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from tests import costs
+from ajet_testing import costs
 from tests.ajet_zygote import receive, send
 
 AT_IMPORT = re.compile(r"PYTHON|LD_|OMP_|MKL_|HF_|TRANSFORMERS_|TOKENIZERS_|CUDA_|TORCH_|MPL|XDG_|HOME$|TZ$|LANG$|LC_")

@@ -20,8 +20,8 @@ import pytest
 
 from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.schema.episode import Episode, Outcome
+from ajet_testing.left_behind import mapped
 from tests.ajet_command import ajet, environment, metric_rows, start
-from tests.left_behind import mapped
 
 TOOL = ["--backbone", "verl", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
 

@@ -24,7 +24,7 @@ from tests.ajet_command import ajet
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
 
-pytestmark = [pytest.mark.slow, without_verl]
+pytestmark = [pytest.mark.verl, pytest.mark.slow, without_verl]
 TASKS, REPEATS = 6, 4
 
 

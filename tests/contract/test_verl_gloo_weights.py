@@ -9,7 +9,7 @@ import pytest
 
 from tests.verl_fixtures import without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
 
 def test_every_server_gets_every_weight():

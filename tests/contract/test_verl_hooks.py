@@ -22,7 +22,7 @@ import pytest
 from tests.local_fixtures import config_of, episode_of
 from tests.verl_fixtures import experiment, without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 MODES = ("sync", "colocate_async", "separate_async")
 
 

@@ -24,7 +24,7 @@ from tests.image_fixtures import seeing_renderer
 from tests.verl_fixtures import experiment, without_verl
 from tutorial.example_vision.colours import data_url, question, square
 
-pytestmark = [pytest.mark.slow, without_verl]
+pytestmark = [pytest.mark.verl, pytest.mark.slow, without_verl]
 URL = data_url(square("blue", 28, 42))
 
 

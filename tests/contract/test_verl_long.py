@@ -12,7 +12,7 @@ import pytest
 
 from tests.verl_fixtures import without_verl
 
-pytestmark = [without_verl, pytest.mark.extra_slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 32768

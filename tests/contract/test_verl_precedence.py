@@ -15,7 +15,7 @@ from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from tests.verl_fixtures import experiment, without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
 YAML = """ajet:
   backbone: verl

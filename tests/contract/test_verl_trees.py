@@ -21,7 +21,7 @@ from tests.contract.verl_random_trees import FEW_LOGITS
 from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.verl_fixtures import experiment, through_verl, without_verl
 
-pytestmark = [without_verl, pytest.mark.extra_slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 
 EVERYTHING = KL | CAP | TWO
 TREES = {"verl": {"actor_rollout_ref": {"ajet_trees": True}}}

@@ -19,7 +19,7 @@ from ajet.backbone.verl.config import ModelLimits, layer, verl_config
 from ajet.schema.errors import ConfigError
 from tests.verl_fixtures import experiment, nested, without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
 ACTOR, ROLLOUT, TC = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
 TP = "rollout.tensor_model_parallel_size"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MARKS
+from ajet_testing.plugin import MARKS
 
 ROOT = Path(__file__).resolve().parents[2]
 

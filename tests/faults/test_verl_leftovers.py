@@ -17,7 +17,8 @@ import pytest
 from ajet.backbone.verl.cluster.leftovers import ENDED_S, LOOK_S
 from ajet.run.cluster.slurm import BESIDE
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")]
+without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
+pytestmark = [pytest.mark.verl, pytest.mark.slow, without_shared_memory]
 
 CHILD = """
 import pathlib, sys, time

@@ -15,6 +15,7 @@ from ajet.record import find_run
 from ajet.run import view
 from ajet.schema import commands
 from ajet.schema.errors import UserError
+from ajet_testing.packages import find_packages, list_sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,7 +145,7 @@ def test_no_command_is_printed_that_was_not_made_here():
     def said(node: ast.AST) -> list[str]:
         return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
-    for file in sorted((ROOT / "ajet").rglob("*.py")):
+    for file in (file for package in find_packages(ROOT).values() for file in list_sources(package)):
         if "templates" in file.parts or file.name in ("commands.py", "docs.py"):
             continue
         for node in ast.walk(ast.parse(file.read_text())):

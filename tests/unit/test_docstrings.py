@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOM = Path(__file__).resolve().parents[2] / "ajet"
+from ajet_testing.packages import find_packages, list_sources
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [path for package in find_packages(ROOT).values() for path in list_sources(package)]
 RIDDLE = re.compile(r"(Of|The same|That|Those|As|It|They|From|With|By|Beside) (?!many )")
 """How one begins that leaves its subject to the reader."""
-NOT_OURS = ("environment/gaia/servers", "cli/templates", "config/schema")
+NOT_OURS = ("ajet/environment/gaia/servers", "ajet/cli/templates", "ajet/config/schema")
 """What a model reads of a tool; what a user changes; sentences of a page, whose heading is their subject."""
 
 
@@ -24,11 +27,11 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_a_docstring_names_its_subject() -> None:
     riddles = [
-        f"{file.relative_to(ROOM)}:{line}: {said.splitlines()[0]}"
-        for file in sorted(ROOM.rglob("*.py"))
-        if not file.relative_to(ROOM).as_posix().startswith(NOT_OURS)
+        f"{file.relative_to(ROOT)}:{line}: {said.splitlines()[0]}"
+        for file in FILES
+        if not file.relative_to(ROOT).as_posix().startswith(NOT_OURS)
         for line, said in docstrings(file)
         if RIDDLE.match(said)
     ]
     assert not riddles, "\n".join(riddles)
-    assert sum(1 for file in ROOM.rglob("*.py") for _ in docstrings(file)) > 4000
+    assert sum(1 for file in FILES for _ in docstrings(file)) > 4000

@@ -21,6 +21,7 @@ from ajet.backbone.trinity.config import refuse
 from ajet.backbone.verl.config import ModelLimits, verl_config
 from ajet.config import load_experiment
 from ajet.config.schema.experiment import AjetConfig
+from ajet_testing.packages import find_packages, list_sources
 from tests.verl_fixtures import without_verl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +114,8 @@ def test_a_place_is_found_by_what_it_names(code: str, found: list[str]) -> None:
 
 
 def test_the_table_names_every_place_that_only_an_accelerator_shows(gpu_check: ModuleType) -> None:
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "ajet").rglob("*.py")}
+    sources = [path for package in find_packages(ROOT).values() for path in list_sources(package)]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sources}
     worth_parsing = re.compile(r"cpu|cuda|nccl|\bnpu|megatron|sglang|nvidia|gpus", re.IGNORECASE)
     found = {
         f"{path}::{place}"

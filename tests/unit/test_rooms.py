@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_testing.packages import AWORLD_NAMES, PLUGINS, find_packages, find_plugins, list_sources
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ajet"
 HEAVY = ("torch", "transformers", "ray", "datasets", "hydra")
@@ -21,15 +23,18 @@ LAZY = ("transformers", "datasets", "hydra", "peft", "accelerate", "gguf", "matp
 """Imported inside functions only: they are slow, or optional."""
 NAMED = ("ray", "verl", "vllm", "trinity", "pymongo", "mcp", "aworld", "agentscope")
 """Imported only in a file or folder that bears the name."""
-BUILT_ON_IT = {"pymongo": ("mongo",), "ray": ("verl", "trinity"), "vllm": ("verl", "trinity"), "verl": ("trinity",)}
+BUILT_ON_IT: dict[str, tuple[str, ...]] = {
+    "pymongo": ("mongo",), "ray": ("verl", "trinity"), "vllm": ("verl", "trinity"), "verl": ("trinity",),
+    "aworld": AWORLD_NAMES,
+}  # fmt: skip
 """Folders of what stands on it."""
 
 
 @pytest.fixture(scope="module")
 def trees() -> dict[Path, ast.Module]:
-    """Of every file of the package."""
-    paths = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-    return {path: ast.parse(path.read_text()) for path in paths}
+    """Of every file of each package: kernel, plug-ins and AWorld's names."""
+    packages = find_packages(ROOT).values()
+    return {path: ast.parse(path.read_text()) for package in packages for path in list_sources(package)}
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -37,6 +42,12 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from (alias.name.split(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
         yield node.module.split(".")[0]
+
+
+def parts_of(path: Path) -> tuple[str, ...]:
+    """Return the names from the package down to the file."""
+    where = path.relative_to(ROOT)
+    return where.relative_to(PLUGINS).parts if where.parts[0] == PLUGINS else where.parts
 
 
 def on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -87,7 +98,7 @@ def test_frameworks_are_imported_only_where_the_name_says_so(trees: dict[Path, a
         for node in ast.walk(statement)
         for name in imported(node)
         if name in NAMED
-        and not {name, *BUILT_ON_IT.get(name, ())} & set(path.relative_to(PACKAGE).parts)
+        and not {name, *BUILT_ON_IT.get(name, ())} & {part.removeprefix("ajet_") for part in parts_of(path)}
         and name not in path.stem
     ]
     assert found == []
@@ -130,7 +141,7 @@ def test_no_two_files_import_each_other(trees: dict[Path, ast.Module]) -> None:
 
 
 def dotted(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(parts_of(path)).removesuffix(".py").removesuffix(".__init__")
 
 
 def is_face(path: Path) -> bool:
@@ -153,9 +164,11 @@ def taken(importer: str, tree: ast.Module, named: dict[str, Path]) -> Iterator[t
 
 @pytest.mark.slow
 def test_importing_a_room_loads_nothing_heavy() -> None:
-    rooms = ["ajet", *sorted(f"ajet.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))]
+    rooms = ["ajet", *sorted(f"ajet.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")), "train", "env"]
+    rooms += [f"{name}.plugin" for name, folder in find_plugins(ROOT).items() if (folder / "plugin.py").is_file()]
     script = f"""
 import importlib, sys
+sys.path.append({str(ROOT / PLUGINS)!r})
 seen = set()
 for room in {rooms!r}:
     importlib.import_module(room)
@@ -169,17 +182,17 @@ for room in {rooms!r}:
     assert done.stdout == ""
 
 
-WITHOUT_AJET = ("client", "environment/sandbox/inside", "environment/gaia/servers")
+WITHOUT_AJET = ("ajet/client", "ajet/environment/sandbox/inside", "ajet/environment/gaia/servers")
 """Where there is no ajet to import, as it runs."""
 
 
 def test_every_error_of_ours_has_one_root(trees: dict[Path, ast.Module]) -> None:
     strangers = []
     for path, tree in trees.items():
-        where = path.relative_to(PACKAGE).as_posix()
+        where = path.relative_to(ROOT).as_posix()
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and (names := {ast.unparse(base) for base in node.bases}):
                 ours = {name for name in names if not issubclass(getattr(builtins, name, object), Exception)}
                 if names - ours and not ours and not where.startswith(WITHOUT_AJET):
                     strangers.append(f"{where}: {node.name}")
-    assert strangers == ["schema/errors.py: AjetError"]
+    assert strangers == ["ajet/schema/errors.py: AjetError"]

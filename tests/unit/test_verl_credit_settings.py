@@ -21,7 +21,7 @@ from ajet.store import Address
 from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 TC = "trainer_common"
 ACTOR = "actor_rollout_ref.actor"
 READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")

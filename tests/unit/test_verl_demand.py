@@ -12,7 +12,7 @@ from ajet.backbone.verl.config import verl_config
 from ajet.schema.errors import UserError
 from tests.verl_fixtures import experiment, without_verl
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 SIZES = {"trainer_common.nnodes": 2, "trainer_common.n_gpus_per_node": 4}
 APART = {"rollout": {"nnodes": 1, "n_gpus_per_node": 2, "checkpoint_engine": {"backend": "nccl"}}}

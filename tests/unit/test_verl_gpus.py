@@ -7,6 +7,8 @@ import pytest
 from ajet.backbone.verl.cluster.gpus import Gpu, gpus, refuse_busy
 from ajet.schema.errors import UserError
 
+pytestmark = pytest.mark.verl
+
 
 @pytest.fixture
 def smi(tmp_path, monkeypatch):

@@ -27,6 +27,8 @@ from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed, UserError
 from tests.verl_fixtures import without_verl
 
+pytestmark = pytest.mark.verl
+
 
 class Box:
     """Stands where the mailbox and the way to it do."""

@@ -21,7 +21,7 @@ from ajet.config.locations import default_config
 from ajet.schema.errors import ConfigError, UserError
 from tests.verl_fixtures import experiment, nested, without_verl
 
-pytestmark = [without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 
 
 def at(tree, dotted):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.backbone.verl.trainer.mini_batches import deal
+
+pytestmark = pytest.mark.verl
 
 PARTS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 

@@ -12,6 +12,8 @@ from ajet.backbone.verl.cluster.ray_errors import last_line
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.errors import EngineFailure
 
+pytestmark = pytest.mark.verl
+
 
 def test_an_error_of_another_process_is_its_last_line():
     ray = pytest.importorskip("ray")

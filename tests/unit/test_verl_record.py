@@ -42,6 +42,8 @@ from tests import rollout_workflows as flows
 from tests.local_fixtures import episode_of
 from tests.rollout_fixtures import renderer, stage
 
+pytestmark = pytest.mark.verl
+
 BATCH, REPEATS = 2, 2
 ORDER = TaskOrder([Task(task_id="t0")], 0)
 LAST_TICKET = 100

@@ -13,7 +13,7 @@ from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 QWEN = ModelLimits(positions=32768, heads=16, kv_heads=8)

@@ -21,7 +21,7 @@ from tests import record_fixtures as recorded
 from tests.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
 from tests.record_fixtures import assert_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 
 def stored(group: Group, uid: str) -> list[tuple[str, dict]]:

@@ -10,6 +10,8 @@ from ajet.backbone.verl.shipped_experiment import carried, restored
 from ajet.config import load_experiment, resolve_reference
 from ajet.workflow import Workflow
 
+pytestmark = pytest.mark.verl
+
 WORKFLOW = """from ajet import Workflow
 
 

@@ -29,6 +29,8 @@ from ajet.task_reader import TaskOrder
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
+pytestmark = pytest.mark.verl
+
 ORDER = TaskOrder([Task(task_id=f"t{number}") for number in range(9)], 0, shuffle=False)
 STORE = Address(Path("store.db"))
 TERMS: Any = SimpleNamespace(

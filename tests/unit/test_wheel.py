@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_testing.packages import PLUGINS, find_plugins
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL_YAML = """
@@ -61,11 +63,14 @@ def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {"ajet": "ajet", **{name: f"ajet/{name}" for name in ("default_config", "tutorial", "deploy")}}
     shipped |= {name: f"ajet/names/{name}" for name in ("train", "env")}
+    shipped |= {f"{PLUGINS}/{name}": name for name in find_plugins(ROOT)}
     for source, inside in shipped.items():
         tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
-        files = {inside + line.removeprefix(source) for line in tracked.stdout.splitlines() if (ROOT / line).exists()}
+        lines = [line for line in tracked.stdout.splitlines() if not line.startswith(f"{source}/tests/")]
+        files = {inside + line.removeprefix(source) for line in lines if (ROOT / line).exists()}
         assert files and files <= names, files - names
-    assert not [name for name in names if "__pycache__" in name or name.startswith(("tests", "launcher_record"))]
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ajet", *find_plugins(ROOT)}
+    assert not [name for name in names if {"__pycache__", "tests", "ajet_testing"} & set(name.split("/"))]
     (entry,) = (name for name in names if name.endswith("entry_points.txt") and name.count("/") == 1)
     told = zipfile.ZipFile(wheel).read(entry).decode()
     assert "ajet = ajet.cli.launcher:main" in told and "vllm" not in told

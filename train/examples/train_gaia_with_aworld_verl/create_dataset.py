@@ -59,7 +59,7 @@ def built_in() -> Iterator[dict[str, Any]]:
 
 
 def row_of(task: dict[str, Any], split: str, system: str) -> dict[str, Any]:
-    """As verl reads it."""
+    """Return the row that verl reads."""
     prompt = [{"role": "system", "content": system}] if system else []
     about = {"task_id": task["id"], "split": split, "level": str(task["level"]), "answer": task["answer"]}
     return {

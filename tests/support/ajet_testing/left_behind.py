@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
 OWN = (".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", ".import_linter_cache", "__pycache__", ".venv")
 """What tools keep in a checkout, and git ignores."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -33,7 +32,8 @@ TICK_S = 0.02
 class LeftBehind:
     """The pytest plugin of the process that the workers answer to."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.folder = Path(tempfile.mkdtemp(prefix="ajet-"))  # short: sockets lie below it
         self.home, self.temporary = self.folder / "home", self.folder / "t"
         self.home.mkdir()
@@ -52,7 +52,7 @@ class LeftBehind:
 
     def seen(self) -> set[str]:
         """What lies in the checkout that is not of it, and in shared memory."""
-        command = ["git", "-C", str(ROOT), "status", "--porcelain", "--ignored", "--untracked-files=all"]
+        command = ["git", "-C", str(self.root), "status", "--porcelain", "--ignored", "--untracked-files=all"]
         listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
         shared = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
         new = [line[3:] for line in listed if line.startswith(("??", "!!"))]
@@ -115,4 +115,4 @@ def mapped(path: str) -> bool:
 def register(config: pytest.Config) -> None:
     """In the process that starts the workers, or runs the tests itself."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        config.pluginmanager.register(LeftBehind(), "left behind")
+        config.pluginmanager.register(LeftBehind(config.rootpath), "left behind")
