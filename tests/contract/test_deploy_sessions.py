@@ -14,7 +14,7 @@ from ajet.config.experiment import defaults_only
 from ajet.run import deploy
 from ajet.run.deploy import Deployed
 from ajet.run.service_end import wait_for
-from tests.gateway_fixtures import ASK, bench
+from tests.support.gateways import ASK, start_gateway
 
 KEY = "a-key-of-my-own-0123456789"
 BODIES = {
@@ -29,7 +29,7 @@ BODIES = {
 def deployed(tmp_path, monkeypatch, **options):
     monkeypatch.setattr(deploy, "MOST_CALLS", 1)
     experiment = defaults_only(backbone="debug", name="tool", exp_dir=tmp_path)
-    with bench(["Three."] * 20, **options) as made:
+    with start_gateway(["Three."] * 20, **options) as made:
         yield Deployed(made.gateway, KEY, "tool", experiment).open()
 
 

@@ -10,13 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
-from ajet.engine.scripted import ScriptedReply
 from ajet.gateway.listener import listen
 from ajet.gateway.observing import Proxy, Server, Sessions
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.secrets import Redactor
 from ajet.schema.call import full_ids
-from tests.gateway_fixtures import ADD, ASK, bench
+from tests.support.gateways import ADD, ASK, ScriptedReply, start_gateway
 
 KEY = "sk-of-a-customer-0123456789"
 CHUNKS = [
@@ -106,9 +105,9 @@ def said(episode):
 def test_every_dialect_is_recorded_as_it_was_said(tmp_path):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     script = [ScriptedReply("Three."), ScriptedReply(call), ScriptedReply("Four."), ScriptedReply("Five.")]
-    with bench(script * 2) as made, observed("http://nowhere/v1", tmp_path) as proxy:
+    with start_gateway(script * 2) as made, observed("http://nowhere/v1", tmp_path) as proxy:
         session = made.open()
-        to = session("agent", "agent", None)
+        to = session.endpoint("agent")
         proxy.server._proxy._endpoint = to.base_url  # the gateway's, which chose its port
         again = [*ASK, {"role": "assistant", "content": "Three."}, ASK[1]]
         three = [{"role": "user", "content": "2 + 3?"}]

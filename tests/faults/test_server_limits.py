@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from ajet.engine.contract import Sampling
-from ajet.gateway.limits import Limits, Shared
-from tests.gateway_fixtures import bench
+from ajet.gateway.limits import Shared
 from tests.served_fixtures import Counter, counter
+from tests.support.gateways import Limits, Sampling, start_gateway
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -124,12 +123,14 @@ def test_a_body_that_stops_coming_is_not_waited_for():
 
 def test_a_client_that_reads_nothing_of_its_reply_does_not_hold_its_episode_open():
     """It hangs, or its machine is gone: what it was to read waits in no buffer, and nobody waits for it, for good."""
-    with bench(["long " * 600], chunk=1, max_model_len=9000, max_response_tokens=8000, limits=READ_SOON) as served:
+    with start_gateway(
+        ["long " * 600], chunk=1, max_model_len=9000, max_response_tokens=8000, limits=READ_SOON
+    ) as served:
         assert httpx.get(f"{served.gateway.base_url.removesuffix('/v1')}/health").status_code == 200
         (acceptor,) = served.gateway._server.servers
         acceptor._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         session = served.open(sampling=Sampling(8000))
-        key = session("agent", "agent", None).api_key
+        key = session.endpoint("agent").api_key
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
         place = urlsplit(served.gateway.base_url)
         with socket.socket() as connection:
