@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.contract.test_observe import endpoint, observed
 from tests.hostile_requests import lattice, objects
-from tests.served_fixtures import counter
 from tests.support.gateways import ASK, post, start_gateway
+from tests.support.observed import endpoint, observed
+from tests.support.served import start_serving
 
 REPLY = json.dumps({"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()
 
@@ -70,7 +70,7 @@ def in_two_parts(values: bytes) -> tuple[Callable[[], Iterator[bytes]], threadin
 def test_long_episode_request_does_not_stop_other_clients():
     values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
     statuses = []
-    with counter() as desk:
+    with start_serving() as desk:
         desk.client.get("/episodes").raise_for_status()
         body, sent = in_two_parts(values)
 
@@ -107,7 +107,7 @@ def test_chat_request_of_many_values_is_refused(size):
 
 @pytest.mark.parametrize("path", ["/episodes", "/episodes/any/finish"])
 def test_episode_request_of_many_values_is_refused(path):
-    with counter() as desk:
+    with start_serving() as desk:
         answer = desk.client.post(path, content=b'{"metadata": ' + objects(8 << 20) + b"}")
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
 
