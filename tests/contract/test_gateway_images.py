@@ -11,8 +11,14 @@ import openai
 import pytest
 
 from ajet.schema.endpoint import Endpoint
-from tests.image_fixtures import seeing_renderer
-from tests.support.gateways import Sampling, ScriptedChat, ScriptedReply, post, start_gateway
+from tests.support.gateways import (
+    Sampling,
+    ScriptedChat,
+    ScriptedReply,
+    post,
+    seeing_renderer,
+    start_gateway,
+)
 from tutorial.example_vision.colours import data_url, square
 
 URL, LINK = data_url(square("blue", 28, 42)), "https://example.org/cat.jpg"

@@ -243,7 +243,7 @@ address = f"http://127.0.0.1:{server.getsockname()[1]}"
 os.environ |= {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": "a" * 40}
 os.environ |= {"SWANLAB_MODE": "online", "SWANLAB_API_HOST": address, "SWANLAB_API_KEY": "b" * 21}
 os.environ |= {"MLFLOW_TRACKING_URI": address}
-from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
+from tests.support.trackers import TrackedRun, Tracker, Trackers, open_trackers
 Tracker.patience_s = Tracker.closing_s = 3.0
 trackers = Trackers(open_trackers(sys.argv[1], TrackedRun("p", "r", "0123456789abcdef", Path.cwd())))
 trackers.metrics(1, {"kl": 1.0})

@@ -43,8 +43,8 @@ __all__ = [
     "ADD", "ASK", "Capture", "EpisodeSession", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway", "Sampling",
     "ScriptedChat", "ScriptedEngine", "ScriptedReply", "TOOL", "TRIES", "TemplateRefused", "call", "client_of",
     "gather_stream_events", "limit_bodies", "own_reply", "post", "prove", "render_in_threads", "renderer_of_config",
-    "renderer_of_style", "result", "scripted_logprob", "spelled_out", "start_gateway", "take_stops_for_edits",
-    "timelines", "wait_on_loop",
+    "renderer_of_style", "result", "scripted_logprob", "seeing_renderer", "spelled_out", "start_gateway",
+    "take_stops_for_edits", "timelines", "wait_on_loop",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -219,6 +219,13 @@ class RunningGateway:
 def renderer_of_style(style: str = "qwen25", *, made: Any = None, **options: Any) -> Renderer:
     """Return the renderer of a chat template's style, or of the tokenizer `made`."""
     return Renderer(made or tokenizer(style), **options)
+
+
+def seeing_renderer() -> Renderer:
+    """Return the renderer of a model that sees images."""
+    from tests.image_fixtures import seeing_renderer as make_renderer
+
+    return make_renderer()
 
 
 def renderer_of_config(yaml: Path, made: Any) -> Renderer:
