@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx
 
 from ajet.rollout.garbage_collection import frozen_start
-from tests.contract.test_observe import observed
 from tests.hostile_requests import lattice, objects
+from tests.support.observed import observed
 from tests.support.served import KEY, start_serving
 
 GOAL = 0.2
