@@ -16,7 +16,6 @@ import pytest
 from ajet.backbone import open_backbone
 from ajet.config import Experiment
 from ajet.config.experiment import defaults_only
-from ajet.engine.transformers.engine import TransformersEngine
 from ajet.gateway import Session
 from ajet.rollout.wiring import open_gateway
 from ajet.run import deploy
@@ -128,6 +127,8 @@ def limit_session_calls(count: int) -> Iterator[None]:
 @contextmanager
 def engine_dies_in_replies() -> Iterator[None]:
     """Within the block the engine of a deployment dies after the first tokens of each reply."""
+    from ajet.engine.transformers.engine import TransformersEngine  # with torch
+
     whole = TransformersEngine.generate
 
     async def dies(self: TransformersEngine, request: Any) -> AsyncIterator[Any]:

@@ -14,17 +14,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ajet.config import load_experiment
 from ajet.context_tracker import prove, timelines
 from ajet.context_tracker.matching import Conversations
 from ajet.engine.contract import Sampling, TokenEngine
@@ -32,12 +30,14 @@ from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, sc
 from ajet.gateway import Capture, Gateway, Session, exchange, running_calls, worker_threads
 from ajet.gateway.limits import Limits
 from ajet.gateway.token_turn import TRIES
-from ajet.rollout.wiring import renderer_of
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, own_reply, result
 from tests.chat_templates import tokenizer
+
+if TYPE_CHECKING:
+    import openai
 
 __all__ = [
     "ADD", "ASK", "Capture", "EpisodeSession", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway", "Sampling",
@@ -230,6 +230,9 @@ def seeing_renderer() -> Renderer:
 
 def renderer_of_config(yaml: Path, made: Any) -> Renderer:
     """Return the renderer that a run of this configuration has for the tokenizer `made`."""
+    from ajet.config import load_experiment  # both take half a second that other tests need not spend
+    from ajet.rollout.wiring import renderer_of
+
     return renderer_of(load_experiment(yaml).ajet, made)
 
 
@@ -270,6 +273,8 @@ def wait_on_loop(on: RunningGateway, condition: Callable[[], object]) -> None:
 
 def client_of(endpoint: Endpoint, *, in_process: bool = True, **options: Any) -> openai.AsyncOpenAI:
     """Return an unmodified AsyncOpenAI client."""
+    import openai
+
     http = httpx.AsyncClient(transport=endpoint.transport()) if in_process and endpoint.transport else None
     settings: dict[str, Any] = {"max_retries": 0, **options}
     return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http, **settings)

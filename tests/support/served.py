@@ -2,6 +2,7 @@
 
 Only this module, `gateways.py`, `deployed.py` and `observed.py` name internals of what serves. `RunningServer` also
 tells what the trainer behind the server would be given; faults that no client can cause are its methods, by name.
+What few tests need is imported where it is used: half a second for each of the other files.
 """
 
 from __future__ import annotations
@@ -18,25 +19,19 @@ import httpx
 import pytest
 
 from ajet.client import asking
-from ajet.config import Experiment, load_experiment
+from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits, Shared
-from ajet.record import RunDirectory
 from ajet.rollout import breaker, verdicts
 from ajet.rollout.served import Desk, Keeper, deadlines, protocol, routes
-from ajet.run.auditing.audit import audit_whole
-from ajet.run.proof.prove import prove_recorded
-from ajet.run.recording import Recording
-from ajet.run.serving.batch import Batch
-from ajet.run.summary import Tally
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 from ajet.store import RunStore, SqliteStore, StoreAway
 from ajet.store.contract import StoreDown
 from ajet.store.shared import Opener
 from ajet.task_judge import Judge
-from ajet.task_reader import TaskOrder, open_reader
+from ajet.task_reader import TaskOrder
 from tests.record_fixtures import episode as recorded_episode
 from tests.rollout_fixtures import renderer, time_is_up
 from tests.support.gateways import RunningGateway
@@ -147,6 +142,8 @@ class RunningServer:
 
     def sort_into_batch(self, result: Episode | Group) -> tuple[list[Episode], list[Episode]]:
         """Return (held out, alone) of a batch to which this result alone was added."""
+        from ajet.run.serving.batch import Batch
+
         batch = Batch(1)
         batch.add(result)
         return batch.held_out, batch.alone
@@ -371,6 +368,9 @@ def open_sqlite_store(path: Path) -> SqliteStore:
 
 def read_tasks(yaml: Path, split: str = "train") -> list[Task]:
     """Read the tasks that a configuration names."""
+    from ajet.config import load_experiment
+    from ajet.task_reader import open_reader
+
     return list(open_reader(load_experiment(yaml)).tasks(split))  # type: ignore[arg-type]
 
 
@@ -378,6 +378,10 @@ class Recorder:
     """What records the ends of a server without a trainer, in a run's folder below `root`."""
 
     def __init__(self, yaml: Path, root: Path) -> None:
+        from ajet.config import load_experiment
+        from ajet.record import RunDirectory
+        from ajet.run.recording import Recording
+
         run = RunDirectory.open(load_experiment(yaml), root=root, kind="serve", resume="never", fresh=False)
         self.keeper = Recording(run)
         self.episodes = run.path / "episodes"
@@ -404,14 +408,20 @@ def episode_routes(served: RunningServer) -> set[tuple[str, str]]:
 
 def prove_run(run: Path) -> Any:
     """Prove the ids of a recorded run, as `ajet prove --ids-only` does."""
+    from ajet.run.proof.prove import prove_recorded
+
     return prove_recorded(str(run), run.parent, ids_only=True)
 
 
 def audit_run(run: Path) -> Any:
     """Audit a run's chain of records, as `ajet audit` does."""
+    from ajet.run.auditing.audit import audit_whole
+
     return audit_whole(run)
 
 
 def count_steps(rows: list[dict[str, Any]]) -> Any:
     """Count the steps that rows of metrics skip, double or give up."""
+    from ajet.run.summary import Tally
+
     return Tally.of(rows)
