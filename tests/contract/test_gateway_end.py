@@ -7,10 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.support.gateways import (
-    ASK,
-    start_gateway,
-)
+from tests.support.gateways import ASK, start_gateway
 from tests.waiting import until
 
 

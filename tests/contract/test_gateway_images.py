@@ -11,14 +11,7 @@ import openai
 import pytest
 
 from ajet.schema.endpoint import Endpoint
-from tests.support.gateways import (
-    Sampling,
-    ScriptedChat,
-    ScriptedReply,
-    post,
-    seeing_renderer,
-    start_gateway,
-)
+from tests.support.gateways import Sampling, ScriptedChat, ScriptedReply, post, seeing_renderer, start_gateway
 from tutorial.example_vision.colours import data_url, square
 
 URL, LINK = data_url(square("blue", 28, 42)), "https://example.org/cat.jpg"

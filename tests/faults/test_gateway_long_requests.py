@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from ajet.schema.call import prompt_ids
-from tests.chat_templates import tokenizer
 from tests.support.gateways import (
     ADD,
     ASK,
     LONG_PROMPT,
-    Renderer,
+    GatedRenderer,
     post,
     render_in_threads,
     start_gateway,
@@ -31,23 +30,9 @@ MANY = [
 LONG = [{"role": "user", "content": "word " * LONG_PROMPT}]
 
 
-class Gate(Renderer):
-    """Renders long prompts when it is let."""
-
-    def __init__(self):
-        super().__init__(tokenizer("qwen25"))
-        self.begun, self.go = threading.Semaphore(0), threading.Event()
-
-    def render(self, messages, tools=None):
-        if len(messages[0]["content"]) > LONG_PROMPT:
-            self.begun.release()
-            assert self.go.wait(60)
-        return super().render(messages, tools)
-
-
 @contextmanager
 def gated():
-    renderer = Gate()
+    renderer = GatedRenderer()
     with start_gateway(lambda request: "Well.", words=renderer, max_model_len=1 << 20) as on:
         try:
             yield on

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     import openai
 
 __all__ = [
-    "ADD", "ASK", "Capture", "EpisodeSession", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway", "Sampling",
-    "ScriptedChat", "ScriptedEngine", "ScriptedReply", "TOOL", "TRIES", "TemplateRefused", "call", "client_of",
-    "gather_stream_events", "limit_bodies", "own_reply", "post", "prove", "render_in_threads", "renderer_of_config",
-    "renderer_of_style", "result", "scripted_logprob", "seeing_renderer", "spelled_out", "start_gateway",
-    "take_stops_for_edits", "timelines", "wait_on_loop",
+    "ADD", "ASK", "Capture", "EpisodeSession", "GatedRenderer", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway",
+    "Sampling", "ScriptedChat", "ScriptedEngine", "ScriptedReply", "TOOL", "TRIES", "TemplateRefused", "call",
+    "client_of", "gather_stream_events", "limit_bodies", "own_reply", "post", "prove", "render_in_threads",
+    "renderer_of_config", "renderer_of_style", "result", "scripted_logprob", "seeing_renderer", "spelled_out",
+    "start_gateway", "take_stops_for_edits", "timelines", "wait_on_loop",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -214,6 +215,21 @@ class RunningGateway:
         """Return the connections that the server holds."""
         (acceptor,) = self.gateway._server.servers  # type: ignore[union-attr]
         return list(acceptor._open)
+
+
+class GatedRenderer(Renderer):
+    """A renderer that holds prompts of more than LONG_PROMPT characters until `go` is set; `begun` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__(tokenizer("qwen25"))
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+
+    def render(self, messages: Any, tools: Any = None) -> Any:
+        """See Renderer."""
+        if len(messages[0]["content"]) > LONG_PROMPT:
+            self.begun.release()
+            assert self.go.wait(60)
+        return super().render(messages, tools)
 
 
 def renderer_of_style(style: str = "qwen25", *, made: Any = None, **options: Any) -> Renderer:
