@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = ("ajet.schema.", "ajet.record.trackers.Tracker")
 """Beginnings of public names, besides what the public packages export; the second is documented in extending.md."""
 PACKAGES = ("ajet", "ajet.client", "ajet.record", "ajet.schema", "ajet.tune")
-DOTTED = re.compile(r"\bajet(?:\.[a-z_]\w*)+(?:\.\w+)*")
+IMPORTS = re.compile(r"(?:^|[;\n])\s*(?:from|import) (ajet(?:\.\w+)*)")
+"""Of a program in a string."""
+TAKES_NAMES = ("setattr", "delattr", "patch", "import_module", "__import__")
+"""Functions whose first argument may be a dotted name: elsewhere such a string is a key of the configuration."""
 
 
 def read_lists() -> tuple[list[str], set[str]]:
@@ -52,14 +55,13 @@ def find_problems(source: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ajet":
             if not is_allowed("ajet", node.attr):
                 yield f"{line}: ajet.{node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_code(node.value):
-            named = DOTTED.findall(node.value)
-            yield from (f"{line}: {name}" for name in named if not is_allowed(*name.rpartition(".")[::2]))
-
-
-def is_code(text: str) -> bool:
-    """True for a dotted name, as `monkeypatch.setattr` takes, and for a program that imports something of ours."""
-    return bool(DOTTED.fullmatch(text) or re.search(r"(?:^|[;\n])\s*(?:from|import) ajet\.", text))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from (f"{line}: {name}" for name in IMPORTS.findall(node.value) if not is_allowed(name, None))
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            name = str(node.args[0].value)
+            if called in TAKES_NAMES and name.startswith("ajet.") and not is_allowed(*name.rpartition(".")[::2]):
+                yield f"{line}: {name}"
 
 
 def is_allowed(module: str, name: str | None) -> bool:
@@ -98,6 +100,7 @@ def test_gate_names_public_things_alone(gate: str) -> None:
         "def test(session): session._ledger.idle",
         "def test(monkeypatch): monkeypatch.setattr('ajet.rollout.breaker.FIRST_PAUSE', 1)",
         "CODE = 'import sys; from ajet.engine import openmp'",
+        "import importlib; importlib.import_module('ajet.gateway')",
     ],
 )
 def test_internal_name_is_found(source: str) -> None:
@@ -114,6 +117,7 @@ from ajet.record.trackers import Tracker
 from ajet.schema.call import full_ids
 from tests.support.gateways import start_gateway
 CODE = "import ajet.client"
+KEY = "ajet.rollout.isolation"
 class A:
     def b(self): return self._b
 """
