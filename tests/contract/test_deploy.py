@@ -12,7 +12,7 @@ import pytest
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet
 from tests.contract.conftest import TOOL_SETTINGS
-from tests.support.deployed import limit_session_calls, start_deployment
+from tests.support.deployed import replace_sessions_after, start_deployment
 
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]
 KEY = "a-key-of-my-own-0123456789"
@@ -51,7 +51,7 @@ def test_the_model_of_a_run_answers_openais_and_anthropics_clients(record, monke
 def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch):
     monkeypatch.setenv("AJET_API_KEY", KEY)
     bearer = {"authorization": f"Bearer {KEY}"}
-    with limit_session_calls(3), start_deployment("tool", record, "step-1") as model:
+    with replace_sessions_after(3), start_deployment("tool", record, "step-1") as model:
         base = model.base_url
         assert post(base, "/chat/completions", {"messages": ASK}).status_code == 401
         told = {"messages": ASK, "max_tokens": 8}

@@ -9,7 +9,7 @@ import socket
 import httpx
 import pytest
 
-from tests.support.deployed import limit_session_calls, start_scripted_deployment
+from tests.support.deployed import replace_sessions_after, start_scripted_deployment
 from tests.support.gateways import ASK
 from tests.waiting import until
 
@@ -24,7 +24,7 @@ BODIES = {
 
 @pytest.fixture
 def model(tmp_path):
-    with limit_session_calls(1), start_scripted_deployment(tmp_path, KEY) as model:
+    with replace_sessions_after(1), start_scripted_deployment(tmp_path, KEY) as model:
         yield model
 
 

@@ -117,7 +117,7 @@ def start_configured_deployment(settings: dict[str, Any], folder: Path, key: str
 
 
 @contextmanager
-def limit_session_calls(count: int) -> Iterator[None]:
+def replace_sessions_after(count: int) -> Iterator[None]:
     """Within the block a deployment's session is replaced after `count` calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deploy, "MOST_CALLS", count)
