@@ -1,0 +1,195 @@
+"""Run commands of `ajet`, in processes of their own or here, and read what they record.
+
+Tests of runs assert exit codes, printed lines and what `ajet.record`, `ajet audit` and `ajet prove` say. Invariant: of
+the tests that are gates, only this module names what lies inside `ajet.cli`, `ajet.run`, `ajet.backbone` and
+`ajet.record`. A fault that no workflow, signal, disk or setting can cause is a context manager here, named by the
+fault.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone.local.optimizer import FlatAdamW
+from ajet.backbone.local.trainer import Trainer
+from ajet.cli.launcher import main
+from ajet.record.chain import Chain
+from ajet.record.logs import main_log
+from ajet.record.metrics import Metrics
+from ajet.run import learn, train
+from ajet.run.summary import Tally
+from ajet.schema.errors import UserError
+from ajet.store import RunStore
+from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
+
+__all__ = [
+    "Forked",
+    "Ran",
+    "ajet",
+    "audit",
+    "command",
+    "count_tasks",
+    "environment",
+    "every_episode_fails",
+    "interrupted_twice",
+    "killed_before_commit",
+    "killed_before_row",
+    "main_log",
+    "metric_rows",
+    "prove",
+    "run_here",
+    "start",
+    "validation_is_interrupted",
+]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended: its exit code, and what it printed on both streams."""
+
+    code: int
+    printed: str
+
+
+def run_here(*arguments: str | Path) -> Ran:
+    """Run `ajet ARGUMENTS` in this process, which costs no start and which a fault of this module reaches."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
+        main([str(each) for each in arguments])
+    return Ran(int(end.value.code or 0), printed.getvalue())
+
+
+def audit(run: Path) -> dict[str, Any]:
+    """What `ajet audit --json` says of the run in this folder."""
+    return _json_of("audit", run)
+
+
+def prove(run: Path, *options: str) -> dict[str, Any]:
+    """What `ajet prove --json` says of the run in this folder."""
+    return _json_of("prove", run, *options)
+
+
+def _json_of(name: str, run: Path, *options: str) -> dict[str, Any]:
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit) as end:
+        main([name, str(run), "--json", *options])
+    said: dict[str, Any] = json.loads(printed.getvalue())
+    assert end.value.code == (0 if said["ok"] else 1), said
+    return said
+
+
+def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """(skipped, doubled) tasks by the rows of metrics.jsonl, as a run says at its end."""
+    tally = Tally.of(rows)
+    return tally.skipped, tally.doubled
+
+
+def _interrupt_twice() -> None:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _at_call(
+    patch: pytest.MonkeyPatch, of: Any, name: str, call: int, before: Callable[[], Any] | None = None, *,
+    after: Callable[[], Any] | None = None,
+) -> None:  # fmt: skip
+    """Do something before, or after, the `call`th call of this function."""
+    plain, left = getattr(of, name), [call]
+
+    def counted(*args: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and before is not None:
+            before()
+        done = plain(*args, **more)
+        if left[0] == 0 and after is not None:
+            after()
+        return done
+
+    patch.setattr(of, name, counted)
+
+
+def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Of an optimizer's step: some weights are moved, others not."""
+    plain, left = FlatAdamW.step, [step]
+
+    def counted(optimizer: FlatAdamW, *args: Any, **more: Any) -> float:
+        left[0] -= 1
+        if left[0] == 0:
+            _at_call(patch, optimizer, "_move", 2, _interrupt_twice)
+        return plain(optimizer, *args, **more)
+
+    patch.setattr(FlatAdamW, "step", counted)
+
+
+_MOMENTS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
+    "gradients": lambda patch, step: _at_call(patch, Trainer, "_gradients", step, after=_interrupt_twice),
+    "optimizer": _in_second_slice,
+    "before the store": lambda patch, step: _at_call(patch, RunStore, "use", step, _interrupt_twice),
+    "after the store": lambda patch, step: _at_call(patch, learn, "conclude", step, _interrupt_twice),
+    "after the record": lambda patch, step: _at_call(patch, learn, "conclude", step, after=_interrupt_twice),
+}
+
+
+@contextmanager
+def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
+    """A person presses Ctrl-C twice in the `step`th step: after its "gradients", in the middle of the "optimizer",
+    "before the store" knows of it, "after the store" does and nothing else, or "after the record"."""
+    with pytest.MonkeyPatch.context() as patch:
+        _MOMENTS[moment](patch, step)
+        yield
+
+
+@contextmanager
+def validation_is_interrupted() -> Iterator[None]:
+    """Ctrl-C arrives as the first validation is about to begin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+        yield
+
+
+class _Killed(Exception):
+    """Stands for a kill: nothing is saved after it."""
+
+
+def _kill() -> None:
+    raise _Killed
+
+
+@contextmanager
+def killed_before_row() -> Iterator[None]:
+    """The run ends as by a kill, between the episodes that are recorded next and their row of metrics.jsonl."""
+    with pytest.MonkeyPatch.context() as patch:
+        _at_call(patch, Metrics, "log", 1, _kill)
+        patch.setattr(Chain, "commit_noted", lambda chain, step: None)  # who is killed links nothing more
+        yield
+
+
+@contextmanager
+def killed_before_commit() -> Iterator[None]:
+    """The run ends as by a kill once its first step is trained, before anything is saved of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        _at_call(patch, learn, "conclude", 1, _kill)
+        yield
+
+
+@contextmanager
+def every_episode_fails(*, step: int) -> Iterator[None]:
+    """Every episode of that step fails, as where what its agent calls is away."""
+
+    def refuse(episodes: list[Any], at: int) -> None:
+        if at == step:
+            raise UserError("All episodes failed.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "refuse_if_all_failed", refuse)
+        yield
