@@ -28,7 +28,6 @@ from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
 from ajet.run import learn, train
 from ajet.run.summary import Tally
-from ajet.schema.errors import UserError
 from ajet.store import RunStore
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
 
@@ -40,7 +39,6 @@ __all__ = [
     "command",
     "count_tasks",
     "environment",
-    "every_episode_fails",
     "interrupted_twice",
     "killed_before_commit",
     "killed_before_row",
@@ -179,17 +177,4 @@ def killed_before_commit() -> Iterator[None]:
     """The run ends as by a kill once its first step is trained, before anything is saved of it."""
     with pytest.MonkeyPatch.context() as patch:
         _at_call(patch, learn, "conclude", 1, _kill)
-        yield
-
-
-@contextmanager
-def every_episode_fails(*, step: int) -> Iterator[None]:
-    """Every episode of that step fails, as where what its agent calls is away."""
-
-    def refuse(episodes: list[Any], at: int) -> None:
-        if at == step:
-            raise UserError("All episodes failed.")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "refuse_if_all_failed", refuse)
         yield
