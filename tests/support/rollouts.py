@@ -21,10 +21,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ajet.config import Experiment, resolve_reference
-from ajet.engine.contract import TokenRequest
+from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
@@ -38,16 +39,20 @@ from ajet.tokens import Renderer
 from ajet.workflow import deadline
 from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
+from tests.published_templates import family as published_tokenizer
 
 __all__ = [
     "AnswerJudge",
     "Closed",
+    "DrawKey",
     "GivenBack",
     "HoldsNothing",
     "Renderer",
+    "ScriptedEngine",
     "ScriptedReply",
     "Stage",
     "TokenRequest",
+    "ask_for_round",
     "attempts_start_at",
     "cancelled_attempts_have_time",
     "deadline_passes",
@@ -56,6 +61,7 @@ __all__ = [
     "judge_time_is_up",
     "judge_time_limits",
     "outages_pause_briefly",
+    "published_tokenizer",
     "renderer",
     "stage",
     "stuck_stack_probe",
@@ -258,6 +264,16 @@ def stage(
         finally:
             made.close()
             gateway.close()
+
+
+async def ask_for_round(*, of: int, closed_after: float) -> None:
+    """Ask an engine for a reply in a round `of` so many, and close the engine after these seconds."""
+    engine = RoundEngine(ScriptedEngine([[1]]))
+    engine.expect(of)
+    request = TokenRequest(np.zeros(1, np.int32), Sampling(4), DrawKey(0, 0, 0, 0))
+    asyncio.get_running_loop().call_later(closed_after, engine.close)
+    async for _ in engine.generate(request):
+        pass
 
 
 @contextmanager
