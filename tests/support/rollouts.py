@@ -24,17 +24,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ajet.algorithm import credit
+from ajet.algorithm.overlong import length_of as count_length
 from ajet.config import Experiment, resolve_reference
+from ajet.config.schema import AjetConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
 from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts, breaker, episodes, verdicts
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import priority
+from ajet.run.accounting import episode_metrics
+from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge import Judge
 from ajet.tokens import Renderer
 from ajet.workflow import deadline
 from ajet.workflow.function import workflow_from
@@ -47,6 +54,7 @@ __all__ = [
     "DrawKey",
     "GivenBack",
     "HoldsNothing",
+    "Judge",
     "Renderer",
     "ScriptedEngine",
     "ScriptedReply",
@@ -55,13 +63,17 @@ __all__ = [
     "ask_for_round",
     "attempts_start_at",
     "cancelled_attempts_have_time",
+    "count_length",
+    "credit_of",
     "deadline_passes",
     "flows",
     "group_ends_during_retry_pause",
     "judge_time_is_up",
     "judge_time_limits",
+    "metrics_of",
     "outages_pause_briefly",
     "published_tokenizer",
+    "refuse_if_all_failed",
     "renderer",
     "stage",
     "stuck_stack_probe",
@@ -306,6 +318,16 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of, "first", first)
         yield
+
+
+def credit_of(*groups: Group) -> TrainingBatch:
+    """The batch of the first step of a training with the default settings."""
+    return credit(list(groups), AjetConfig(), step=1)
+
+
+def metrics_of(*episodes: Episode) -> dict[str, Any]:
+    """What a step's row says of these episodes, by the names of metrics."""
+    return episode_metrics(list(episodes), "train")
 
 
 def judge_time_is_up(when: Callable[[], bool]) -> Any:

@@ -23,10 +23,13 @@ import pytest
 from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.trainer import Trainer
 from ajet.cli.launcher import main
+from ajet.config import Experiment
 from ajet.record.chain import Chain
 from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
+from ajet.record.run_directory import RunDirectory
 from ajet.run import learn, train
+from ajet.run.launch import recorded
 from ajet.run.summary import Tally
 from ajet.store import RunStore
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
@@ -36,6 +39,7 @@ __all__ = [
     "Ran",
     "ajet",
     "audit",
+    "begin_record",
     "command",
     "count_tasks",
     "environment",
@@ -65,6 +69,13 @@ def run_here(*arguments: str | Path) -> Ran:
     with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
         main([str(each) for each in arguments])
     return Ran(int(end.value.code or 0), printed.getvalue())
+
+
+def begin_record(settings: dict[str, Any], folder: Path) -> None:
+    """Begin the record of a debug run with these keys of `ajet` below this folder, and end it at once."""
+    experiment = Experiment.from_dict({"ajet": settings}, base=folder)
+    with recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
+        pass
 
 
 def audit(run: Path) -> dict[str, Any]:
