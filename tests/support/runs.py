@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,15 @@ from ajet.config import Experiment
 from ajet.record.chain import Chain
 from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
+from ajet.record.process_identity import ProcessIdentity
 from ajet.record.run_directory import RunDirectory
-from ajet.run import learn, train
-from ajet.run.launch import recorded
+from ajet.run import launch, learn, train
 from ajet.run.summary import Tally
 from ajet.store import RunStore
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
 
 __all__ = [
+    "LOCK_HOLDER",
     "Forked",
     "Ran",
     "ajet",
@@ -46,13 +47,31 @@ __all__ = [
     "interrupted_twice",
     "killed_before_commit",
     "killed_before_row",
+    "launch_breaks",
     "main_log",
     "metric_rows",
     "prove",
+    "prove_store",
     "run_here",
     "start",
+    "status_of_process",
     "validation_is_interrupted",
 ]
+
+
+LOCK_HOLDER = """
+import os, sys
+from pathlib import Path
+from ajet.record.lock import RunLock
+found = RunLock(Path(sys.argv[1])).take()
+if len(sys.argv) > 2 and os.fork() == 0:
+    sys.stdin.readline()
+    os._exit(0)
+print("got" if found is None else "held", flush=True)
+sys.stdin.readline()
+"""
+"""A program that takes the folder of a run, prints "got" or "held", and ends at a line of input. With a second argument
+it leaves a forked child behind."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +93,7 @@ def run_here(*arguments: str | Path) -> Ran:
 def begin_record(settings: dict[str, Any], folder: Path) -> None:
     """Begin the record of a debug run with these keys of `ajet` below this folder, and end it at once."""
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
-    with recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
+    with launch.recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
         pass
 
 
@@ -88,10 +107,15 @@ def prove(run: Path, *options: str) -> dict[str, Any]:
     return _json_of("prove", run, *options)
 
 
-def _json_of(name: str, run: Path, *options: str) -> dict[str, Any]:
+def prove_store(address: str, *, run: str) -> dict[str, Any]:
+    """What `ajet prove --store --json` says of a run's episodes in this store."""
+    return _json_of("prove", None, "--store", address, "--run", run)
+
+
+def _json_of(name: str, run: Path | None, *options: str) -> dict[str, Any]:
     printed = io.StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit) as end:
-        main([name, str(run), "--json", *options])
+        main([name, *([str(run)] if run else []), "--json", *options])
     said: dict[str, Any] = json.loads(printed.getvalue())
     assert end.value.code == (0 if said["ok"] else 1), said
     return said
@@ -101,6 +125,24 @@ def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """(skipped, doubled) tasks by the rows of metrics.jsonl, as a run says at its end."""
     tally = Tally.of(rows)
     return tally.skipped, tally.doubled
+
+
+@contextmanager
+def launch_breaks(problem: Exception) -> Iterator[None]:
+    """A launch meets a bug of ajet before it has begun."""
+
+    def broken(*_: object) -> int:
+        raise problem
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "launch", broken)
+        yield
+
+
+def status_of_process(pid: int) -> str:
+    """The status.json of a run that is this process."""
+    identity = {**asdict(ProcessIdentity.of(pid)), "role": "run"}
+    return json.dumps({**identity, "processes": [identity]})
 
 
 def _interrupt_twice() -> None:
