@@ -1,4 +1,4 @@
-"""What gates ask of the machine: free ports, a MongoDB, sandboxes, and waiting for another process or thread.
+"""What gates ask of the machine: ports, servers of MongoDB and SGLang, sandboxes, and waiting for others.
 
 The helpers stay where they are; gates import them from here, so that they can move.
 """
@@ -6,6 +6,7 @@ The helpers stay where they are; gates import them from here, so that they can m
 from tests.mongod import Mongod
 from tests.ports import free_port
 from tests.sandbox_fixtures import require
+from tests.sglang_server import SglangProcess
 from tests.waiting import until
 
-__all__ = ["Mongod", "free_port", "require", "until"]
+__all__ = ["Mongod", "SglangProcess", "free_port", "require", "until"]
