@@ -154,6 +154,7 @@ def call(name, /, **arguments):
 @pytest.fixture
 def played(words, tmp_path):
     """Play one episode: the replies, then keys of `rollout.mcp_agent`."""
+
     def play(*replies, use=PLAIN, schema="boxed", room=4000, isolation="thread", environment=None, pins=None, **agent):
         asked = []
 

@@ -24,13 +24,17 @@ from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.trainer import Trainer
 from ajet.cli.launcher import main
 from ajet.config import Experiment
+from ajet.context_tracker import timelines
 from ajet.record.chain import Chain
+from ajet.record.episode_codec import decode as decode_episode
+from ajet.record.episode_codec import encode as encode_episode
 from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
 from ajet.record.process_identity import ProcessIdentity
 from ajet.record.run_directory import RunDirectory
 from ajet.run import launch, learn, train
 from ajet.run.summary import Tally
+from ajet.schema.errors import UserError
 from ajet.store import RunStore
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
 
@@ -43,6 +47,8 @@ __all__ = [
     "begin_record",
     "command",
     "count_tasks",
+    "decode_episode",
+    "encode_episode",
     "environment",
     "interrupted_twice",
     "killed_before_commit",
@@ -55,6 +61,7 @@ __all__ = [
     "run_here",
     "start",
     "status_of_process",
+    "timelines",
     "validation_is_interrupted",
 ]
 
@@ -103,7 +110,8 @@ def audit(run: Path) -> dict[str, Any]:
 
 
 def prove(run: Path, *options: str) -> dict[str, Any]:
-    """What `ajet prove --json` says of the run in this folder."""
+    """What `ajet prove --json` says of the run in this folder. Raises UserError with what it prints where its exit code
+    is 2."""
     return _json_of("prove", run, *options)
 
 
@@ -113,9 +121,11 @@ def prove_store(address: str, *, run: str) -> dict[str, Any]:
 
 
 def _json_of(name: str, run: Path | None, *options: str) -> dict[str, Any]:
-    printed = io.StringIO()
-    with redirect_stdout(printed), pytest.raises(SystemExit) as end:
+    printed, refusal = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(refusal), pytest.raises(SystemExit) as end:
         main([name, *([str(run)] if run else []), "--json", *options])
+    if end.value.code == 2:
+        raise UserError(refusal.getvalue())
     said: dict[str, Any] = json.loads(printed.getvalue())
     assert end.value.code == (0 if said["ok"] else 1), said
     return said
