@@ -20,8 +20,6 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.local.optimizer import FlatAdamW
-from ajet.backbone.local.trainer import Trainer
 from ajet.cli.launcher import main
 from ajet.config import Experiment
 from ajet.context_tracker import timelines
@@ -32,10 +30,7 @@ from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
 from ajet.record.process_identity import ProcessIdentity
 from ajet.record.run_directory import RunDirectory
-from ajet.run import launch, learn, train
-from ajet.run.summary import Tally
 from ajet.schema.errors import UserError
-from ajet.store import RunStore
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
 
 __all__ = [
@@ -99,6 +94,8 @@ def run_here(*arguments: str | Path) -> Ran:
 
 def begin_record(settings: dict[str, Any], folder: Path) -> None:
     """Begin the record of a debug run with these keys of `ajet` below this folder, and end it at once."""
+    from ajet.run import launch
+
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
     with launch.recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
         pass
@@ -133,6 +130,8 @@ def _json_of(name: str, run: Path | None, *options: str) -> dict[str, Any]:
 
 def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """(skipped, doubled) tasks by the rows of metrics.jsonl, as a run says at its end."""
+    from ajet.run.summary import Tally
+
     tally = Tally.of(rows)
     return tally.skipped, tally.doubled
 
@@ -140,6 +139,8 @@ def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int]:
 @contextmanager
 def launch_breaks(problem: Exception) -> Iterator[None]:
     """A launch meets a bug of ajet before it has begun."""
+
+    from ajet.run import launch
 
     def broken(*_: object) -> int:
         raise problem
@@ -181,6 +182,8 @@ def _at_call(
 
 def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
     """Of an optimizer's step: some weights are moved, others not."""
+    from ajet.backbone.local.optimizer import FlatAdamW
+
     plain, left = FlatAdamW.step, [step]
 
     def counted(optimizer: FlatAdamW, *args: Any, **more: Any) -> float:
@@ -192,27 +195,34 @@ def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(FlatAdamW, "step", counted)
 
 
-_MOMENTS: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
-    "gradients": lambda patch, step: _at_call(patch, Trainer, "_gradients", step, after=_interrupt_twice),
-    "optimizer": _in_second_slice,
-    "before the store": lambda patch, step: _at_call(patch, RunStore, "use", step, _interrupt_twice),
-    "after the store": lambda patch, step: _at_call(patch, learn, "conclude", step, _interrupt_twice),
-    "after the record": lambda patch, step: _at_call(patch, learn, "conclude", step, after=_interrupt_twice),
-}
-
-
 @contextmanager
 def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
     """A person presses Ctrl-C twice in the `step`th step: after its "gradients", in the middle of the "optimizer",
     "before the store" knows of it, "after the store" does and nothing else, or "after the record"."""
+    from ajet.backbone.local.trainer import Trainer
+    from ajet.run import learn
+    from ajet.store import RunStore
+
     with pytest.MonkeyPatch.context() as patch:
-        _MOMENTS[moment](patch, step)
+        if moment == "optimizer":
+            _in_second_slice(patch, step)
+        elif moment == "gradients":
+            _at_call(patch, Trainer, "_gradients", step, after=_interrupt_twice)
+        elif moment == "before the store":
+            _at_call(patch, RunStore, "use", step, _interrupt_twice)
+        elif moment == "after the store":
+            _at_call(patch, learn, "conclude", step, _interrupt_twice)
+        else:
+            assert moment == "after the record"
+            _at_call(patch, learn, "conclude", step, after=_interrupt_twice)
         yield
 
 
 @contextmanager
 def validation_is_interrupted() -> Iterator[None]:
     """Ctrl-C arrives as the first validation is about to begin."""
+    from ajet.run import train
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
         yield
@@ -238,6 +248,8 @@ def killed_before_row() -> Iterator[None]:
 @contextmanager
 def killed_before_commit() -> Iterator[None]:
     """The run ends as by a kill once its first step is trained, before anything is saved of it."""
+    from ajet.run import learn
+
     with pytest.MonkeyPatch.context() as patch:
         _at_call(patch, learn, "conclude", 1, _kill)
         yield
