@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept
-from ajet.store.seal import Altered
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.shared import Policy
 
 State = Literal["waiting", "leased", "closed", "over", "dead"]
@@ -83,8 +83,10 @@ def of_earlier_version(where: str, found: int, known: int) -> UserError:
     )
 
 
-def stored(order: int, state: State, ends: list[Kept | Altered], steps: Collection[int], left: str) -> Stored:
+def stored(
+    order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
+) -> Stored:
     """A position, of what was read of it."""
     kept = tuple(each for each in ends if isinstance(each, Kept))
-    altered = tuple(str(each.args[0]) for each in ends if isinstance(each, Altered))
+    altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
     return Stored(order, state, kept, altered, tuple(steps), "" if steps else left)

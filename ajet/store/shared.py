@@ -209,7 +209,7 @@ class SharedStore(Store, Protocol):
 
     def revive(self, order: int) -> None:
         """Give it out again, with all attempts before it, and without what was put of it where that was changed. Raises
-        LeaseLost for one that is not dead, UserError for one that is sealed with a key that is not here."""
+        LeaseLost for one that is not dead."""
         ...
 
     def announce(self, policy: Policy) -> None:

@@ -38,7 +38,7 @@ class SqliteReading:
         if not path.is_file():
             raise no_store(f"sqlite:{path}")
         self._path = path
-        self._episodes = SqliteEpisodes(path, SHAPES_ONLY, looks=True)
+        self._episodes = SqliteEpisodes(path, SHAPES_ONLY)
         with _reporting_errors(path):
             self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:

@@ -27,8 +27,8 @@ from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.outage import Outage
-from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
     NONE,
     Announced,
@@ -265,9 +265,7 @@ class SqliteStore:
                 raise LeaseLost(f"position {order} is not dead")
             try:
                 self._episodes.of(base, order)
-            except OtherKey as other:
-                raise of_another_key(order, other) from other
-            except Altered:  # else nobody would ever get it
+            except AlteredEpisodeError:  # else nobody would ever get it
                 self._remove(base, order)
 
     @_outlasting
@@ -436,7 +434,7 @@ class SqliteStore:
         for order in orders:
             try:
                 found[order] = self._episodes.of(base, order)
-            except Altered as altered:
+            except AlteredEpisodeError as altered:
                 why = self._redact(str(altered))
                 logger.warning("position {} is given to nobody any more: {}", order, why)
                 self._positions.failed(base, order, why, dead=True)

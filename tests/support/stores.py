@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet.store import Address, Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
-from ajet.store.seal import ALTERED
+from ajet.store.digest import ALTERED
 
 __all__ = [
     "ALTERED",

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ajet.record.secrets import SHAPES_ONLY
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document
@@ -18,7 +19,6 @@ from ajet.store.mongo.ledger import line_of
 from ajet.store.mongo.records import Records, steps_of
 from ajet.store.mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, VERSION, of_later_version
 from ajet.store.reading import State, Stored, no_store, of_earlier_version, stored
-from ajet.store.seal import Altered
 from ajet.store.shared import Policy
 
 PATIENCE = 5.0
@@ -31,7 +31,7 @@ class MongoReading:
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = Connection(uri, database, login, patience=PATIENCE)
-        self._records = Records(self._link, SHAPES_ONLY, looks=True)
+        self._records = Records(self._link, SHAPES_ONLY)
         try:
             said = self._ledger()
             if said["version"] < VERSION:
@@ -75,7 +75,8 @@ class MongoReading:
         while found is not None:
             ends = list(self._records.each(found))
             again = self._named(order)
-            if again is None or again["ends"] == found["ends"] or not any(isinstance(each, Altered) for each in ends):
+            altered = any(isinstance(each, AlteredEpisodeError) for each in ends)
+            if again is None or again["ends"] == found["ends"] or not altered:
                 break
             found = again
         if found is None or again is None:
