@@ -40,7 +40,7 @@ class Reading(Protocol):
     run: str
     """The identity of the run whose ledger it is; "": nobody trained yet."""
     settings: str
-    """Its resolved YAML; "": an earlier ajet made the store."""
+    """Its resolved YAML; "": no trainer has opened the store."""
 
     def announced(self) -> Policy | None:
         """The latest policy."""
@@ -70,16 +70,6 @@ def no_store(where: str) -> UserError:
         "There is no store of ajet's.",
         where=where,
         expected="sqlite:PATH or mongodb://HOST:PORT/DATABASE, as store.uri or --from-store of its run has it",
-    )
-
-
-def of_earlier_version(where: str, found: int, known: int) -> UserError:
-    """The error for a store of an earlier version that is only read, and so not brought up."""
-    return UserError(
-        f"The store is of version {found}, made by an earlier ajet.",
-        where=where,
-        expected=f"version {known}",
-        do="Its run brings it up when it goes on with this ajet; until then read it with that one.",
     )
 
 

@@ -52,9 +52,8 @@ class RunStore:
         self._numbers: dict[int, int] = {}
         """Of the file of each position of which something was put and that is not over."""
         known = state.get("used", ()) if state.get("ledger", ledger) == ledger else ()
-        self._used: dict[str | int, int] = {name: int(step) for name, step in known}
-        """Files of which a step has made use, by the name of their first episode, and that step. An earlier version
-        knew them by their numbers, which are given again."""
+        self._used: dict[str, int] = {name: int(step) for name, step in known}
+        """Files of which a step has made use, by the name of their first episode, and that step."""
         again = state.get("again", ()) if state.get("ledger", ledger) == ledger else ()
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in again}
         """By the same name, those that stay closed after a use, and the steps that have used them."""
@@ -174,8 +173,6 @@ class RunStore:
             lines = list(read_lines(files.path(number)))
             rows = [row for row, _ in lines]
             name = rows[0]["uuid"] if rows else ""
-            if number in self._used:
-                self._used[name] = self._used.pop(number)
             if name in self._used:
                 self._over[name] = number
                 continue

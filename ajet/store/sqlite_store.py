@@ -42,6 +42,7 @@ from ajet.store.shared import (
     fenced,
     of_another_run,
     of_another_store,
+    of_other_version,
 )
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_errors import damaged_file, explain_error
@@ -52,7 +53,6 @@ from ajet.store.sqlite_tables import (
     bound_statements,
     connect,
     is_mistake,
-    of_later_version,
     version,
 )
 
@@ -368,7 +368,7 @@ class SqliteStore:
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
                 found = version(self._base)
             if found is not None and found > VERSION:
-                raise of_later_version(self._path, found) from error
+                raise of_other_version(str(self._path), found, VERSION) from error
             if found == VERSION and is_mistake(error):
                 raise
             raise explain_error(self._path, error) from error
