@@ -27,7 +27,7 @@ from ajet.schema.tool_use import ToolUse
 
 OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
 _DIGEST = ', "digest": "'
-"""In a line that is written with a digest: what comes before it. It is the last key."""
+"""In a line with notes: what comes before its digest, which is the last key."""
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
@@ -56,11 +56,10 @@ class EpisodeFiles:
         outcomes: Mapping[str, Outcome] | None = None,
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
-        with_digests: bool = False,
     ) -> None:
-        """Append episodes to a step, with their `outcomes` by uuid, and `notes`, by uuid, as further keys of their
-        lines. `with_digests`: the last key of each line is a digest of the line and its arrays. On return they are on
-        the disk. Raises UserError when it is full."""
+        """Append episodes to a step, with their `outcomes` by uuid. `notes`: by uuid, further keys of the lines,
+        of which each then ends with a digest of itself and its arrays. On return they are on the disk. Raises UserError
+        when it is full."""
         with write_errors.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -73,9 +72,7 @@ class EpisodeFiles:
             blob_at = end
             linked: list[LinkedLine] = []
             try:
-                lines, end = self._append_blobs(
-                    path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {}, linked, with_digests
-                )
+                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, outcomes or {}, notes, linked)
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
@@ -95,9 +92,8 @@ class EpisodeFiles:
         end: int,
         episodes: Iterable[Episode],
         outcomes: Mapping[str, Outcome],
-        notes: Mapping[str, Mapping[str, Any]],
+        notes: Mapping[str, Mapping[str, Any]] | None,
         linked: list[LinkedLine],
-        with_digests: bool,
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end. Where there is a chain, `linked` gets what it holds of them."""
@@ -106,12 +102,12 @@ class EpisodeFiles:
             file.truncate(end)
             for episode in episodes:
                 row, raw = encode(episode, outcomes.get(episode.uuid))
-                row |= notes.get(episode.uuid, {})
+                row |= (notes or {}).get(episode.uuid, {})
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)
                 line = self._redact.row(row)
-                if with_digests:
+                if notes is not None:
                     line = f'{line[:-1]}{_DIGEST}{_digest_line(line.encode(), packed)}"}}'
                 lines.append(line)
                 if self.chain is not None:
@@ -178,8 +174,8 @@ def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episo
 
 
 def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool:
-    """True if a line and its arrays in `blobs` are as they were written `with_digests`. Raises ValueError and kin if
-    the arrays cannot be read."""
+    """True if a line with notes and its arrays in `blobs` are as they were written. Raises ValueError and kin if the
+    arrays cannot be read."""
     body, _, rest = line.removesuffix(b"\n").rpartition(_DIGEST.encode())
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)

@@ -95,7 +95,7 @@ class RunStore:
             notes = {
                 one.episode.uuid: {"alone": one.alone, "ended_by": one.ended_by, "position": lease.order} for one in new
             }
-            self._files.write(number, "train", [one.episode for one in new], notes=notes, with_digests=True)
+            self._files.write(number, "train", [one.episode for one in new], notes=notes)
             self._numbers[lease.order], self._last = number, max(self._last, number)
             self._kept[lease.order] = [*held, *new]
 
@@ -196,8 +196,8 @@ class RunStore:
                 do=f"restore {path.name} and the .bin beside it, or remove both: the task is played again",
             )
 
-    def _take_up(self, number: int, order: int | None, kept: list[Kept], used: list[int] | None) -> None:
-        if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
+    def _take_up(self, number: int, order: int, kept: list[Kept], used: list[int] | None) -> None:
+        if not self._positions.offer(order):  # the checkpoint has it as over
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order

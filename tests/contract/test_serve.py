@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.tool_use import digest_of
 from tests.support.served import (
@@ -17,7 +16,6 @@ from tests.support.served import (
     StoreDown,
     begin_outages_with_pause,
     kept_ends,
-    recorded_episode,
     start_serving,
 )
 
@@ -357,24 +355,6 @@ def test_what_a_step_used_is_no_longer_taken_up_and_a_torn_end_is_not_read(tmp_p
     (lines,) = tmp_path.glob("*.jsonl")
     lines.write_bytes(lines.read_bytes() + b'{"half": ')
     assert [one.uuid for one in kept_ends(tmp_path, saved)] == [ended[2]["episode"]]
-
-
-def test_ends_that_an_earlier_version_kept_are_taken_up_and_used_once(tmp_path):
-    """They named a place of the reader's order, or none, and knew positions of their own for no other."""
-    files = EpisodeFiles(tmp_path)
-    for number, (alone, source) in enumerate([(True, None), (True, None), (False, 1), (False, None)]):
-        ended = recorded_episode(f"e{number}", repeat=0, order=-1)
-        files.write(
-            number, "train", [ended], notes={ended.uuid: {"alone": alone, "source": source, "ended_by": "client"}}
-        )
-    with start_serving(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
-        found = [served.take() for _ in range(4)]
-        alone = [each for each in found if isinstance(each, Episode)]
-        groups = [each for each in found if isinstance(each, Group)]
-        assert sorted(each.uuid for each in alone) == ["e0", "e1"]
-        assert {each.episodes[0].uuid: each.order >= 0 for each in groups} == {"e2": True, "e3": False}
-        served.mark_trained([each.order for each in found], step=1)
-        assert served.open()["task_id"] == "t0" and served.open()["task_id"] == "t2", "t1 was played"
 
 
 def test_a_group_that_its_deadline_closed_takes_no_more_attempts_after_a_restart(tmp_path):
