@@ -51,11 +51,10 @@ class RunStore:
         self._kept: dict[int, list[Kept]] = {}
         self._numbers: dict[int, int] = {}
         """Of the file of each position of which something was put and that is not over."""
-        known = state.get("used", ()) if state.get("ledger", ledger) == ledger else ()
-        self._used: dict[str, int] = {name: int(step) for name, step in known}
+        uses = state if state.get("ledger") == ledger else {}
+        self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
         """Files of which a step has made use, by the name of their first episode, and that step."""
-        again = state.get("again", ()) if state.get("ledger", ledger) == ledger else ()
-        self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in again}
+        self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
         """By the same name, those that stay closed after a use, and the steps that have used them."""
         self._steps: dict[int, list[int]] = {}
         """The same, by position."""
@@ -172,7 +171,7 @@ class RunStore:
             self._last = max(self._last, number)
             lines = list(read_lines(files.path(number)))
             rows = [row for row, _ in lines]
-            name = rows[0]["uuid"] if rows else ""
+            name = str(rows[0].get("uuid")) if rows else ""
             if name in self._used:
                 self._over[name] = number
                 continue

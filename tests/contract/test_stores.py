@@ -599,3 +599,14 @@ def test_what_a_sampler_finds_changed_as_it_goes_on_with_it_is_played_by_nobody(
     assert orders(store.lease(2)) == [1, 2], "as many as were asked for"
     (letter,) = store.dead()
     assert letter.order == 0 and letter.reasons[0].startswith(ALTERED)
+
+
+def test_a_line_that_lost_its_name_is_refused_by_number(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "pending")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")))
+    (file,) = (tmp_path / "pending").glob("*.jsonl")
+    file.write_text(file.read_text().replace('"uuid"', '"uuie"'))
+    with pytest.raises(UserError, match=ALTERED) as refused:
+        RunStore(tmp_path / "pending")
+    assert refused.value.where.endswith("step-0.jsonl:1")
