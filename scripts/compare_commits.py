@@ -8,7 +8,7 @@ turn of a pair gives one ratio, now to before, by the clock and by processor tim
     undecided   neither: play more turns, on a quieter machine
 
 The interval is that of order statistics: a median of 1 lies below it in at most LEVEL of all runs. Each version runs
-in the same Python environment, with the modules of its own checkout alone (own_modules/sitecustomize.py).
+in the same Python environment, with the modules of its own checkout alone (same_as_parts/checkout.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -28,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from same_as_parts.command import worktree
+from same_as_parts.checkout import Checkout, RunError
+from same_as_parts.command import add_worktree
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKLOADS = ("call", "stream", "episode", "step", "merge", "help", "resume")
@@ -105,7 +107,7 @@ def compare_commits(
     verdicts: dict[str, list[str]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="ajet-bench-") as folder,
-        worktree(found.stdout.strip(), Path(folder) / "before") as before,
+        add_worktree(found.stdout.strip(), Path(folder) / "before") as before,
     ):
         for name in only or WORKLOADS:
             try:
@@ -142,8 +144,8 @@ class WorkloadError(Exception):
 def measure(name: str, sides: tuple[Path, Path], folder: Path, seconds: float) -> tuple[list[Any], list[Any]]:
     """Return the (clock, processor) seconds of each turn, for each of two checkouts."""
     with (
-        version(name, sides[0], folder / f"{name}-0") as before,
-        version(name, sides[1], folder / f"{name}-1") as now,
+        version(name, sides[0], sides[1], folder / f"{name}-0") as before,
+        version(name, sides[1], sides[0], folder / f"{name}-1") as now,
     ):
         players, turns, began = (before, now), ([], []), time.monotonic()
         while len(turns[0]) < FEWEST_TURNS or time.monotonic() - began < 2 * seconds:
@@ -178,18 +180,18 @@ class Version:
 
 
 @contextmanager
-def version(name: str, checkout: Path, folder: Path) -> Iterator[Version]:
+def version(name: str, code: Path, other: Path, folder: Path) -> Iterator[Version]:
     """Yield a version that is ready for its first turn.
 
-    It runs the workloads of its own checkout; those of this one where its own has none.
+    It runs the workloads of its own checkout; a copy of this tree's, which is printed, where its own has none.
     """
-    folder.mkdir()
-    paths = [ROOT / "scripts/own_modules", checkout, checkout / "plugins", checkout / "benchmarks", ROOT / "benchmarks"]
-    env = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "AJET_CHECKOUT": str(checkout),
-        "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1",
-        "NO_COLOR": "1", "TERM": "dumb",
-    }  # fmt: skip
+    checkout = Checkout(name, code, folder / "imports", [other])
+    benchmarks = code / "benchmarks"
+    if not (benchmarks / "workloads.py").exists():
+        print(f"{name}: {code.name} has no workloads and plays those of this tree", flush=True)
+        benchmarks = shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")
+    env = {**checkout.environment(), "TOKENIZERS_PARALLELISM": "false"}
+    env["PYTHONPATH"] += os.pathsep + str(benchmarks)
     (folder / "work").mkdir()
     with (folder / "log").open("w") as log, subprocess.Popen(
         [sys.executable, "-m", "workloads", name, str(folder / "work")],
@@ -198,9 +200,11 @@ def version(name: str, checkout: Path, folder: Path) -> Iterator[Version]:
         assert process.stdin is not None
         try:
             played = Version(process, folder / "log")
-            used = played.read()["checkout"]
-            if Path(used) != checkout.resolve():
-                raise WorkloadError(f"the modules of {checkout} were asked for, and those of {used} are used")
+            played.read()
+            try:
+                checkout.check_modules()
+            except RunError as error:
+                raise WorkloadError(str(error)) from error
             yield played
         finally:
             process.stdin.close()

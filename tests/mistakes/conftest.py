@@ -1,26 +1,23 @@
-"""Prints each mistake's answer beside the one wanted, at the end of the run."""
+"""Prints each mistake's answer beside the one wanted, at the end of the run.
+
+The answers travel as properties of the tests' reports, which pytest-xdist sends from its workers.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.mistakes.mistake import Answer, Mistake
-
-ANSWERS = pytest.StashKey[list[tuple[Mistake, Answer]]]()
+PROPERTY = "answer to a mistake"
 LINES = 40
 
 
-@pytest.fixture
-def answers(request: pytest.FixtureRequest) -> list[tuple[Mistake, Answer]]:
-    """Return the list of answers that is printed at the end."""
-    return request.config.stash.setdefault(ANSWERS, [])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print number, mistake, wanted answer, and the last lines of the screen."""
-    for mistake, answer in sorted(config.stash.get(ANSWERS, []), key=lambda pair: pair[0].number):
-        terminalreporter.section(f"{mistake.number}: {mistake.mistake}")
-        terminalreporter.write_line(f"wanted: {mistake.wanted}")
-        terminalreporter.write_line(f"exit code {answer.code}")
-        for line in answer.screen.rstrip().splitlines()[-LINES:]:
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.getreports(kind)]
+    answers = [value for each in reports for name, value in each.user_properties if name == PROPERTY]
+    for answer in sorted(answers, key=lambda answer: answer["number"]):
+        terminalreporter.section(f"{answer['number']}: {answer['mistake']}")
+        terminalreporter.write_line(f"wanted: {answer['wanted']}")
+        terminalreporter.write_line(f"exit code {answer['code']}")
+        for line in answer["screen"].rstrip().splitlines()[-LINES:]:
             terminalreporter.write_line(f"    {line}")
