@@ -22,6 +22,8 @@ from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, Versio
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
+CLIENT_LEFT = "the client left"
+"""The error of a call that ended because nobody waited for its reply."""
 _NO_IDS: Ids = np.empty(0, dtype=np.int32)
 _NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
@@ -198,6 +200,14 @@ class Recorder:
             else:
                 self.texts.told(call.index, call.agent, self._text(call.index) + message["content"])
 
+    def mark_lost(self, entry: Entry, finish: FinishReason, error: str) -> None:
+        """Record that no client received the reply of a call. One that a later request went on from was received."""
+        call = entry.call
+        if not call.is_delivered and call.error != CLIENT_LEFT:
+            return
+        if not any(self._goes_on_from(later, call) for later in self.entries[call.index + 1 :]):
+            call.finish, call.error = finish, error
+
     def check(self, names: Sequence[str], call: Call) -> None:
         """Checks fired on a call."""
         call.checks = tuple(names)
@@ -206,6 +216,12 @@ class Recorder:
     def tool_index(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
         """The index of these tools if an earlier call had them; -1 if none had."""
         return None if not tools else self._tools.get(json.dumps(tools), -1)
+
+    def _goes_on_from(self, later: Entry, call: Call) -> bool:
+        """True if the later call repeats the reply of `call` as it was given."""
+        own = call.prefix + len(call.suffix_ids)
+        raw = not later.count and later.call.parent == call.index and later.call.prefix > own
+        return later.extends == call.index or raw
 
     def _owner(self, parent: int, prefix: int, shared: int) -> tuple[int, int]:
         """The oldest call whose `prefix` first tokens these are, and the characters shared with it: so that chains

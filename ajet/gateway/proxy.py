@@ -51,6 +51,7 @@ async def chat_turn(
             prompt=None,
             temperature=run.temperature if request.temperature is None else request.temperature,
         )
+    reply.entry = entry
     entry.call.extra.update(request.notes)
     heard.say(request.asides)
     heard.say_replaced(lowered := lowered_max_tokens(request, run), run)
