@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx
 
 from ajet.rollout.garbage_collection import frozen_start
-from tests.contract.test_observe import observed
 from tests.hostile_requests import lattice, objects
-from tests.served_fixtures import KEY, counter
+from tests.support.observed import observed
+from tests.support.served import KEY, start_serving
 
 GOAL = 0.2
 TICK = 0.01
@@ -112,10 +112,10 @@ def requests() -> list[tuple[str, str, bytes]]:
 def main(parts: list[str]) -> int:
     """Print a row for each request; 1 if the loop was held for longer than the goal."""
     worst = 0.0
-    with counter(lambda _: "{}") as desk, tempfile.TemporaryDirectory() as name, frozen_start():
+    with start_serving(lambda _: "{}") as desk, tempfile.TemporaryDirectory() as name, frozen_start():
         folder = Path(name)
         opened = desk.open(task="a")
-        own = lambda: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), desk.gateway.loop).result(600)  # noqa: E731
+        own = lambda: desk.gateway.run_on_loop(asyncio.sleep(0)).result(600)  # noqa: E731
         with observed(opened["base_url"], folder) as proxy, httpx.Client(timeout=600) as client:
             health = lambda: client.get(f"{proxy.url}/health")  # noqa: E731
             urls = {

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow
+from ajet import Task, Workflow, WorkflowOutput, WorkflowTask
 
 RELEASE = threading.Event()
 """Lets the hanging workflows of this process go."""

@@ -97,7 +97,7 @@ def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored:
     refused = SETTINGS[name].optional and len(failed) == 2 and all(problem.code == 2 for _, problem in failed)
     different = [] if failed else list(find_differences(*ran, ignored))
     if refused:
-        verdict = "not compared: this machine lacks what it needs"
+        verdict = "NOT COMPARED: neither version can run it on this machine"
     elif failed:
         verdict = f"did not run: {' and '.join(side for side, _ in failed)}"
     else:
@@ -105,7 +105,7 @@ def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored:
     print(f"{name:18} {verdict:58} {time.monotonic() - began:7.0f} {_cpu_seconds() - used:5.0f}")
     if different:
         print(f"    {different[0]}")
-    for side, problem in [] if refused else failed:
+    for side, problem in failed:
         print(f"    {side}: {problem}".rstrip().replace("\n", "\n    "))
     sys.stdout.flush()
     return refused or not (failed or different)

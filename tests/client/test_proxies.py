@@ -17,7 +17,7 @@ from ajet.client.proxies import build_bypass
 from ajet.schema.task import WorkflowOutput
 from tests.ajet_command import ajet
 from tests.rollout_fixtures import stage
-from tests.served_fixtures import KEY, Counter, counter
+from tests.support.served import KEY, RunningServer, start_serving
 
 NAMES = [name for scheme in ("http", "https", "all", "no") for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")]
 DEAD = "http://someone:a-password@127.0.0.1:9"
@@ -31,8 +31,8 @@ def no_proxy_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Counter]:
-    with counter(tasks=1) as made:
+def served() -> Iterator[RunningServer]:
+    with start_serving(tasks=1) as made:
         yield made
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import httpx
 import pytest
 
-from ajet.cli import launcher
-from ajet.run import deploy
-from ajet.run.deploy import Deployment, deployed
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet
 from tests.contract.conftest import TOOL_SETTINGS
+from tests.support.deployed import replace_sessions_after, start_deployment
 
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]
 KEY = "a-key-of-my-own-0123456789"
@@ -36,8 +33,8 @@ def post(base: str, path: str, body: dict, **headers: str) -> httpx.Response:
 def test_the_model_of_a_run_answers_openais_and_anthropics_clients(record, monkeypatch):
     """What test_every_protocol_is_answered_as_the_run_was_evaluated holds in full."""
     monkeypatch.setenv("AJET_API_KEY", KEY)
-    with deployed(Deployment("tool", record, "step-2")) as model:
-        base = model.gateway.base_url
+    with start_deployment("tool", record, "step-2") as model:
+        base = model.base_url
         told = {"messages": ASK, "max_tokens": 8}
         reply = post(base, "/chat/completions", told, authorization=f"Bearer {KEY}").json()
         assert reply["choices"][0]["message"]["role"] == "assistant" and reply["usage"]["completion_tokens"] > 0
@@ -53,10 +50,9 @@ def test_the_model_of_a_run_answers_openais_and_anthropics_clients(record, monke
 @pytest.mark.extra_slow
 def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch):
     monkeypatch.setenv("AJET_API_KEY", KEY)
-    monkeypatch.setattr(deploy, "MOST_CALLS", 3)
     bearer = {"authorization": f"Bearer {KEY}"}
-    with deployed(Deployment("tool", record, "step-1")) as model:
-        base = model.gateway.base_url
+    with replace_sessions_after(3), start_deployment("tool", record, "step-1") as model:
+        base = model.base_url
         assert post(base, "/chat/completions", {"messages": ASK}).status_code == 401
         told = {"messages": ASK, "max_tokens": 8}
         replies = [post(base, "/chat/completions", told, **bearer).json() for _ in range(2)]
@@ -73,7 +69,7 @@ def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch
         stream = post(base, "/chat/completions", {**told, "stream": True}, **bearer)
         assert stream.text.endswith("data: [DONE]\n\n")
         model.tend()
-        assert len(model._before) <= 1 and model._now is not None and model._now.calls < 3
+        assert len(model.replaced_sessions) <= 1 and model.session.calls < 3
         assert httpx.get(base + "/models", headers=bearer).json()["data"][0]["id"] == "tool"
     card = (record / "tool" / "model_card.md").read_text()
     for part in ("base_model:", "# tool, step 1", "## Data", "## Rewards", "## Curve", "## Evaluation", "- torch "):
@@ -85,18 +81,17 @@ def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch
 
 
 @pytest.mark.extra_slow
-def test_mistakes_have_answers(record, monkeypatch, capsys):
-    with pytest.raises(UserError, match="no checkpoint newest"), deployed(Deployment("tool", record, "newest")):
+def test_mistakes_have_answers(record, monkeypatch):
+    with pytest.raises(UserError, match="no checkpoint newest"), start_deployment("tool", record, "newest"):
         pass
-    with pytest.raises(UserError, match="no checkpoint of step 9"), deployed(Deployment("tool", record, "step-9")):
+    with pytest.raises(UserError, match="no checkpoint of step 9"), start_deployment("tool", record, "step-9"):
         pass
     monkeypatch.setenv("AJET_API_KEY", "short")
-    with pytest.raises(UserError, match="AJET_API_KEY is no key"), deployed(Deployment("tool", record)):
+    with pytest.raises(UserError, match="AJET_API_KEY is no key"), start_deployment("tool", record):
         pass
     monkeypatch.delenv("AJET_API_KEY")
-    with pytest.raises(SystemExit) as ended:
-        launcher.main(["deploy", "nothing", "--exp-dir", str(record)])
-    assert ended.value.code == 2 and re.search(r"no run named nothing", capsys.readouterr().err)
+    done = ajet("deploy", "nothing", "--exp-dir", str(record), cwd=record)
+    assert done.returncode == 2 and "no run named nothing" in done.stdout
 
 
 def said(base: str, name: str) -> list[float]:
@@ -117,18 +112,14 @@ def test_a_lora_run_answers_beside_the_model_it_began_with(record, tmp_path, too
     done = ajet(*given, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     runs = tmp_path / "launcher_record"
-    with deployed(Deployment("low.rank", runs)) as merged:
-        alone = said(merged.gateway.base_url, "any")
-    with deployed(Deployment("low.rank", runs, with_base=True)) as model:
-        assert [*model.models] == ["low.rank", "base"]
-        tuned, base = (said(model.gateway.base_url, name) for name in model.models)
-        assert post(model.gateway.base_url, "/chat/completions", {"messages": ASK},
+    with start_deployment("low.rank", runs) as merged:
+        alone = said(merged.base_url, "any")
+    with start_deployment("low.rank", runs, with_base=True) as model:
+        assert model.models == ["low.rank", "base"]
+        tuned, base = (said(model.base_url, name) for name in model.models)
+        assert post(model.base_url, "/chat/completions", {"messages": ASK},
                     authorization=f"Bearer {KEY}").status_code == 404  # fmt: skip
     assert tuned == pytest.approx(alone, abs=1e-4) and tuned != pytest.approx(base, abs=1e-3)
-    full, called_base = (
-        Deployment("tool", record, with_base=True),
-        Deployment("tool", record, name="base", with_base=True),
-    )
-    for wanted, refusal in ((full, "All weights of this run were tuned"), (called_base, "is called base")):
-        with pytest.raises(UserError, match=refusal), deployed(wanted):
+    for named, refusal in (({}, "All weights of this run were tuned"), ({"name": "base"}, "is called base")):
+        with pytest.raises(UserError, match=refusal), start_deployment("tool", record, with_base=True, **named):
             pass

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
-from ajet.config.experiment import defaults_only
-from ajet.run import deploy
-from ajet.run.deploy import Deployed
-from ajet.run.service_end import wait_for
-from tests.gateway_fixtures import ASK, bench
+from tests.support.deployed import replace_sessions_after, start_scripted_deployment
+from tests.support.gateways import ASK
+from tests.waiting import until
 
 KEY = "a-key-of-my-own-0123456789"
 BODIES = {
@@ -25,12 +22,10 @@ BODIES = {
 }
 
 
-@contextmanager
-def deployed(tmp_path, monkeypatch, **options):
-    monkeypatch.setattr(deploy, "MOST_CALLS", 1)
-    experiment = defaults_only(backbone="debug", name="tool", exp_dir=tmp_path)
-    with bench(["Three."] * 20, **options) as made:
-        yield Deployed(made.gateway, KEY, "tool", experiment).open()
+@pytest.fixture
+def model(tmp_path):
+    with replace_sessions_after(1), start_scripted_deployment(tmp_path, KEY) as model:
+        yield model
 
 
 class Upload:
@@ -56,33 +51,31 @@ def ask(base: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_body_that_comes_slowly_is_answered_across_renewals(tmp_path, monkeypatch, path):
-    with deployed(tmp_path, monkeypatch) as model:
-        first = model._now
-        upload = Upload(model.gateway.base_url, path)
-        assert wait_for(lambda: not first.idle, 20)
-        assert first.last_call > 0  # nor is its client silent
-        for _ in range(4):
-            assert ask(model.gateway.base_url).status_code == 200
-            model.tend()
-        assert model._now is not first and model._before == [first, model._before[-1]] and not model.idle
-        answered = upload.finish()
-        assert answered.startswith(b"HTTP/1.1 200"), answered
-        assert wait_for(lambda: model.idle, 20)
+def test_a_body_that_comes_slowly_is_answered_across_renewals(model, path):
+    first = model.session
+    upload = Upload(model.base_url, path)
+    assert until(lambda: not first.is_idle, seconds=20)
+    assert first.last_call > 0  # nor is its client silent
+    for _ in range(4):
+        assert ask(model.base_url).status_code == 200
         model.tend()
-        assert first.closed and model._before == []
+    oldest, newest = model.replaced_sessions
+    assert oldest == first and model.session not in (first, newest) and not model.is_idle
+    answered = upload.finish()
+    assert answered.startswith(b"HTTP/1.1 200"), answered
+    assert until(lambda: model.is_idle, seconds=20)
+    model.tend()
+    assert first.is_closed and model.replaced_sessions == []
 
 
-def test_who_is_still_uploading_is_waited_for_at_the_end(tmp_path, monkeypatch):
-    with deployed(tmp_path, monkeypatch) as model:
-        upload = Upload(model.gateway.base_url, "chat/completions")
-        assert wait_for(lambda: not model.idle, 20)
-        assert b"Three." in upload.finish() and wait_for(lambda: model.idle, 20)
+def test_who_is_still_uploading_is_waited_for_at_the_end(model):
+    upload = Upload(model.base_url, "chat/completions")
+    assert until(lambda: not model.is_idle, seconds=20)
+    assert b"Three." in upload.finish() and until(lambda: model.is_idle, seconds=20)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_holds_no_session(tmp_path, monkeypatch):
-    with deployed(tmp_path, monkeypatch) as model:
-        upload = Upload(model.gateway.base_url, "chat/completions")
-        assert wait_for(lambda: not model.idle, 20)
-        upload.socket.close()
-        assert wait_for(lambda: model.idle, 20)
+def test_a_client_that_leaves_in_the_middle_of_its_body_holds_no_session(model):
+    upload = Upload(model.base_url, "chat/completions")
+    assert until(lambda: not model.is_idle, seconds=20)
+    upload.socket.close()
+    assert until(lambda: model.is_idle, seconds=20)

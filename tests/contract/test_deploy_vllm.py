@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ajet.run.deploy import Deployment, deployed
 from tests.contract.test_adapters_run import ASK, KEY, project, served, trained
+from tests.support.deployed import start_deployment
 from tests.vllm_fixtures import skip_without_vllm
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
@@ -35,8 +35,8 @@ def test_vllm_serves_one_model_as_it_was_trained(tool_project: Path, monkeypatch
     body = {"model": "any", "messages": ASK, "max_tokens": 6}
     said, names = {}, {}
     for engine in ("transformers", "vllm"):
-        with deployed(Deployment("plain", tool_project / "launcher_record", "step-2", engine=engine)) as model:
-            base = model.gateway.base_url
+        with start_deployment("plain", tool_project / "launcher_record", "step-2", engine=engine) as model:
+            base = model.base_url
             answer = httpx.post(
                 f"{base}/chat/completions", json={**body, "logprobs": True}, headers=bearer, timeout=300
             )

@@ -10,12 +10,19 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
 from ajet.schema.call import full_ids, prompt_ids
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.gateway_fixtures import ADD, ASK, bench, client_of, spelled_out
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    renderer_of_style,
+    spelled_out,
+    start_gateway,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -107,11 +114,11 @@ def post(endpoint, body, path="/messages", **headers):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
-    with bench(chunk=3) as on:
+    with start_gateway(chunk=3) as on:
         replies = iter([spelled_out(on, CALL), spelled_out(on, "It is 3.")])
-        on.engine._script = lambda request: next(replies)
+        on.answer_with(lambda request: next(replies))
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         first = create(endpoint, way, system=SYSTEM, messages=USER, tools=[TOOL])
         [used] = first.content
         assert (used.type, used.name, used.input, first.stop_reason) == ("tool_use", "add", {"a": 1}, "tool_use")
@@ -138,8 +145,8 @@ def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
 @pytest.mark.parametrize("chunk", [0, 1, 3])
 def test_a_stream_adds_up_to_the_whole_reply(way, chunk):
     text = "Ok é深✓.\n" + CALL + "\n" + CALL
-    with bench([text, text], chunk=chunk) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway([text, text], chunk=chunk) as on:
+        endpoint = on.open().endpoint("agent")
         fields = {"system": SYSTEM, "messages": USER, "tools": [TOOL]}
         whole, streamed = create(endpoint, "sync", **fields), create(endpoint, way, **fields)
         assert told(whole) == told(streamed)
@@ -149,8 +156,8 @@ def test_a_stream_adds_up_to_the_whole_reply(way, chunk):
 
 
 def test_events_come_in_the_official_order():
-    with bench(["Ok.\n" + CALL], chunk=1) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(["Ok.\n" + CALL], chunk=1) as on:
+        endpoint = on.open().endpoint("agent")
         body = {"model": "m", "max_tokens": 99, "messages": USER, "tools": [TOOL], "stream": True}
         answer = post(endpoint, body)
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -181,9 +188,9 @@ THOUGHT = "<think>\nOne and two.\n</think>\n\n"
     ],
 )
 def test_thinking_is_shown_to_who_asks_and_recognised_from_all(way, thinking, kinds):
-    with bench([THOUGHT + CALL, "\n3"], style="qwen3", chunk=2) as on:
+    with start_gateway([THOUGHT + CALL, "\n3"], style="qwen3", chunk=2) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         fields = {"tools": [TOOL], **({} if thinking is None else {"thinking": thinking})}
         first = create(endpoint, way, messages=USER, **fields)
         assert [block.type for block in first.content] == kinds
@@ -204,9 +211,9 @@ def test_thinking_is_shown_to_who_asks_and_recognised_from_all(way, thinking, ki
 @pytest.mark.parametrize("way", WAYS)
 def test_stop_reasons_are_honest(way):
     texts = ["It is 3.", "one two three four", "Thought.\nObservation: 7", CALL, "on and on " * 199]
-    with bench(texts, max_model_len=400, chunk=1) as on:
+    with start_gateway(texts, max_model_len=400, chunk=1) as on:
         session = on.open(sampling=Sampling(1000))
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         said = [
             create(endpoint, way, messages=USER),
             create(endpoint, way, messages=USER, max_tokens=3),
@@ -228,17 +235,17 @@ def test_stop_reasons_are_honest(way):
 
 
 def test_an_empty_reply_has_no_blocks():
-    with bench(["", ""]) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(["", ""]) as on:
+        endpoint = on.open().endpoint("agent")
         for way in ("sync", "sync-stream"):
             message = create(endpoint, way, messages=USER)
             assert message.content == [] and message.stop_reason == "end_turn" and message.usage.output_tokens == 1
 
 
 def test_count_tokens_is_what_the_call_then_has():
-    with bench([CALL, "3", CALL]) as on:
+    with start_gateway([CALL, "3", CALL]) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         fields = {"system": SYSTEM, "messages": USER, "tools": [TOOL]}
         with anthropic.Anthropic(**options(endpoint)) as client:
 
@@ -264,9 +271,9 @@ def test_count_tokens_is_what_the_call_then_has():
 
 
 def test_models_have_the_shape_that_the_client_speaks():
-    with bench() as on:
+    with start_gateway() as on:
         session = on.open(model_name="org/tiny")
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         with anthropic.Anthropic(**options(endpoint)) as client:
             [model] = list(client.models.list())
             assert (model.id, model.type, model.max_input_tokens, model.max_tokens) == ("org/tiny", "model", 2000, 500)
@@ -285,7 +292,7 @@ def test_models_have_the_shape_that_the_client_speaks():
 def prompts(on, messages, tools, body):
     """The prompts of a conversation in Chat Completions and in Messages."""
     session = on.open()
-    endpoint = session("agent", "agent", None)
+    endpoint = session.endpoint("agent")
 
     async def chat():
         async with client_of(endpoint) as client:
@@ -368,21 +375,21 @@ def chat_call(name, arguments, number="c1"):
     ],
 )  # fmt: skip
 def test_a_conversation_has_the_same_prompt_in_both_languages(chat, tools, body):
-    with bench(lambda request: "3") as on:
+    with start_gateway(lambda request: "3") as on:
         one, other = prompts(on, chat, tools, body)
         assert one == other
 
 
 def test_a_tools_examples_are_shown_in_its_schema():
-    with bench(["3"]) as on:
+    with start_gateway(["3"]) as on:
         session = on.open()
-        create(session("a", "a", None), messages=USER, tools=[{**TOOL, "input_examples": [{"a": 77}]}])
+        create(session.endpoint("a"), messages=USER, tools=[{**TOOL, "input_examples": [{"a": 77}]}])
         calls = session.close().calls
         assert '"examples": [{"a": 77}]' in on.renderer.decode(prompt_ids(calls, 0))
 
 
 def test_failed_and_empty_results_of_tools_are_told_to_the_model():
-    with bench(lambda request: "3") as on:
+    with start_gateway(lambda request: "3") as on:
         session = on.open()
         results = [
             {"type": "tool_result", "tool_use_id": "t1", "content": "boom", "is_error": True},
@@ -392,29 +399,29 @@ def test_failed_and_empty_results_of_tools_are_told_to_the_model():
         ]
         uses = [{"type": "tool_use", "id": result["tool_use_id"], "name": "add", "input": {}} for result in results]
         turns = [*USER, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
-        create(session("a", "a", None), messages=turns, tools=[TOOL])
+        create(session.endpoint("a"), messages=turns, tools=[TOOL])
         said = [message["content"] for message in session.close().messages if message["role"] == "tool"]
         assert said == ["Error: boom", "Error: boom", "Error", ""]
 
 
 def test_tool_choice_is_honoured():
     seen = []
-    with bench(lambda request: seen.append(request) or CALL * 2) as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway(lambda request: seen.append(request) or CALL * 2) as on:
+        endpoint = on.open().endpoint("a")
         fields = {"messages": USER, "tools": [TOOL]}
 
         def chosen(**choice):
             return create(endpoint, **fields, tool_choice=choice)
 
-        on.engine._script = lambda request: CALL * 2
+        on.answer_with(lambda request: CALL * 2)
         assert len(chosen(type="auto").content) == 2
         assert len(chosen(type="auto", disable_parallel_tool_use=True).content) == 1
         [block] = chosen(type="none").content
         assert block.type == "text" and block.text == CALL * 2
-        on.engine._script = lambda request: seen.append(request) or 'add", "arguments": {"a": 2}}\n</tool_call>'
+        on.answer_with(lambda request: seen.append(request) or 'add", "arguments": {"a": 2}}\n</tool_call>')
         [block] = chosen(type="any").content
         assert (block.name, block.input) == ("add", {"a": 2})
-        on.engine._script = lambda request: seen.append(request) or '{"a": 5}}\n</tool_call>'
+        on.answer_with(lambda request: seen.append(request) or '{"a": 5}}\n</tool_call>')
         [block] = chosen(type="tool", name="add", disable_parallel_tool_use=True).content
         assert (block.name, block.input) == ("add", {"a": 5})
         assert on.renderer.decode(seen[0].prompt_ids).endswith('<tool_call>\n{"name": "')
@@ -516,8 +523,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(refusing, body, param):
 
 @pytest.fixture(scope="module")
 def refusing():
-    with bench() as on:
-        yield on.open()("a", "a", None)
+    with start_gateway() as on:
+        yield on.open().endpoint("a")
 
 
 def test_harmless_fields_are_taken():
@@ -527,18 +534,18 @@ def test_harmless_fields_are_taken():
         "output_config": {"effort": None, "format": None}, "tool_choice": {"type": "none"},
     }  # fmt: skip
     seen = []
-    with bench(lambda request: seen.append(request) or "3") as on:
+    with start_gateway(lambda request: seen.append(request) or "3") as on:
         session = on.open(trainable=["solver"])
         body = {"model": "m", "max_tokens": 9, "messages": USER, **fields}
-        assert post(session("c", "critic", None), body).status_code == 200
+        assert post(session.endpoint("c", "critic"), body).status_code == 200
         sampling = seen[0].sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.5, 0.9, -1, 9)
 
 
 def test_errors_have_anthropics_types():
-    with bench([ScriptedReply("so it goes", chunk=1, fail_after=2)] * 2, max_model_len=100) as on:
+    with start_gateway([ScriptedReply("so it goes", chunk=1, fail_after=2)] * 2, max_model_len=100) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as caught:
             create(endpoint, messages=[{"role": "user", "content": "so " * 500}])
         assert caught.value.type == "invalid_request_error"
@@ -562,8 +569,8 @@ def test_errors_have_anthropics_types():
 
 
 def test_a_bearer_token_is_a_key_too():
-    with bench(["3"]) as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway(["3"]) as on:
+        endpoint = on.open().endpoint("a")
         client = anthropic.Anthropic(base_url=root(endpoint), auth_token=endpoint.api_key, max_retries=0)
         with client:
             assert client.messages.create(model="m", max_tokens=9, messages=USER).content[0].text == "3"
@@ -576,21 +583,17 @@ def test_a_client_that_leaves_a_stream_frees_the_engine():
                 yield chunk
                 await asyncio.get_running_loop().create_future()
 
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     engine = Halting(lambda request: renderer.encode("one two three").tolist(), chunk=3)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         with anthropic.Anthropic(**options(endpoint)) as client:
             stream = client.messages.create(model="m", max_tokens=100, messages=USER, stream=True)
             assert next(event for event in stream if event.type == "content_block_delta").delta.text
             stream.close()
 
-        async def settled():
-            while not session._ledger.idle:
-                await asyncio.sleep(0.001)
-
-        on.gateway.call(asyncio.wait_for(settled(), 60)).result()
+        session.wait_until_calls_end()
         assert engine.running == 0 and engine.closed_early == 1
         [call] = session.close().calls
         assert call.finish == "aborted" and len(call.response_ids) == 3
@@ -600,24 +603,22 @@ def test_a_client_that_leaves_a_stream_frees_the_engine():
 def test_a_debug_models_replies_come_in_this_shape_too(way):
     calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
     said = {"role": "assistant", "content": "fine", "reasoning_content": "hm", "tool_calls": calls}
-    with bench(chat_engine_for={"big": ScriptedChat([said])}.__getitem__) as on:
+    with start_gateway(chat_engine_for={"big": ScriptedChat([said])}.__getitem__) as on:
         session = on.open(trainable=["solver"])
-        endpoint = session("critic", "critic", "big")
+        endpoint = session.endpoint("critic", debug_model="big")
         message = create(endpoint, way, messages=USER, tools=[TOOL])
         assert [block.type for block in message.content] == ["text", "tool_use"]
         assert message.content[1].input == {"a": 1} and message.content[1].id == "c1"
         assert not session.close().calls[0].trained
-        assert (
-            post(on.open(trainable=[])("c", "c", "big"), {"messages": USER}, "/messages/count_tokens").status_code
-            == 400
-        )
+        endpoint = on.open(trainable=[]).endpoint("c", debug_model="big")
+        assert post(endpoint, {"messages": USER}, "/messages/count_tokens").status_code == 400
 
 
 def test_a_debug_models_broken_call_is_an_error_of_the_server():
     calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "[1"}}]
     said = {"role": "assistant", "content": None, "tool_calls": calls}
-    with bench(chat_engine_for={"big": ScriptedChat([said])}.__getitem__) as on:
-        endpoint = on.open(trainable=["solver"])("critic", "critic", "big")
+    with start_gateway(chat_engine_for={"big": ScriptedChat([said])}.__getitem__) as on:
+        endpoint = on.open(trainable=["solver"]).endpoint("critic", debug_model="big")
         with pytest.raises(anthropic.InternalServerError, match="add"):
             create(endpoint, messages=USER, tools=[TOOL])
 
@@ -625,9 +626,9 @@ def test_a_debug_models_broken_call_is_an_error_of_the_server():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_clients_tool_runner_plays_an_episode(kind, stream):
-    with bench(["I add.\n" + CALL, "It is 3."], chunk=2) as on:
+    with start_gateway(["I add.\n" + CALL, "It is 3."], chunk=2) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         fields = {"model": "m", "max_tokens": 99, "messages": USER, "system": SYSTEM, "stream": stream}
         seen = []
 
@@ -674,9 +675,9 @@ class Sum(BaseModel):
 
 @pytest.mark.parametrize("way", ["create", "parse"])
 def test_a_reply_keeps_to_the_schema_that_was_asked_for(way):
-    with bench(["three", '{"total": "3"}', '{"total": 3}']) as on:
+    with start_gateway(["three", '{"total": "3"}', '{"total": 3}']) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         with anthropic.Anthropic(**options(endpoint)) as client:
             fields = {"model": "m", "max_tokens": 99, "messages": USER}
             if way == "parse":
@@ -689,10 +690,10 @@ def test_a_reply_keeps_to_the_schema_that_was_asked_for(way):
 
 
 def test_a_schema_that_no_reply_meets_is_an_error_that_names_the_field():
-    with bench(lambda request: "three") as on:
+    with start_gateway(lambda request: "three") as on:
         body = {"model": "m", "max_tokens": 9, "messages": USER, "output_config": {
             "format": {"type": "json_schema", "schema": {"type": "object"}}}}  # fmt: skip
-        error = post(on.open()("a", "a", None), body).json()["error"]
+        error = post(on.open().endpoint("a"), body).json()["error"]
         assert error["details"]["param"] == "output_config.format"
 
 
@@ -709,9 +710,9 @@ def test_langchain_plays_an_episode(way):
         """Adds."""
         return "3"
 
-    with bench(["I add.\n" + CALL, "It is 3."], chunk=2) as on:
+    with start_gateway(["I add.\n" + CALL, "It is 3."], chunk=2) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         model = langchain_anthropic.ChatAnthropic(
             model="ajet", base_url=root(endpoint), api_key=endpoint.api_key, max_tokens=99, max_retries=0
         ).bind_tools([add])

@@ -9,14 +9,18 @@ import openai
 import pytest
 from openai.types import Completion
 
-from ajet.context_tracker import timelines
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedReply
-from ajet.gateway import Gateway
 from ajet.schema.call import full_ids, prompt_ids
-from ajet.tokens import Renderer
 from tests.chat_templates import variant
-from tests.gateway_fixtures import bench, client_of, spelled_out
+from tests.support.gateways import (
+    Renderer,
+    Sampling,
+    ScriptedChat,
+    ScriptedReply,
+    client_of,
+    spelled_out,
+    start_gateway,
+    timelines,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -44,17 +48,17 @@ def said(answer):
 
 def scripted(on, *replies):
     script = iter(replies)
-    on.engine._script = lambda request: next(script)
+    on.answer_with(lambda request: next(script))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_that_appends_to_its_text_is_one_line_of_sampled_tokens(way, stream):
     """A text agent as of old: it stops at "Observation:", appends the result, asks again."""
-    with bench(chunk=2) as on:
+    with start_gateway(chunk=2) as on:
         scripted(on, spelled_out(on, "Thought é: add.\nObservation: made up"), spelled_out(on, "It is 3."))
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             first = await complete(endpoint, way, prompt=PROMPT, stop="Observation:", max_tokens=99, stream=stream)
@@ -85,9 +89,9 @@ def test_an_agent_that_appends_to_its_text_is_one_line_of_sampled_tokens(way, st
 
 
 def test_a_prompt_that_writes_the_end_token_itself_extends_too():
-    with bench(["ab", "cd"]) as on:
+    with start_gateway(["ab", "cd"]) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         text, _ = said(asyncio.run(complete(endpoint, prompt="<|im_start|>x\n")))
         asyncio.run(complete(endpoint, prompt=f"<|im_start|>x\n{text}<|im_end|>\n<|im_start|>y\n"))
         calls = session.close().calls
@@ -96,10 +100,10 @@ def test_a_prompt_that_writes_the_end_token_itself_extends_too():
 
 
 def test_going_on_where_the_model_had_ended_is_a_fork_at_its_end_token():
-    with bench() as on:
+    with start_gateway() as on:
         scripted(on, spelled_out(on, "quick"), "fox")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         asyncio.run(complete(endpoint, prompt="The "))
         asyncio.run(complete(endpoint, prompt="The quick brown "))
         calls = session.close().calls
@@ -110,10 +114,10 @@ def test_going_on_where_the_model_had_ended_is_a_fork_at_its_end_token():
 
 
 def test_a_stop_string_that_the_client_leaves_out_is_a_fork():
-    with bench() as on:
+    with start_gateway() as on:
         scripted(on, spelled_out(on, "one STOP"), "two")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         text, _ = said(asyncio.run(complete(endpoint, prompt="Go: ", stop=" STOP")))
         asyncio.run(complete(endpoint, prompt=f"Go: {text}, and"))
         first, second = session.close().calls
@@ -122,9 +126,9 @@ def test_a_stop_string_that_the_client_leaves_out_is_a_fork():
 
 
 def test_ids_are_taken_as_they_are():
-    with bench(["ab", "cd", "ef"]) as on:
+    with start_gateway(["ab", "cd", "ef"]) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         letters = [token for letter in "What is" for token in on.ids(letter, ended=False)]
         assert letters != on.ids("What is", ended=False)
         asyncio.run(complete(endpoint, prompt=letters))
@@ -140,12 +144,12 @@ def test_ids_are_taken_as_they_are():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_prompt_and_each_choice_is_a_call(stream):
-    with bench() as on:
+    with start_gateway() as on:
         texts = {"a": iter(["1", "2"]), "b": iter(["3", "4"])}
-        on.engine._script = lambda request: next(texts[on.renderer.decode(request.prompt_ids)])
+        on.answer_with(lambda request: next(texts[on.renderer.decode(request.prompt_ids)]))
         session = on.open()
         options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-        answer = asyncio.run(complete(session("agent", "agent", None), prompt=["a", "b"], n=2, echo=True, **options))
+        answer = asyncio.run(complete(session.endpoint("agent"), prompt=["a", "b"], n=2, echo=True, **options))
         chunks = answer if stream else [answer]
         told = dict.fromkeys(range(4), "")
         for chunk in chunks:
@@ -158,9 +162,9 @@ def test_each_prompt_and_each_choice_is_a_call(stream):
 
 
 def test_logprobs_are_the_captured_ones_and_a_stream_adds_up_to_them():
-    with bench(lambda request: "Ok é深.", chunk=1) as on:
+    with start_gateway(lambda request: "Ok é深.", chunk=1) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         whole = asyncio.run(complete(endpoint, prompt="x", logprobs=2)).choices[0]
         chunks = asyncio.run(complete(endpoint, prompt="x", logprobs=2, stream=True))
         told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
@@ -179,16 +183,16 @@ def test_logprobs_are_the_captured_ones_and_a_stream_adds_up_to_them():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_a_limit_it_is_sixteen_tokens(stream):
-    with bench(lambda request: "a" * 40) as on:
+    with start_gateway(lambda request: "a" * 40) as on:
         session = on.open()
-        answer = asyncio.run(complete(session("agent", "agent", None), prompt="x", stream=stream))
+        answer = asyncio.run(complete(session.endpoint("agent"), prompt="x", stream=stream))
         assert said(answer) == ("a" * 16, "length")
         assert len(session.close().calls[0].response_ids) == 16
 
 
 def test_what_is_sent_is_of_the_clients_type():
-    with bench(lambda request: "ok", chunk=1) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(lambda request: "ok", chunk=1) as on:
+        endpoint = on.open().endpoint("agent")
         url, headers = f"{endpoint.base_url}/completions", {"authorization": f"Bearer {endpoint.api_key}"}
         asked = {"prompt": ["a", [67]], "logprobs": 1}
         whole = httpx.post(url, json=asked, headers=headers)
@@ -202,9 +206,9 @@ def test_what_is_sent_is_of_the_clients_type():
 
 def test_markup_is_text_here():
     reply = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call> '
-    with bench([reply], style="qwen3") as on:
+    with start_gateway([reply], style="qwen3") as on:
         session = on.open()
-        assert said(asyncio.run(complete(session("agent", "agent", None), prompt="x", max_tokens=400))) == (
+        assert said(asyncio.run(complete(session.endpoint("agent"), prompt="x", max_tokens=400))) == (
             reply, "stop",
         )  # fmt: skip
 
@@ -224,10 +228,10 @@ def test_a_text_begins_as_the_tokenizer_begins_texts():
     assert renderer.raw("x").ids.tolist() == [begin, *renderer.encode("x").tolist()]
     assert renderer.raw("<|begin_of_text|>x").ids.tolist() == renderer.raw("x").ids.tolist()
     assert renderer.raw([5, 6]).ids.tolist() == [5, 6]
-    with bench(words=renderer) as on:
+    with start_gateway(words=renderer) as on:
         scripted(on, ScriptedReply(ids=renderer.encode("ab").tolist(), ended=False), ScriptedReply(ids=[1]))
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         asyncio.run(complete(endpoint, prompt="x", max_tokens=len(renderer.encode("ab"))))
         asyncio.run(complete(endpoint, prompt="xabc"))
         calls = session.close().calls
@@ -275,8 +279,8 @@ def test_a_field_that_cannot_be_honoured_is_named(endpoint, fields, param):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with bench(lambda request: "ok") as on:
-        yield on.open()("agent", "agent", None)
+    with start_gateway(lambda request: "ok") as on:
+        yield on.open().endpoint("agent")
 
 
 def test_fields_that_ask_for_nothing_are_let_be(endpoint):
@@ -289,33 +293,30 @@ def test_fields_that_ask_for_nothing_are_let_be(endpoint):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_model_takes_no_raw_prompts(stream):
-    gateway = Gateway(ScriptedChat(["hi"]), None, max_model_len=100, max_response_tokens=10).start()
-    try:
-        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
+    with start_gateway(engine=ScriptedChat(["hi"]), max_model_len=100, max_response_tokens=10) as on:
+        session = on.open(sampling=Sampling(10))
         with pytest.raises(openai.BadRequestError) as refused:
-            asyncio.run(complete(session("agent", "agent", None), prompt="x", stream=stream))
+            asyncio.run(complete(session.endpoint("agent"), prompt="x", stream=stream))
         assert refused.value.param == "prompt"
         assert session.close().calls == []
-    finally:
-        gateway.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_dies_says_so(stream):
-    with bench([ScriptedReply("abcdef", fail_after=3)], chunk=1) as on:
+    with start_gateway([ScriptedReply("abcdef", fail_after=3)], chunk=1) as on:
         session = on.open()
         kind = openai.APIError if stream else openai.InternalServerError
         with pytest.raises(kind) as failed:
-            asyncio.run(complete(session("agent", "agent", None), prompt="x", stream=stream))
+            asyncio.run(complete(session.endpoint("agent"), prompt="x", stream=stream))
         assert "fails after 3 tokens" in str(failed.value)
         call = session.close().calls[0]
         assert call.finish == "error" and len(call.response_ids) == 3
 
 
 def test_raw_and_chat_calls_of_an_episode_do_not_mix():
-    with bench(["ab", "cd", "ef"]) as on:
+    with start_gateway(["ab", "cd", "ef"]) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             async with client_of(endpoint) as client:
@@ -345,10 +346,10 @@ def test_one_bad_prompt_of_several_refuses_them_all_before_anything_is_sampled(s
     prompts[at] = bad if isinstance(bad, list) else [40] * 2000
     if isinstance(bad, str):
         prompts = [bad if index == at else "1 + 2 =" for index in range(3)]
-    with bench(lambda request: "fine") as on:
+    with start_gateway(lambda request: "fine") as on:
         session = on.open()
         with pytest.raises(openai.BadRequestError) as caught:
-            asyncio.run(complete(session("a", "a", None), prompt=prompts, n=2, stream=stream))
+            asyncio.run(complete(session.endpoint("a"), prompt=prompts, n=2, stream=stream))
         assert f"prompt {at} of 3" in caught.value.message and caught.value.param == "prompt"
         assert session.close().calls == [] and on.engine.requests == 0
         gc.collect()
@@ -356,9 +357,9 @@ def test_one_bad_prompt_of_several_refuses_them_all_before_anything_is_sampled(s
 
 
 def test_more_choices_than_may_wait_are_refused_before_anything_is_sampled():
-    with bench(lambda request: "fine", max_calls=3) as on:
+    with start_gateway(lambda request: "fine", max_calls=3) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         for prompt, n in (("1 + 2 =", 4), (["1 + 2 =", "3 + 4 ="], 2)):
             with pytest.raises(openai.RateLimitError):
                 asyncio.run(complete(endpoint, prompt=prompt, n=n))
@@ -368,9 +369,9 @@ def test_more_choices_than_may_wait_are_refused_before_anything_is_sampled():
 
 def test_a_client_that_leaves_while_its_prompts_are_checked_gets_them_when_it_asks_again():
     """The check of a long prompt takes its time, and its result holds for the retry."""
-    with bench(lambda request: "fine", max_model_len=1 << 20) as on:
+    with start_gateway(lambda request: "fine", max_model_len=1 << 20) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         prompts = ["word " * 20_000, "1 + 2 ="]
 
         async def play():

@@ -10,12 +10,18 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from ajet.context_tracker import timelines
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import Gateway
 from ajet.schema.call import full_ids, prompt_ids
-from tests.gateway_fixtures import ADD, bench, client_of, spelled_out
+from tests.support.gateways import (
+    ADD,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    spelled_out,
+    start_gateway,
+    timelines,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +48,7 @@ def final(answer):
 
 def scripted(on, *replies):
     script = iter(replies)
-    on.engine._script = lambda request: next(script)
+    on.answer_with(lambda request: next(script))
 
 
 def as_given(response):
@@ -65,11 +71,11 @@ CARRIED = {"previous": None, "items": as_given, "items without ids": without_ids
     ("way", "stream"), [(way, stream) for way in WAYS for stream in (False, True)]
 )  # fmt: skip
 def test_a_conversation_with_tools_is_one_line_of_sampled_tokens(way, stream, carried):
-    with bench(chunk=3) as on:
+    with start_gateway(chunk=3) as on:
         replies = [spelled_out(on, text) for text in ("I add é深. " + CALL + "\n" + CALL, "3.", "Bye.")]
         scripted(on, *replies)
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         shared = {"tools": [TOOL], "instructions": SYSTEM, "stream": stream}
 
         async def agent():
@@ -108,8 +114,8 @@ def test_a_conversation_with_tools_is_one_line_of_sampled_tokens(way, stream, ca
 
 def test_a_stream_tells_of_each_item_in_order_and_adds_up_to_the_whole():
     reply = "<think>\nHm é.\n</think>\n\nI add." + CALL + CALL
-    with bench(lambda request: reply, style="qwen3", chunk=1) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(lambda request: reply, style="qwen3", chunk=1) as on:
+        endpoint = on.open().endpoint("agent")
         asked = {"input": "What?", "tools": [TOOL]}
         events = asyncio.run(respond(endpoint, stream=True, **asked))
         whole = asyncio.run(respond(endpoint, **asked))
@@ -151,8 +157,8 @@ def test_what_is_sent_is_of_the_clients_types():
         "input": "x", "model": "m", "tools": [TOOL], "tool_choice": "auto", "reasoning": {"summary": "auto"},
         "include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"},
     }  # fmt: skip
-    with bench(lambda request: reply, style="qwen3", chunk=1) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(lambda request: reply, style="qwen3", chunk=1) as on:
+        endpoint = on.open().endpoint("agent")
         url, headers = f"{endpoint.base_url}/responses", {"authorization": f"Bearer {endpoint.api_key}"}
         whole = httpx.post(url, json=asked, headers=headers)
         events = httpx.post(url, json={**asked, "stream": True}, headers=headers)
@@ -170,8 +176,8 @@ def test_the_clients_own_stream_helper_follows(way):
     class Sum(pydantic.BaseModel):
         total: int
 
-    with bench(lambda request: '{"total": 3}', chunk=1) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(lambda request: '{"total": 3}', chunk=1) as on:
+        endpoint = on.open().endpoint("agent")
 
         def check(events, response):
             assert events[-1].type == "response.completed" and response.output_parsed == Sum(total=3)
@@ -194,8 +200,8 @@ def test_the_clients_own_stream_helper_follows(way):
 
 
 def test_a_reply_that_is_not_the_json_asked_for_is_no_reply():
-    with bench(lambda request: "three") as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(lambda request: "three") as on:
+        endpoint = on.open().endpoint("agent")
         with pytest.raises(openai.APIStatusError) as refused:
             asyncio.run(respond(endpoint, input="x", text={"format": {"type": "json_object"}}))
         assert refused.value.param == "text.format"
@@ -204,10 +210,10 @@ def test_a_reply_that_is_not_the_json_asked_for_is_no_reply():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sent", ["open", "sealed", "summary", "left out"])
 def test_reasoning_comes_back_in_any_form(stream, sent):
-    with bench(style="qwen3", chunk=4) as on:
+    with start_gateway(style="qwen3", chunk=4) as on:
         scripted(on, spelled_out(on, "<think>\nHm é.\n</think>\n\n" + CALL), "3.")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         asked = {"tools": [TOOL], "store": False, "stream": stream, "include": ["reasoning.encrypted_content"],
                  "reasoning": {"summary": "auto"}}  # fmt: skip
 
@@ -238,9 +244,9 @@ def test_reasoning_comes_back_in_any_form(stream, sent):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_that_was_cut_is_incomplete_and_can_be_gone_on_with(stream):
-    with bench(["one two three", "ok"], chunk=1) as on:
+    with start_gateway(["one two three", "ok"], chunk=1) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             answer = await respond(endpoint, input="Count.", max_output_tokens=3, stream=stream)
@@ -273,10 +279,10 @@ class Halting(ScriptedEngine):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_dies_fails_the_response(stream):
     engine = Halting([ScriptedReply(ids=[67, 68, 69, 70], fail_after=3)], chunk=1)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         engine.halts = stream
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             async with client_of(endpoint) as client:
@@ -287,7 +293,7 @@ def test_an_engine_that_dies_fails_the_response(stream):
                 events = []
                 async for event in await client.responses.create(model="m", input="x", stream=True):
                     events.append(event)
-                    on.gateway.loop.call_soon_threadsafe(engine.gate.set)
+                    on.set_on_loop(engine.gate)
                 failed = events[-1]
                 assert failed.type == "response.failed" and failed.sequence_number == len(events) - 1
                 assert "fails after 3 tokens" in failed.response.error.message
@@ -303,9 +309,9 @@ def test_an_engine_that_dies_fails_the_response(stream):
 
 
 def test_kept_responses_can_be_looked_at_listed_and_deleted():
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session, other = on.open(), on.open()
-        endpoint, stranger = session("agent", "agent", None), other("agent", "agent", None)
+        endpoint, stranger = session.endpoint("agent"), other.endpoint("agent")
         with (
             openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client,
             openai.OpenAI(base_url=stranger.base_url, api_key=stranger.api_key, max_retries=0) as spy,
@@ -344,22 +350,22 @@ def test_kept_responses_can_be_looked_at_listed_and_deleted():
 
 
 def test_the_items_of_a_conversation_are_held_once():
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         history = [{"role": "user", "content": f"{n}" * 50} for n in range(5)]
         names = [
             asyncio.run(respond(endpoint, input=history[: n + 1], tools=[TOOL])).id for n in range(5)
         ]  # fmt: skip
-        kept = [session.kept["responses"].get(name) for name in names]
-        assert len({id(item) for each in kept for item in each.input}) == 5
-        assert len({id(each.response["tools"]) for each in kept}) == 1
+        stored = session.stored_responses(names)
+        assert len({item for items, _ in stored for item in items}) == 5
+        assert len({tools for _, tools in stored}) == 1
 
 
 def test_instructions_are_of_one_response_alone():
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             first = await respond(endpoint, input="x", instructions="A")
@@ -374,10 +380,10 @@ def test_instructions_are_of_one_response_alone():
 
 def test_results_may_come_right_behind_their_calls():
     """Some clients put each result behind its call, though one reply made both calls."""
-    with bench() as on:
+    with start_gateway() as on:
         scripted(on, CALL + "\n" + CALL, "3.", CALL, "6.")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             history = [{"role": "user", "content": "x"}]
@@ -400,10 +406,10 @@ def test_results_may_come_right_behind_their_calls():
 def test_functions_of_a_namespace_have_one_name_for_the_model_and_two_for_the_client(stream):
     called = '<tool_call>\n{"name": "sums__add", "arguments": {"a": 1}}\n</tool_call>'
     spaced = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [{**TOOL, "description": "Adds."}]}
-    with bench() as on:
+    with start_gateway() as on:
         scripted(on, spelled_out(on, called), "3.")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             asked = {"tools": [spaced, TOOL], "stream": stream}
@@ -424,10 +430,10 @@ def test_functions_of_a_namespace_have_one_name_for_the_model_and_two_for_the_cl
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_captured_ones(stream):
-    with bench(["Ok 深."], chunk=1) as on:
+    with start_gateway(["Ok 深."], chunk=1) as on:
         session = on.open()
         asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": stream}
-        answer = asyncio.run(respond(session("agent", "agent", None), input="x", **asked))
+        answer = asyncio.run(respond(session.endpoint("agent"), input="x", **asked))
         told = final(answer).output[0].content[0].logprobs
         call = session.close().calls[0]
         assert [entry.logprob for entry in told] == call.logprobs_unit.tolist()
@@ -441,9 +447,9 @@ def test_logprobs_are_the_captured_ones(stream):
 
 
 def test_input_tokens_are_those_that_the_request_would_have():
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         asked = {"input": "What?", "instructions": SYSTEM, "tools": [TOOL]}
         with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
             counted = client.responses.input_tokens.count(model="m", **asked).input_tokens
@@ -524,8 +530,8 @@ def test_a_field_that_cannot_be_honoured_is_named(endpoint, fields, param):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with bench(lambda request: "ok") as on:
-        yield on.open()("agent", "agent", None)
+    with start_gateway(lambda request: "ok") as on:
+        yield on.open().endpoint("agent")
 
 
 def test_an_unknown_item_cannot_be_referred_to(endpoint):
@@ -558,9 +564,9 @@ def test_fields_that_ask_for_nothing_are_let_be(endpoint):
     ],
 )  # fmt: skip
 def test_tool_choices_are_those_of_chat(choice, prompted):
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session = on.open()
-        response = asyncio.run(respond(session("a", "a", None), input="x", tools=[TOOL], tool_choice=choice))
+        response = asyncio.run(respond(session.endpoint("a"), input="x", tools=[TOOL], tool_choice=choice))
         assert json.loads(response.model_dump_json())["tool_choice"] == choice
         text = on.renderer.decode(session.close().calls[0].suffix_ids)
         assert text.endswith("<|im_start|>assistant\n" + prompted)
@@ -570,29 +576,26 @@ def test_tool_choices_are_those_of_chat(choice, prompted):
 def test_a_chat_model_answers_in_items_too(stream):
     call = {"id": "call_x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     engine = ScriptedChat([{"role": "assistant", "content": "Hm.", "tool_calls": [call]}])
-    gateway = Gateway(engine, None, max_model_len=100, max_response_tokens=10).start()
-    try:
-        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
+    with start_gateway(engine=engine, max_model_len=100, max_response_tokens=10) as on:
+        session = on.open(sampling=Sampling(10))
         asked = {"input": "x", "tools": [TOOL], "reasoning": {"effort": "low"}, "stream": stream}
         asked["text"] = {
             "verbosity": "low",
             "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}},
         }
-        response = final(asyncio.run(respond(session("a", "a", None), **asked)))
+        response = final(asyncio.run(respond(session.endpoint("a"), **asked)))
         assert [item.type for item in response.output] == ["message", "function_call"]
         assert (response.output[1].call_id, response.output[1].arguments) == ("call_x", '{"a": 1}')
         sent = engine.requests[0]
         assert sent["reasoning_effort"] == "low" and sent["verbosity"] == "low"
         assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    finally:
-        gateway.close()
 
 
 def test_text_after_a_call_is_an_item_after_it_and_the_same_reply():
-    with bench(chunk=1) as on:
+    with start_gateway(chunk=1) as on:
         scripted(on, "A." + CALL + "B.", "ok")
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             first = final(await respond(endpoint, input="x", tools=[TOOL], stream=True))

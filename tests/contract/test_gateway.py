@@ -11,13 +11,21 @@ import pytest
 import requests
 from loguru import logger
 
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
-from ajet.gateway import Gateway, TurnRequest
 from ajet.schema.call import VersionRun, full_ids, prompt_ids
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.gateway_fixtures import ADD, ASK, bench, client_of, post, spelled_out
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    post,
+    renderer_of_style,
+    scripted_logprob,
+    spelled_out,
+    start_gateway,
+)
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 WAYS = ["in-process", "socket", "sync"]
@@ -36,11 +44,11 @@ async def complete(endpoint, way, **fields):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
-    with bench() as on:
+    with start_gateway() as on:
         replies = iter([spelled_out(on, CALL), spelled_out(on, "It is 3.")])
-        on.engine._script = lambda request: next(replies)
+        on.answer_with(lambda request: next(replies))
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
 
         async def agent():
             first = await complete(endpoint, way, messages=ASK, tools=[ADD])
@@ -83,9 +91,9 @@ def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
 @pytest.mark.parametrize("chunk", [0, 1, 3])
 def test_a_stream_adds_up_to_the_whole_reply(way, chunk):
     text = "Ok é深✓.\n" + CALL + CALL
-    with bench([text, text], chunk=chunk) as on:
+    with start_gateway([text, text], chunk=chunk) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         whole = asyncio.run(complete(endpoint, way, messages=ASK, tools=[ADD]))
         chunks = asyncio.run(
             complete(endpoint, way, messages=ASK, tools=[ADD], stream=True, stream_options={"include_usage": True})
@@ -109,8 +117,8 @@ def test_a_stream_adds_up_to_the_whole_reply(way, chunk):
 
 
 def test_a_plain_post_works_inside_an_event_loop_of_the_users():
-    with bench(["3"]) as on:
-        endpoint = on.open()("agent", "agent", None)
+    with start_gateway(["3"]) as on:
+        endpoint = on.open().endpoint("agent")
 
         async def execute():
             return requests.post(
@@ -126,9 +134,9 @@ def test_a_plain_post_works_inside_an_event_loop_of_the_users():
 
 
 def test_clients_of_many_loops_share_the_gateway():
-    with bench(lambda request: "3") as on:
+    with start_gateway(lambda request: "3") as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         said = []
 
         def thread():
@@ -148,9 +156,9 @@ def test_clients_of_many_loops_share_the_gateway():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_length_stop_is_said_and_the_next_turn_closes_the_reply(stream):
-    with bench(["one two three", "ok"]) as on:
+    with start_gateway(["one two three", "ok"]) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, max_tokens=3, stream=stream))
         if stream:
             said = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
@@ -176,21 +184,21 @@ def test_a_length_stop_is_said_and_the_next_turn_closes_the_reply(stream):
     ],
 )
 def test_call_names_the_limit_that_cut_it(limits, asked, limit):
-    with bench(["one " * 100], **limits) as on:
+    with start_gateway(["one " * 100], **limits) as on:
         session = on.open()
         fields = {"messages": ASK} | ({"max_tokens": asked} if asked else {})
-        asyncio.run(complete(session("agent", "agent", None), "in-process", **fields))
+        asyncio.run(complete(session.endpoint("agent"), "in-process", **fields))
         (call,) = session.close().calls
         assert call.is_cut and call.extra["cut_by"] == limit
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
-    with bench(chunk=2) as on:
+    with start_gateway(chunk=2) as on:
         reply = spelled_out(on, "Thought 1.\nObservation: 7, and so on")
-        on.engine._script = lambda request: reply
+        on.answer_with(lambda request: reply)
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         answer = asyncio.run(
             complete(endpoint, "in-process", messages=ASK, stop=["\nObservation:", "zzz"], stream=stream)
         )
@@ -213,9 +221,9 @@ def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
 
 def test_n_replies_are_n_calls():
     texts = iter("abc")
-    with bench(lambda request: next(texts)) as on:
+    with start_gateway(lambda request: next(texts)) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, n=2))
         assert sorted(choice.message.content for choice in answer.choices) == ["a", "b"]
         assert [choice.index for choice in answer.choices] == [0, 1]
@@ -226,9 +234,9 @@ def test_n_replies_are_n_calls():
 
 
 def test_logprobs_are_those_of_the_captured_tokens():
-    with bench(["It is 3.", "It is 3."], chunk=2) as on:
+    with start_gateway(["It is 3.", "It is 3."], chunk=2) as on:
         session = on.open()
-        endpoint = session("agent", "agent", None)
+        endpoint = session.endpoint("agent")
         whole = asyncio.run(complete(endpoint, "in-process", messages=ASK, logprobs=True, top_logprobs=2))
         chunks = asyncio.run(complete(endpoint, "in-process", messages=ASK, logprobs=True, top_logprobs=2, stream=True))
         call = session.close().calls[0]
@@ -243,12 +251,12 @@ def test_logprobs_are_those_of_the_captured_tokens():
 
 def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
     seen = []
-    with bench(lambda request: seen.append(request) or "3") as on:
+    with start_gateway(lambda request: seen.append(request) or "3") as on:
         session = on.open(trainable=["solver"], sampling=Sampling(64, temperature=0.9, top_p=0.95))
         fields = {"messages": ASK, "temperature": 0.1, "top_p": 0.5, "max_tokens": 9, "seed": 5}
-        asyncio.run(complete(session("s", "solver", None), "in-process", **fields))
-        asyncio.run(complete(session("c", "critic", None), "in-process", **fields))
-        asyncio.run(complete(session("c", "critic", None), "in-process", messages=ASK, max_tokens=4000))
+        asyncio.run(complete(session.endpoint("s", "solver"), "in-process", **fields))
+        asyncio.run(complete(session.endpoint("c", "critic"), "in-process", **fields))
+        asyncio.run(complete(session.endpoint("c", "critic"), "in-process", messages=ASK, max_tokens=4000))
         trained, other, third = session.close().calls
         assert (seen[0].sampling.temperature, seen[0].sampling.top_p, seen[0].sampling.max_tokens) == (0.9, 0.95, 9)
         assert (seen[1].sampling.temperature, seen[1].sampling.top_p, seen[1].sampling.max_tokens) == (0.1, 0.5, 9)
@@ -264,12 +272,12 @@ def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
 def test_replaced_sampling_fields_are_logged_once_with_their_key():
     said: list[str] = []
     number = logger.add(said.append, level="INFO", format="{message}")
-    with bench(lambda _: "3", max_response_tokens=64) as on:
+    with start_gateway(lambda _: "3", max_response_tokens=64) as on:
         fields = {"temperature": 0.25, "top_p": 0.5, "seed": 5, "max_tokens": 4000, "extra_body": {"top_k": 7}}
         for _ in range(2):
             session = on.open(trainable=["solver"], sampling=Sampling(64, temperature=0.9, top_p=0.95))
             for agent in ("solver", "critic"):
-                asyncio.run(complete(session(agent, agent, None), "in-process", messages=ASK, **fields))
+                asyncio.run(complete(session.endpoint(agent), "in-process", messages=ASK, **fields))
             trained, other = session.close().calls
     logger.remove(number)
     assert trained.extra["ignored"] == {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "seed": 5, "max_tokens": 4000}
@@ -289,14 +297,20 @@ def test_replaced_sampling_fields_are_logged_once_with_their_key():
 def test_an_agent_with_a_debug_model_is_proxied_and_not_trained(way, stream):
     calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
     critic = ScriptedChat([{"role": "assistant", "content": "fine", "tool_calls": calls}])
-    with bench(["3"], chat_engine_for={"big": critic}.__getitem__) as on:
+    with start_gateway(["3"], chat_engine_for={"big": critic}.__getitem__) as on:
         session = on.open(trainable=["solver"])
         answer = asyncio.run(
             complete(
-                session("c", "critic", "big"), way, messages=ASK, tools=[ADD], seed=5, presence_penalty=1, stream=stream
+                session.endpoint("c", "critic", debug_model="big"),
+                way,
+                messages=ASK,
+                tools=[ADD],
+                seed=5,
+                presence_penalty=1,
+                stream=stream,
             )
         )
-        asyncio.run(complete(session("s", "solver", "big"), way, messages=ASK))
+        asyncio.run(complete(session.endpoint("s", "solver", debug_model="big"), way, messages=ASK))
         if stream:
             assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == "fine"
             assert answer[-1].choices[0].finish_reason == "tool_calls"
@@ -312,23 +326,20 @@ def test_an_agent_with_a_debug_model_is_proxied_and_not_trained(way, stream):
 
 
 def test_a_chat_engine_alone_serves_a_gateway_without_a_renderer():
-    gateway = Gateway(ScriptedChat(["3"]), None, max_model_len=100, max_response_tokens=50).start()
-    try:
-        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(8), trainable=None)
-        answer = asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK))
+    with start_gateway(engine=ScriptedChat(["3"]), max_model_len=100, max_response_tokens=50) as on:
+        session = on.open(sampling=Sampling(8))
+        answer = asyncio.run(complete(session.endpoint("a"), "in-process", messages=ASK))
         assert answer.choices[0].message.content == "3"
         assert session.close().calls[0].trained is False
-    finally:
-        gateway.close()
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_demanded_tool_call_begins_the_reply(choice):
     forced = '<tool_call>\n{"name": "' + ("" if choice == "required" else 'add", "arguments": ')
     rest = CALL.removeprefix(forced.rstrip()).lstrip() if choice != "required" else CALL.removeprefix(forced)
-    with bench([rest, "3"]) as on:
+    with start_gateway([rest, "3"]) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], tool_choice=choice))
         message = answer.choices[0].message
         assert answer.choices[0].finish_reason == "tool_calls"
@@ -343,9 +354,9 @@ def test_a_demanded_tool_call_begins_the_reply(choice):
 
 
 def test_tool_choice_none_reads_no_calls_and_one_call_at_a_time_ends_after_the_first():
-    with bench([CALL, CALL + "\n" + CALL, "3"], chunk=4) as on:
+    with start_gateway([CALL, CALL + "\n" + CALL, "3"], chunk=4) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         none = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], tool_choice="none"))
         assert none.choices[0].message.content == CALL and not none.choices[0].message.tool_calls
         one = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], parallel_tool_calls=False))
@@ -362,13 +373,13 @@ def test_tool_choice_none_reads_no_calls_and_one_call_at_a_time_ends_after_the_f
 
 def test_a_malformed_call_stays_in_the_content_for_a_check_to_see():
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'
-    with bench([text, "x", "y"]) as on:
+    with start_gateway([text, "x", "y"]) as on:
 
         def inspect(call, message):
             return ["wrong_toolcall"] if "<tool_call>" in (message["content"] or "") else []
 
         session = on.open(inspect=inspect, terminate_on_inspect=True)
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD]))
         assert answer.choices[0].message.content == text and answer.choices[0].finish_reason == "stop"
         refused = post(endpoint, {"messages": ASK})
@@ -379,18 +390,18 @@ def test_a_malformed_call_stays_in_the_content_for_a_check_to_see():
 
 
 def test_force_disable_toolcalls_drops_tools_and_says_so():
-    with bench([CALL], force_disable_toolcalls=True) as on:
+    with start_gateway([CALL], force_disable_toolcalls=True) as on:
         session = on.open()
-        answer = asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK, tools=[ADD]))
+        answer = asyncio.run(complete(session.endpoint("a"), "in-process", messages=ASK, tools=[ADD]))
         assert answer.choices[0].message.content == CALL
         call = session.close().calls[0]
         assert call.tools is None and call.extra["dropped"] == "tools"
 
 
 def test_forks_share_their_common_beginning_and_carry_a_reason():
-    with bench(lambda request: "It is 3.") as on:
+    with start_gateway(lambda request: "It is 3.") as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         def ask(messages, **fields):
             return asyncio.run(complete(endpoint, "in-process", messages=messages, **fields))
@@ -411,9 +422,9 @@ def test_forks_share_their_common_beginning_and_carry_a_reason():
 
 
 def test_stripped_thinking_forks_with_the_reason_template():
-    with bench(["<think>\nso\n</think>\n\n3", "4"], style="qwen3") as on:
+    with start_gateway(["<think>\nso\n</think>\n\n3", "4"], style="qwen3") as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         first = asyncio.run(complete(endpoint, "in-process", messages=ASK)).choices[0].message
         assert first.content == "3" and first.model_extra["reasoning_content"] == "so"
         more = [*ASK, {"role": "assistant", "content": "3"}, {"role": "user", "content": "Sure?"}]
@@ -423,7 +434,7 @@ def test_stripped_thinking_forks_with_the_reason_template():
 
 
 def test_an_update_in_the_middle_of_a_reply_shows_in_its_versions():
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
 
     class Updated(ScriptedEngine):
         async def generate(self, request):
@@ -433,9 +444,9 @@ def test_an_update_in_the_middle_of_a_reply_shows_in_its_versions():
                     self.weights_changed(5)
 
     engine = Updated(lambda request: list(range(20, 40)), chunk=4, end_id=renderer.end_ids[0])
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open(sampling=Sampling(6))
-        asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK))
+        asyncio.run(complete(session.endpoint("a"), "in-process", messages=ASK))
         assert session.close().calls[0].versions == (VersionRun(0, 0, 0), VersionRun(4, 5, 5))
 
 
@@ -454,11 +465,11 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
                     self.halted.set()
                     await asyncio.get_running_loop().create_future()
 
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     engine = Halting(lambda request: renderer.encode("one two three").tolist(), chunk=3)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def leave():
             task = asyncio.create_task(complete(endpoint, way, messages=ASK, stream=stream))
@@ -468,11 +479,7 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
 
         asyncio.run(leave())
 
-        async def settled():
-            while not session._ledger.idle:
-                await asyncio.sleep(0.001)
-
-        on.gateway.call(asyncio.wait_for(settled(), 60)).result()
+        session.wait_until_calls_end()
         assert engine.running == 0 and engine.closed_early == 1
         call = session.close().calls[0]
         assert call.finish == "aborted" and call.reply is None
@@ -481,18 +488,14 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
 
 
 def test_closing_a_session_aborts_what_runs_and_kills_its_keys():
-    with bench([ScriptedReply("late", latency=600)]) as on:
+    with start_gateway([ScriptedReply("late", latency=600)]) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         got = []
         thread = threading.Thread(target=lambda: got.append(post(endpoint, {"messages": ASK})))
         thread.start()
 
-        async def running():
-            while not on.engine.running:
-                await asyncio.sleep(0.001)
-
-        on.gateway.call(asyncio.wait_for(running(), 60)).result()
+        session.wait_until(lambda: on.engine.running)
         capture = session.close()
         assert capture.calls[0].finish == "aborted"
         thread.join(60)
@@ -500,52 +503,56 @@ def test_closing_a_session_aborts_what_runs_and_kills_its_keys():
         assert post(endpoint, {"messages": ASK}).status_code == 410
         assert session.close() is capture
         with pytest.raises(Exception, match="ended"):
-            session("b", "b", None)
+            session.endpoint("b")
 
 
 def test_a_turn_on_the_gateways_own_loop_survives_its_sessions_end():
     """A coroutine that plays an episode sees an error, and is not itself cancelled."""
-    with bench([ScriptedReply("late", latency=600)]) as on:
+    with start_gateway([ScriptedReply("late", latency=600)]) as on:
         session = on.open()
+        endpoint = session.endpoint("a")
 
         async def episode():
             asyncio.get_running_loop().call_later(0.01, session.close)
-            try:
-                await session.turn(TurnRequest("a", ASK))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
-                return getattr(error, "code", repr(error))
+            with pytest.raises(openai.APIStatusError) as ended:
+                await complete(endpoint, "in-process", messages=ASK)
+            return ended.value.code
 
-        assert on.gateway.call(episode()).result(60) == "episode_finished"
+        assert on.run_on_loop(episode()).result(60) == "episode_finished"
 
 
-def test_the_streamed_turn_is_pieces_and_then_the_turn():
-    with bench(["one two three"], chunk=2) as on:
+def test_a_stream_on_the_gateways_own_loop_adds_up_to_the_recorded_call():
+    with start_gateway(["one two three"], chunk=2) as on:
         session = on.open()
-
-        async def play():
-            return [item async for item in session.stream(TurnRequest("a", ASK))]
-
-        *pieces, turn = on.gateway.call(play()).result(60)
-        assert "".join(delta["content"] for piece in pieces for delta in piece.deltas) == turn.message["content"]
-        assert [token for piece in pieces for token in piece.ids] == list(turn.ids)
-        assert turn.finish == "stop" and turn.completion_tokens == len(turn.ids)
+        endpoint = session.endpoint("a")
+        usage = {"include_usage": True}
+        asked = complete(endpoint, "in-process", messages=ASK, stream=True, logprobs=True, stream_options=usage)
+        *chunks, last = on.run_on_loop(asked).result(60)
+        capture = session.close()
+        (call,) = capture.calls
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert said == capture.messages[call.reply]["content"] == "one two three"
+        tokens = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+        assert [entry.token for entry in tokens] == [on.renderer.decode([token]) for token in call.response_ids]
+        assert chunks[-1].choices[0].finish_reason == call.finish == "stop"
+        assert last.usage.completion_tokens == len(call.response_ids)
 
 
 def test_endpoints_are_cached_and_keys_say_nothing():
-    with bench() as on:
+    with start_gateway() as on:
         session = on.open()
-        endpoint = session("agent", "solver", None)
-        assert session("agent", "solver", None) is endpoint
-        assert session("agent", "critic", None).api_key != endpoint.api_key
+        endpoint = session.endpoint("agent", "solver")
+        assert session.endpoint("agent", "solver") is endpoint
+        assert session.endpoint("agent", "critic").api_key != endpoint.api_key
         assert len(endpoint.api_key) == 32 and endpoint.api_key not in repr(endpoint)
-        assert endpoint.base_url == on.gateway.base_url and endpoint.base_url.endswith("/v1")
+        assert endpoint.base_url == on.base_url and endpoint.base_url.endswith("/v1")
         assert endpoint.base_url.startswith("http://127.0.0.1:")
 
 
 def test_models_and_health():
-    with bench() as on:
-        endpoint = on.open(model_name="tuned")("a", "a", None)
-        assert httpx.get(on.gateway.base_url.removesuffix("/v1") + "/health").json() == {"status": "ok"}
+    with start_gateway() as on:
+        endpoint = on.open(model_name="tuned").endpoint("a")
+        assert httpx.get(on.root_url + "/health").json() == {"status": "ok"}
 
         async def listed():
             async with client_of(endpoint) as client:
@@ -565,47 +572,57 @@ def test_where_the_gateway_says_it_is():
         (None, "gateway.internal:8080", "http://gateway.internal:8080/v1"),
         (None, "https://proxy/ajet", "https://proxy/ajet/v1"),
     ]:
-        gateway = Gateway(engine, Renderer(tokenizer("qwen25")), host=host, advertise=advertise, **options).start()
-        assert re.fullmatch(expected, gateway.base_url)
-        gateway.close()
-        gateway.close()
+        with start_gateway(engine=engine, host=host, advertise=advertise, **options) as on:
+            assert re.fullmatch(expected, on.base_url)
+            on.close()  # and once more at the end of the block
 
 
 @pytest.mark.extra_slow
 def test_ten_thousand_calls_may_wait_at_once():
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     ids = renderer.encode("3").tolist()
     engine = ScriptedEngine(lambda request: ids, latency=5.0, end_id=renderer.end_ids[0])
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         peak = []
 
         async def everyone():
             sessions = [on.open(key=(0, index, 0)) for index in range(10_000)]
-            tasks = [asyncio.create_task(session.turn(TurnRequest("a", ASK))) for session in sessions]
-            while not any(task.done() for task in tasks):
-                await asyncio.sleep(0)
-                peak.append(engine.running)
-            await asyncio.gather(*tasks)
+            endpoints = [session.endpoint("a") for session in sessions]
+            async with httpx.AsyncClient(transport=endpoints[0].transport(), timeout=None) as http:
+                tasks = [asyncio.create_task(ask(http, endpoint)) for endpoint in endpoints]
+                while not any(task.done() for task in tasks):
+                    await asyncio.sleep(0)
+                    peak.append(engine.running)
+                answers = await asyncio.gather(*tasks)
+            assert {answer.status_code for answer in answers} == {200}
             return [session.close() for session in sessions]
 
-        captures = on.gateway.call(everyone()).result(120)
+        async def ask(http, endpoint):
+            headers = {"authorization": f"Bearer {endpoint.api_key}"}
+            return await http.post(f"{endpoint.base_url}/chat/completions", json={"messages": ASK}, headers=headers)
+
+        captures = on.run_on_loop(everyone()).result(300)
         assert len(captures) == 10_000 and engine.running == 0
         assert max(peak) > 1_000
         assert all(len(capture.calls[0].response_ids) == 1 for capture in captures)
 
 
 def test_a_session_grows_with_distinct_tokens_not_with_calls_squared():
-    with bench(lambda request: "It is so.", max_model_len=100_000) as on:
+    with start_gateway(lambda request: "It is so.", max_model_len=100_000) as on:
         session = on.open()
+
+        endpoint = session.endpoint("a")
 
         async def talk():
             messages = list(ASK)
-            for turn in range(60):
-                reply = await session.turn(TurnRequest("a", list(messages)))
-                messages += [reply.message, {"role": "user", "content": f"And {turn}?"}]
+            async with client_of(endpoint) as client:
+                for turn in range(60):
+                    reply = await client.chat.completions.create(model="m", messages=messages)
+                    said = {"role": "assistant", "content": reply.choices[0].message.content}
+                    messages += [said, {"role": "user", "content": f"And {turn}?"}]
 
-        on.gateway.call(talk()).result(60)
-        text = sum(len(entry.text) + len(entry.reply_text) for entry in session._ledger.recorder.entries)
+        asyncio.run(talk())
+        text = session.stored_text_size()
         capture = session.close()
         stored = sum(len(call.suffix_ids) + len(call.response_ids) for call in capture.calls)
         assert stored == len(full_ids(capture.calls, 59))

@@ -7,17 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from ajet.run.service_end import wait_for
-from tests.gateway_fixtures import ASK, bench
+from tests.support.gateways import ASK, start_gateway
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.05])
 def test_what_is_cut_off_by_the_end_is_said_to_be(caplog, pace):
     """`pace` 0: nothing has been said yet."""
     latency = 60.0 if not pace else 0.0
-    with ThreadPoolExecutor() as clients, bench(["Three. " * 50] * 3, latency=latency, pace=pace, chunk=1) as made:
+    with (
+        ThreadPoolExecutor() as clients,
+        start_gateway(["Three. " * 50] * 3, latency=latency, pace=pace, chunk=1) as made,
+    ):
         session = made.open()
-        to = session("agent", "agent", None)
+        to = session.endpoint("agent")
         streamed: list[bytes] = []
 
         def ask(path: str, stream: bool, version: dict[str, str]) -> httpx.Response:
@@ -32,7 +35,7 @@ def test_what_is_cut_off_by_the_end_is_said_to_be(caplog, pace):
 
         asks = [("chat/completions", False, {}), ("messages", True, {"anthropic-version": "2023-06-01"})]
         asked = [clients.submit(ask, *each) for each in asks]
-        assert wait_for(lambda: session.load.now == 2 and bool(streamed) == bool(pace), 30)
+        assert until(lambda: session.calls_under_way == 2 and bool(streamed) == bool(pace), seconds=30)
     whole, stream = asked
     assert whole.result().status_code == 503 and whole.result().headers["retry-after"] == "1"
     assert whole.result().json()["error"]["code"] == "ended"

@@ -8,14 +8,21 @@ import numpy as np
 import openai
 import pytest
 
-from ajet.context_tracker import prove, timelines
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedEngine, ScriptedReply
-from ajet.gateway import Gateway
 from ajet.schema.call import full_ids
-from ajet.tokens import Renderer
-from ajet.tokens.rehearsal import TOOL, call, own_reply, result
 from tests.published_templates import FAMILIES, family
+from tests.support.gateways import (
+    TOOL,
+    Renderer,
+    Sampling,
+    ScriptedEngine,
+    ScriptedReply,
+    call,
+    own_reply,
+    prove,
+    result,
+    start_gateway,
+    timelines,
+)
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a skiff?"}]
 CALLING = {"role": "assistant", "content": None, "tool_calls": [call("skiff", 1)]}
@@ -64,13 +71,10 @@ def test_a_tool_using_episode_is_one_sequence(name, streamed):
     renderer = Renderer(family(name))
     sampled = replies_of(renderer)
     engine = ScriptedEngine([ScriptedReply(ids=ids.tolist(), ended=False, chunk=2) for ids in sampled])
-    gateway = Gateway(engine, renderer, max_model_len=4000, max_response_tokens=500).start()
-    try:
-        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(500, temperature=0.7), trainable=None)
-        answer = asyncio.run(play(session("a", "a", None), streamed))
+    with start_gateway(engine=engine, words=renderer, max_model_len=4000) as on:
+        session = on.open(sampling=Sampling(500, temperature=0.7))
+        answer = asyncio.run(play(session.endpoint("a"), streamed))
         capture = session.close()
-    finally:
-        gateway.close()
     calls = capture.calls
     assert answer == "A small boat."
     assert [each.fork for each in calls] == [None, None]

@@ -10,12 +10,8 @@ import anthropic
 import openai
 import pytest
 
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import Gateway
 from ajet.schema.endpoint import Endpoint
-from tests.gateway_fixtures import bench, post
-from tests.image_fixtures import seeing_renderer
+from tests.support.gateways import Sampling, ScriptedChat, ScriptedReply, post, seeing_renderer, start_gateway
 from tutorial.example_vision.colours import data_url, square
 
 URL, LINK = data_url(square("blue", 28, 42)), "https://example.org/cat.jpg"
@@ -64,13 +60,10 @@ CLIENTS = pytest.mark.parametrize("ask", [chat, responses, messages])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_that_sees_is_shown_them(ask: Client, stream: bool) -> None:
     engine = ScriptedChat(["A cat."])
-    gateway = Gateway(engine, None, max_model_len=100, max_response_tokens=10).start()
-    try:
-        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
-        ask(session("a", "a", None), stream)
+    with start_gateway(engine=engine, max_model_len=100, max_response_tokens=10) as on:
+        session = on.open(sampling=Sampling(10))
+        ask(session.endpoint("a"), stream)
         capture = session.close()
-    finally:
-        gateway.close()
     (sent,) = engine.requests
     got = sent["messages"][0]["content"]
     assert got[0] == TEXT and [part["image_url"]["url"] for part in got[1:]] == [URL, LINK]
@@ -80,10 +73,10 @@ def test_a_model_that_sees_is_shown_them(ask: Client, stream: bool) -> None:
 @CLIENTS
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_model_refuses_them_by_their_place(ask: Client, stream: bool) -> None:
-    with bench(["never said"]) as on:
+    with start_gateway(["never said"]) as on:
         session = on.open()
         with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as caught:
-            ask(session("a", "a", None), stream)
+            ask(session.endpoint("a"), stream)
         place = "input[0].content[1].type" if ask is responses else "messages[0].content[1].type"
         assert f"'{place}': this is a text model, it cannot take images" in str(caught.value)
         assert session.close().calls == [] and on.engine.requests == 0
@@ -99,14 +92,10 @@ def test_a_token_engine_gets_them_with_the_ids_that_stand_for_them(ask: Client, 
         requests.append(request)
         return ScriptedReply("A square.")
 
-    engine = ScriptedEngine(reply, encode=lambda text: renderer.encode(text).tolist(), end_id=renderer.end_ids[0])
-    gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=50).start()
-    try:
-        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(50), trainable=None)
-        ask(session("a", "a", None), stream, URL)
+    with start_gateway(reply, words=renderer, max_response_tokens=50) as on:
+        session = on.open(sampling=Sampling(50))
+        ask(session.endpoint("a"), stream, URL)
         capture = session.close()
-    finally:
-        gateway.close()
     (request,), (call,) = requests, capture.calls
     assert request.images == (URL, URL)
     assert request.prompt_ids.tolist() == call.suffix_ids.tolist()
@@ -115,14 +104,10 @@ def test_a_token_engine_gets_them_with_the_ids_that_stand_for_them(ask: Client, 
 
 
 def test_nothing_is_fetched_for_it() -> None:
-    renderer = seeing_renderer()
-    gateway = Gateway(ScriptedEngine([]), renderer, max_model_len=100, max_response_tokens=10).start()
     link = {"type": "image_url", "image_url": {"url": LINK}}
-    try:
-        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
-        reply = post(session("a", "a", None), {"model": "m", "messages": [{"role": "user", "content": [TEXT, link]}]})
+    with start_gateway(words=seeing_renderer(), max_model_len=100, max_response_tokens=10) as on:
+        session = on.open(sampling=Sampling(10))
+        reply = post(session.endpoint("a"), {"model": "m", "messages": [{"role": "user", "content": [TEXT, link]}]})
         assert reply.status_code == 400 and "nothing is fetched here" in reply.text
         assert reply.json()["error"]["param"] == "messages[0].content[1].type"
         assert session.close().calls == []
-    finally:
-        gateway.close()

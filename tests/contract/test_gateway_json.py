@@ -9,16 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.context_tracker.timeline_making import timelines
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import Gateway
-from ajet.gateway.token_turn import TRIES
 from ajet.schema.call import full_ids, prompt_ids
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
-from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer, variant
-from tests.gateway_fixtures import ADD, ASK, bench, client_of, post
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    TRIES,
+    Renderer,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    post,
+    renderer_of_style,
+    start_gateway,
+    timelines,
+)
 
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": ANSWER}}
@@ -39,9 +47,9 @@ def complete(endpoint, **fields):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_that_breaks_the_schema_is_recorded_counted_and_drawn_again(stream):
     replies = iter(["no JSON", BAD, GOOD, "thanks"])
-    with bench(lambda request: next(replies), chunk=1) as on:
+    with start_gateway(lambda request: next(replies), chunk=1) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         answer = complete(endpoint, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
         if stream:
             said = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
@@ -67,9 +75,9 @@ def test_a_reply_that_breaks_the_schema_is_recorded_counted_and_drawn_again(stre
 
 
 def test_the_bound_is_kept_and_the_client_does_not_try_again():
-    with bench(lambda request: BAD) as on:
+    with start_gateway(lambda request: BAD) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def ask():
             async with client_of(endpoint) as client:
@@ -92,25 +100,20 @@ def test_the_bound_is_kept_and_the_client_does_not_try_again():
     ],
 )
 def test_a_tool_call_is_no_answer_yet_and_what_was_cut_says_so(reply, fields, finish):
-    with bench([reply]) as on:
+    with start_gateway([reply]) as on:
         session = on.open()
-        answer = complete(session("a", "a", None), **fields)
+        answer = complete(session.endpoint("a"), **fields)
         assert answer.choices[0].finish_reason == finish
         assert [call.finish for call in session.close().calls] == [finish]
 
 
 def test_any_json_object_will_do_where_no_schema_is_given():
     replies = iter(["[1]", "3", '{"any": [1]}'])
-    with bench(lambda request: next(replies)) as on:
+    with start_gateway(lambda request: next(replies)) as on:
         session = on.open()
-        answer = complete(session("a", "a", None), response_format={"type": "json_object"})
+        answer = complete(session.endpoint("a"), response_format={"type": "json_object"})
         assert json.loads(answer.choices[0].message.content) == {"any": [1]}
         assert len(session.close().calls) == 3
-
-
-async def idle(session):
-    while not session._ledger.idle:
-        await asyncio.sleep(0.001)
 
 
 class Constrained(ScriptedEngine):
@@ -140,10 +143,10 @@ class Constrained(ScriptedEngine):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_can_is_held_to_the_schema(fields, held, stream):
-    engine = Constrained(Renderer(tokenizer("qwen25")), GOOD)
-    with bench(engine=engine) as on:
+    engine = Constrained(renderer_of_style(), GOOD)
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        complete(session("a", "a", None), stream=stream, **fields)
+        complete(session.endpoint("a"), stream=stream, **fields)
         (asked,) = engine.asked
         assert (asked and json.loads(asked)) == held
         assert len(session.close().calls) == 1
@@ -154,20 +157,17 @@ def test_an_opened_thought_is_not_held_to_the_schema():
     renderer = Renderer(variant("qwen3", template=plain.chat_template + "{{ '<think>\\n' }}"))
     assert renderer.render(ASK).text.endswith("<think>\n")
     engine = Constrained(renderer, "so\n</think>\n\n" + GOOD)
-    gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=500).start()
-    try:
-        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(200), trainable=None)
-        message = complete(session("a", "a", None)).choices[0].message
+    with start_gateway(engine=engine, words=renderer) as on:
+        session = on.open(sampling=Sampling(200))
+        message = complete(session.endpoint("a")).choices[0].message
         assert engine.asked == [None] and message.content == GOOD and message.model_extra["reasoning_content"] == "so"
-    finally:
-        gateway.close()
 
 
 def test_a_debug_model_is_asked_for_the_schema_itself():
     critic = ScriptedChat([GOOD, "{}"])
-    with bench(chat_engine_for=lambda name: critic) as on:
+    with start_gateway(chat_engine_for=lambda name: critic) as on:
         session = on.open(trainable=[])
-        endpoint = session("c", "c", "big")
+        endpoint = session.endpoint("c", debug_model="big")
         complete(endpoint)
         complete(endpoint, response_format={"type": "json_object"})
         formats = [request["response_format"] for request in critic.requests]
@@ -177,7 +177,7 @@ def test_a_debug_model_is_asked_for_the_schema_itself():
 
 def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
     """The second draft is aborted half-way, and goes on when the client asks again."""
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     bad, good = ([*renderer.encode(text).tolist(), renderer.end_ids[0]] for text in (BAD, GOOD))
     halted = threading.Event()
 
@@ -195,9 +195,9 @@ def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
         return bad if turn == 0 else good if turn == 1 else good[1:]
 
     engine = Halting(script, chunk=1)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             async with client_of(endpoint) as client:
@@ -206,7 +206,7 @@ def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
                 await asyncio.to_thread(halted.wait)
                 task.cancel()
                 await asyncio.wait([task])
-                await asyncio.to_thread(on.gateway.call(asyncio.wait_for(idle(session), 60)).result)
+                await asyncio.to_thread(session.wait_until_calls_end)
                 retry = {"x-stainless-retry-count": "1"}
                 return await client.chat.completions.create(**fields, extra_headers=retry)
 
@@ -228,8 +228,8 @@ def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
     ],
 )
 def test_a_schema_that_nothing_can_be_held_to_is_refused(schema, problem):
-    with bench(lambda request: GOOD) as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway(lambda request: GOOD) as on:
+        endpoint = on.open().endpoint("a")
         asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         answer = post(endpoint, {"messages": ASK, "response_format": asked})
         error = answer.json()["error"]
@@ -281,7 +281,7 @@ def test_no_schema_and_no_reply_make_the_judge_fail(value):
 
 
 def test_what_a_failed_engine_said_is_no_rejection():
-    with bench([ScriptedReply(BAD), ScriptedReply(GOOD, fail_after=1)]) as on:
+    with start_gateway([ScriptedReply(BAD), ScriptedReply(GOOD, fail_after=1)]) as on:
         session = on.open(sampling=Sampling(100))
-        assert post(session("a", "a", None), {"messages": ASK, "response_format": FORMAT}).status_code == 503
+        assert post(session.endpoint("a"), {"messages": ASK, "response_format": FORMAT}).status_code == 503
         assert [call.finish for call in session.close().calls] == ["aborted", "error"]

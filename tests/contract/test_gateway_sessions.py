@@ -12,15 +12,20 @@ import numpy as np
 import openai
 import pytest
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import running_calls
 from ajet.schema.call import full_ids, prompt_ids
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.gateway_fixtures import ASK, bench, client_of, post
+from tests.support.gateways import (
+    ASK,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    gather_stream_events,
+    post,
+    renderer_of_style,
+    start_gateway,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +39,7 @@ class Halting(ScriptedEngine):
     prompt that holds the beginning of the text gets the rest."""
 
     def __init__(self, *, after=3, halts=1, text=TEXT):
-        self.renderer = Renderer(tokenizer("qwen25"))
+        self.renderer = renderer_of_style()
         self.whole = [*self.renderer.encode(text).tolist(), self.renderer.end_ids[0]]
         super().__init__(self._rest, chunk=1)
         self.after, self.halts = after, halts
@@ -79,31 +84,21 @@ async def ask(endpoint, way, headers=None, *, http=None, url=None, **fields):
     return 200, "".join(e["choices"][0]["delta"].get("content") or "" for e in events), events[0]["id"]
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-def wait(on, condition):
-    on.gateway.call(asyncio.wait_for(until(condition), 60)).result()
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("headers", [RETRY, {"idempotency-key": "k"}])
 def test_a_retry_joins_the_call_that_runs(way, stream, headers):
     engine = Halting()
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         first_headers = headers if "idempotency-key" in headers else {"x-stainless-retry-count": "0"}
 
         async def both():
             first = asyncio.create_task(ask(endpoint, way, first_headers, stream=stream))
             await asyncio.to_thread(engine.halted.acquire)
             second = asyncio.create_task(ask(endpoint, way, headers, stream=stream))
-            (asking,) = [a for found in session.askings._open.values() for a in found]
-            await asyncio.to_thread(wait, on, lambda: asking.readers == 2)
+            await asyncio.to_thread(session.wait_until, lambda: (session.undelivered, session.readers) == (1, 2))
             engine.go.set()
             return await first, await second
 
@@ -117,17 +112,17 @@ def test_a_retry_joins_the_call_that_runs(way, stream, headers):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_goes_on_with_the_call_that_its_leaving_aborted(way, stream):
     engine = Halting()
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open(sampling=Sampling(100))
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def leave_and_return():
             task = asyncio.create_task(ask(endpoint, way, stream=stream))
             await asyncio.to_thread(engine.halted.acquire)
             task.cancel()
             await asyncio.wait([task])
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
-            (call,) = session._ledger.recorder.capture.calls
+            await asyncio.to_thread(session.wait_until_calls_end)
+            (call,) = session.calls
             assert (call.finish, call.error) == ("aborted", "the client left") and engine.running == 0
             assert call.response_ids.tolist() == engine.whole[:3], "recorded as cancelled, the slot is free"
             return await ask(endpoint, way, RETRY, stream=stream)
@@ -163,9 +158,9 @@ class PatientUntil(httpx.AsyncBaseTransport):
 
 def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
     engine = Halting(halts=2)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             http = httpx.AsyncClient(transport=PatientUntil(endpoint.transport(), engine.halted))
@@ -186,9 +181,9 @@ def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
     """The call is complete; the client closes without having read the reply, and asks again."""
-    with bench(["first " * 300, "second"], max_model_len=5000, max_response_tokens=3000) as on:
+    with start_gateway(["first " * 300, "second"], max_model_len=5000, max_response_tokens=3000) as on:
         session = on.open(sampling=Sampling(2000), trainable=None)
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         body = json.dumps({"messages": ASK, "stream": stream}, separators=(",", ":")).encode()
 
         async def never_read():
@@ -201,11 +196,11 @@ def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
                         headers={"authorization": f"Bearer {endpoint.api_key}"},
                     )
                     answer = await client.send(request, stream=True)
-                    await asyncio.to_thread(wait, on, lambda: not session.askings._open)
+                    await asyncio.to_thread(session.wait_until, lambda: not session.undelivered)
                     await answer.aclose()
             else:
                 await asyncio.to_thread(close_unread)
-            await asyncio.to_thread(wait, on, lambda: bool(session.askings._open))
+            await asyncio.to_thread(session.wait_until, lambda: session.undelivered)
 
         def close_unread():
             host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
@@ -214,7 +209,7 @@ def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
                 silent.connect((host, int(port)))
                 head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {endpoint.api_key}\r\n"
                 silent.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
-                wait(on, lambda: session._ledger.recorder.entries and not session.askings._open)
+                session.wait_until(lambda: session.calls and not session.undelivered)
 
         asyncio.run(never_read())
         status, said, _ = asyncio.run(ask(endpoint, way, RETRY, stream=stream))
@@ -225,9 +220,9 @@ def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_eight_equal_requests_are_eight_calls(way):
-    with bench(lambda request: "3", latency=0.05) as on:
+    with start_gateway(lambda request: "3", latency=0.05) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def eight():
             return await asyncio.gather(*(ask(endpoint, way) for _ in range(8)))
@@ -241,9 +236,9 @@ def test_eight_equal_requests_are_eight_calls(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_eight_equal_requests_that_all_come_back_stay_eight_calls(way):
     engine = Halting(halts=8)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             tasks = [asyncio.create_task(ask(endpoint, way)) for _ in range(8)]
@@ -252,7 +247,7 @@ def test_eight_equal_requests_that_all_come_back_stay_eight_calls(way):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            await asyncio.to_thread(session.wait_until_calls_end)
             return await asyncio.gather(*(ask(endpoint, way, RETRY) for _ in tasks))
 
         assert [answer[:2] for answer in asyncio.run(play())] == [(200, TEXT)] * 8
@@ -274,9 +269,9 @@ def test_eight_equal_requests_that_all_come_back_stay_eight_calls(way):
 )
 def test_what_is_no_retry_is_a_call_of_its_own(first, second, other):
     engine = Halting()
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             task = asyncio.create_task(ask(endpoint, "in-process", first))
@@ -293,19 +288,19 @@ def test_what_is_no_retry_is_a_call_of_its_own(first, second, other):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("headers", [RETRY, {"idempotency-key": "k"}])
 def test_after_a_delivered_reply_a_retry_signal_means_nothing(way, headers):
-    with bench(["one", "two"]) as on:
+    with start_gateway(["one", "two"]) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         assert asyncio.run(ask(endpoint, way, headers))[1] == "one"
         assert asyncio.run(ask(endpoint, way, headers))[1] == "two"
-        assert len(session.close().calls) == 2 and not session.askings._open
+        assert len(session.close().calls) == 2 and not session.undelivered
 
 
 def test_another_key_is_another_client():
     engine = Halting()
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        one, two = session("a", "a", None), session("b", "b", None)
+        one, two = session.endpoint("a"), session.endpoint("b")
 
         async def play():
             task = asyncio.create_task(ask(one, "in-process"))
@@ -320,9 +315,9 @@ def test_another_key_is_another_client():
 
 def test_all_choices_of_a_retried_request_go_on():
     engine = Halting(halts=2)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             task = asyncio.create_task(ask(endpoint, "socket", n=2))
@@ -330,7 +325,7 @@ def test_all_choices_of_a_retried_request_go_on():
                 await asyncio.to_thread(engine.halted.acquire)
             task.cancel()
             await asyncio.wait([task])
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            await asyncio.to_thread(session.wait_until_calls_end)
             return await ask(endpoint, "socket", RETRY, n=2)
 
         assert asyncio.run(play())[:2] == (200, TEXT)
@@ -348,16 +343,16 @@ def test_a_retry_of_a_debug_models_call_is_asked_anew_where_it_was_aborted():
             return await super().chat(request)
 
     critic = Slow(["fine"])
-    with bench(chat_engine_for=lambda name: critic) as on:
+    with start_gateway(chat_engine_for=lambda name: critic) as on:
         session = on.open(trainable=[])
-        endpoint = session("c", "c", "big")
+        endpoint = session.endpoint("c", debug_model="big")
 
         async def play():
             task = asyncio.create_task(ask(endpoint, "in-process"))
             await asyncio.to_thread(critic.began.wait)
             task.cancel()
             await asyncio.wait([task])
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            await asyncio.to_thread(session.wait_until_calls_end)
             return await ask(endpoint, "in-process", RETRY)
 
         assert asyncio.run(play())[:2] == (200, "fine")
@@ -366,9 +361,9 @@ def test_a_retry_of_a_debug_models_call_is_asked_anew_where_it_was_aborted():
 
 def test_a_session_remembers_few_of_the_clients_that_left():
     engine = Halting(halts=1000)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             for number in range(70):
@@ -376,10 +371,10 @@ def test_a_session_remembers_few_of_the_clients_that_left():
                 await asyncio.to_thread(engine.halted.acquire)
                 task.cancel()
                 await asyncio.wait([task])
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            await asyncio.to_thread(session.wait_until_calls_end)
 
         asyncio.run(play())
-        assert sum(map(len, session.askings._open.values())) == 64
+        assert session.undelivered == 64
         assert [call.finish for call in session.close().calls] == ["aborted"] * 70
 
 
@@ -388,9 +383,9 @@ def test_a_session_remembers_few_of_the_clients_that_left():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_can_set_no_key_has_it_in_its_address(stream):
-    with bench(lambda request: "3") as on:
+    with start_gateway(lambda request: "3") as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         assert endpoint.keyed_url == endpoint.base_url.replace("/v1", f"/s/{endpoint.api_key}/v1")
         with openai.OpenAI(base_url=endpoint.keyed_url, api_key="none", max_retries=0) as client:
             answer = client.chat.completions.create(model="m", messages=ASK, stream=stream)
@@ -428,9 +423,9 @@ def test_a_client_that_can_set_no_key_has_it_in_its_address(stream):
     ],
 )
 def test_agent_and_target_by_key_header_and_model(key, headers, model, told):
-    with bench(lambda request: "3") as on:
+    with start_gateway(lambda request: "3") as on:
         session = on.open(model_name="served/model")
-        assert asyncio.run(ask(session(*key, None), "in-process", headers, model=model))[0] == 200
+        assert asyncio.run(ask(session.endpoint(*key), "in-process", headers, model=model))[0] == 200
         (call,) = session.close().calls
         assert (call.agent, call.target) == told
 
@@ -447,8 +442,8 @@ def test_agent_and_target_by_key_header_and_model(key, headers, model, told):
     ],
 )
 def test_a_malformed_name_is_refused(headers, model, param):
-    with bench(lambda request: "3") as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway(lambda request: "3") as on:
+        endpoint = on.open().endpoint("a")
         answer = httpx.post(
             f"{endpoint.base_url}/chat/completions",
             json={"messages": ASK, "model": model},
@@ -458,17 +453,17 @@ def test_a_malformed_name_is_refused(headers, model, param):
 
 
 def test_a_named_target_decides_what_trains():
-    with bench(lambda request: "3", chat_engine_for=lambda name: ScriptedChat(["critique"])) as on:
+    with start_gateway(lambda request: "3", chat_engine_for=lambda name: ScriptedChat(["critique"])) as on:
         session = on.open(trainable=["solver"])
-        endpoint = session("solver", "solver", "big")
+        endpoint = session.endpoint("solver", debug_model="big")
         assert asyncio.run(ask(endpoint, "in-process"))[1] == "3"
         assert asyncio.run(ask(endpoint, "in-process", model="ajet@critic"))[1] == "critique"
         assert [call.trained for call in session.close().calls] == [True, False]
 
 
 def test_the_first_key_that_is_one_counts():
-    with bench(lambda request: "3") as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway(lambda request: "3") as on:
+        endpoint = on.open().endpoint("a")
         headers = {"authorization": "Bearer placeholder", "x-api-key": endpoint.api_key}
         assert asyncio.run(ask(endpoint, "in-process", headers))[0] == 200
 
@@ -478,9 +473,9 @@ def test_the_first_key_that_is_one_counts():
 
 def test_equal_seeds_draw_equally_where_nothing_trains():
     drawn = []
-    with bench(lambda request: drawn.append(request.draws) or "3") as on:
+    with start_gateway(lambda request: drawn.append(request.draws) or "3") as on:
         session = on.open(trainable=["solver"])
-        critic = session("critic", "critic", None)
+        critic = session.endpoint("critic")
         for seed in (5, 5, 6, None):
             asyncio.run(ask(critic, "in-process", seed=seed))
         asyncio.run(ask(critic, "in-process", seed=5, n=2))
@@ -492,15 +487,15 @@ def test_equal_seeds_draw_equally_where_nothing_trains():
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
     engine = Halting(halts=2)
-    with bench(engine=engine, max_calls=2) as on:
+    with start_gateway(engine=engine, max_calls=2) as on:
         session, other = on.open(), on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             running = [asyncio.create_task(ask(endpoint, way)) for _ in range(2)]
             for _ in running:
                 await asyncio.to_thread(engine.halted.acquire)
-            third = other("b", "b", None)
+            third = other.endpoint("b")
             async with client_of(third, in_process=way == "in-process") as client:
                 with pytest.raises(openai.RateLimitError) as caught:
                     await client.chat.completions.create(model="m", messages=ASK, stream=stream)
@@ -515,13 +510,12 @@ def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
+def test_streams_of_many_clients_gather_tokens_and_lose_none(way):
     """40 clients, and room for one event a second: each gathers until its reply ends."""
-    monkeypatch.setattr(running_calls, "_EVENTS", 1)
     engine = Halting(after=1, halts=40)
-    with bench(engine=engine) as on:
+    with gather_stream_events(per_second=1), start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def stream():
             async with client_of(endpoint, in_process=way == "in-process") as client:
@@ -545,34 +539,14 @@ def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
             assert "".join(entry.token for entry in tokens) == TEXT + "<|im_end|>"
             assert chunks[-1].usage.completion_tokens == len(tokens) > 10 > 5 >= len(said)
         assert len({tuple(call.response_ids.tolist()) for call in session.close().calls}) == 1
-        assert session.load.clients == session.load.now == 0
-
-
-def test_a_loop_that_is_late_lets_tokens_gather_longer():
-    load = running_calls.Load(1000)
-    load.clients = 100
-    calm = load.breath
-    for _ in range(1000):
-        load.gathered(0.1)
-    assert load.breath == pytest.approx(calm + 0.6, rel=0.01), "several times as long as it is late"
-    for _ in range(1000):
-        load.gathered(0.0)
-    assert load.breath == pytest.approx(calm, rel=0.01) and calm > 0
-    for _ in range(1000):
-        load.gathered(600.0)
-    assert load.breath < calm + 1.1, (
-        "a process that was stopped and goes on: no stream would have been heard for minutes"
-    )
-    load.clients = 1
-    load.gathered(0.5)
-    assert not load.breath, "who is alone is sent each token as it comes"
+        assert session.clients == session.calls_under_way == 0
 
 
 def test_a_stream_whose_reply_is_there_is_one_write():
     """Its last tokens, its finish and its end leave together: a write costs more than a token. By an ASGI server that
     knows nothing of ours, too."""
-    with bench(["3"]) as on:
-        key = on.open()("a", "a", None).api_key
+    with start_gateway(["3"]) as on:
+        key = on.open().endpoint("a").api_key
         sent = []
 
         async def ask():
@@ -586,9 +560,9 @@ def test_a_stream_whose_reply_is_there_is_one_write():
 
             headers = [(b"authorization", f"Bearer {key}".encode())]
             scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "state": {}}
-            await on.gateway.app(scope, receive, send)
+            await on.asgi_app(scope, receive, send)
 
-        on.gateway.call(ask()).result()
+        on.run_on_loop(ask()).result()
         head, body = sent
         assert head["status"] == 200 and not body["more_body"]
         assert b'"content":"3"' in body["body"] and body["body"].endswith(b"data: [DONE]\n\n")
@@ -596,18 +570,18 @@ def test_a_stream_whose_reply_is_there_is_one_write():
 
 def test_a_conversation_goes_on_from_a_resumed_reply():
     engine = Halting()
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def play():
             task = asyncio.create_task(ask(endpoint, "in-process"))
             await asyncio.to_thread(engine.halted.acquire)
             task.cancel()
             await asyncio.wait([task])
-            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            await asyncio.to_thread(session.wait_until_calls_end)
             _, said, _ = await ask(endpoint, "in-process", RETRY)
-            engine._script = lambda request: engine.whole
+            on.answer_with(lambda request: engine.whole)
             more = [*ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
             return await ask(endpoint, "in-process", messages=more)
 
@@ -620,8 +594,8 @@ def test_a_conversation_goes_on_from_a_resumed_reply():
 
 
 def test_a_plain_post_still_works():
-    with bench([ScriptedReply("3")]) as on:
-        assert post(on.open()("a", "a", None), {"messages": ASK}).status_code == 200
+    with start_gateway([ScriptedReply("3")]) as on:
+        assert post(on.open().endpoint("a"), {"messages": ASK}).status_code == 200
 
 
 def test_who_comes_before_all_routes_are_there_is_asked_to_come_again():
@@ -630,12 +604,12 @@ def test_who_comes_before_all_routes_are_there_is_asked_to_come_again():
     async def there(request):
         return JSONResponse({})
 
-    with bench(opens_later=True) as on:
-        url = f"{on.gateway.base_url.removesuffix('/v1')}/soon"
+    with start_gateway(opens_later=True) as on:
+        url = f"{on.base_url.removesuffix('/v1')}/soon"
         early = httpx.get(url, timeout=60)
         assert (early.status_code, early.headers["retry-after"]) == (503, "1")
         assert early.json()["error"]["code"] == "starting"
-        on.gateway.add_routes([Route("/soon", there)])
+        on.add_route("/soon", there)
         assert [httpx.get(each, timeout=60).status_code for each in (url, f"{url}er")] == [200, 404]
 
 
@@ -648,11 +622,11 @@ def test_what_is_just_being_answered_at_the_end_is_answered():
         await asyncio.sleep(0.02)
         return JSONResponse({"told": True})
 
-    with bench() as on:
-        on.gateway.add_routes([Route("/soon", soon)])
-        url = f"{on.gateway.base_url.removesuffix('/v1')}/soon"
+    with start_gateway() as on:
+        on.add_route("/soon", soon)
+        url = f"{on.base_url.removesuffix('/v1')}/soon"
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(httpx.get, url, timeout=60)
             assert begun.wait(60)
-            on.gateway.close()
+            on.close()
             assert answer.result().json() == {"told": True}

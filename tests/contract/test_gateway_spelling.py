@@ -9,12 +9,19 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.context_tracker import prove, timelines
-from ajet.context_tracker.matching import Conversations
 from ajet.schema.call import prompt_ids
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.gateway_fixtures import ADD, ASK, Bench, bench, post, spelled_out
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    RunningGateway,
+    post,
+    prove,
+    renderer_of_style,
+    spelled_out,
+    start_gateway,
+    take_stops_for_edits,
+    timelines,
+)
 
 
 def called(numbers: str) -> str:
@@ -52,32 +59,32 @@ async def asked(endpoint: Any, messages: list[Any], **more: Any) -> dict[str, An
     ],
 )
 def test_numbers_as_javascript_spells_them_go_on_from_the_reply(sampled: str, returned: str) -> None:
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         said = await asked(endpoint, ASK, tools=[ADD])
         said["tool_calls"][0]["function"]["arguments"] = returned
         result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "3"}
         await asked(endpoint, [*ASK, said, result], tools=[ADD])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b:
+    with start_gateway(lambda _: next(replies)) as b:
         replies = iter([spelled_out(b, called(sampled)), spelled_out(b, "It is 3.")])
         capture = asyncio.run(play(b))
     assert [call.fork for call in capture.calls] == [None, None]
     assert capture.calls[1].parent == 0
-    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
+    assert prove(capture.calls, capture.messages, capture.tools, renderer_of_style()).ok
 
 
 def test_other_numbers_are_other_arguments() -> None:
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         said = await asked(endpoint, ASK, tools=[ADD])
         said["tool_calls"][0]["function"]["arguments"] = '{"a": true}'
         result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "3"}
         await asked(endpoint, [*ASK, said, result], tools=[ADD])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b:
+    with start_gateway(lambda _: next(replies)) as b:
         replies = iter([spelled_out(b, called('{"a": 1}')), spelled_out(b, "It is 3.")])
         assert [call.fork for call in asyncio.run(play(b)).calls] == [None, "client_edit"]
 
@@ -86,44 +93,44 @@ def test_other_numbers_are_other_arguments() -> None:
 def test_a_number_that_json_cannot_hold_never_reaches_a_client(number: str) -> None:
     text = called(f'{{"x": {number}}}')
 
-    async def play(b: Bench) -> Any:
-        return await asked(b.open()("solver", "", None), ASK, tools=[ADD])
+    async def play(b: RunningGateway) -> Any:
+        return await asked(b.open().endpoint("solver", ""), ASK, tools=[ADD])
 
-    with bench(lambda _: spelled_out(b, text)) as b:
+    with start_gateway(lambda _: spelled_out(b, text)) as b:
         said = asyncio.run(play(b))
     assert said["content"] == text and not said.get("tool_calls")
 
 
 @pytest.mark.parametrize("number", ["1E400", "Infinity", "NaN"])
 def test_a_request_with_such_a_number_is_refused(number: str) -> None:
-    with bench(["Yes."]) as b:
+    with start_gateway(["Yes."]) as b:
         body = f'{{"model": "any", "messages": [{{"role": "user", "content": "?"}}], "metadata": {{"x": {number}}}}}'
-        done = post(b.open()("solver", "", None), body.encode())
+        done = post(b.open().endpoint("solver", ""), body.encode())
     assert done.status_code == 400 and done.json()["error"]["code"] == "invalid_json", done.text
 
 
 @pytest.mark.parametrize("put_back, fork", [("", "stop"), ("Observation:", None)])
 def test_a_stop_string_forks_as_stop_but_where_it_is_put_back(put_back: str, fork: str | None) -> None:
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         said = await asked(endpoint, ASK, stop=["Observation:"])
         assert said["content"] == "Look.\n"
         said["content"] += put_back
         await asked(endpoint, [*ASK, said, {"role": "user", "content": "Observation: 3"}], stop=["Observation:"])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b:
+    with start_gateway(lambda _: next(replies)) as b:
         replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
         capture = asyncio.run(play(b))
     assert [call.fork for call in capture.calls] == [None, fork]
-    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
+    assert prove(capture.calls, capture.messages, capture.tools, renderer_of_style()).ok
 
 
 def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_its_ids() -> None:
     """As text agents do: each reply, the stop string and what the tool said are one message."""
 
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         messages = [*ASK]
         for seen in (" 3\nI see <b>é.", "4"):
             said = await asked(endpoint, messages, stop=["Observation:"])
@@ -131,11 +138,11 @@ def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_i
         await asked(endpoint, [*messages, {"role": "user", "content": "Sum up."}])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b:
+    with start_gateway(lambda _: next(replies)) as b:
         replies = iter(spelled_out(b, text) for text in ("Look.\nObservation: 9", "More.\nObservation: 9", "It is 7."))
         capture = asyncio.run(play(b))
     assert [(call.fork, call.parent) for call in capture.calls] == [(None, None), (None, 0), (None, 1)]
-    words = Renderer(tokenizer("qwen25"))
+    words = renderer_of_style()
     spoken = [capture.messages[index] for index in capture.calls[2].messages]
     assert words.decode(prompt_ids(capture.calls, 2)) == words.render(spoken).shown
     (line,), untrained = timelines(capture.calls)
@@ -146,31 +153,30 @@ def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_i
     assert prove(capture.calls, capture.messages, capture.tools, words).ok
 
 
-def test_a_record_in_which_that_forked_is_proven_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_in_which_that_forked_is_proven_too() -> None:
     """Earlier versions took it for an edit of the client's."""
 
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         said = await asked(endpoint, ASK, stop=["Observation:"])
         await asked(endpoint, [*ASK, {"role": "assistant", "content": said["content"] + "Observation: 3"}])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b, monkeypatch.context() as earlier:
-        earlier.setattr(Conversations, "_begun", lambda *_: ())
+    with start_gateway(lambda _: next(replies)) as b, take_stops_for_edits():
         replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
         capture = asyncio.run(play(b))
     assert [call.fork for call in capture.calls] == [None, "client_edit"]
-    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
+    assert prove(capture.calls, capture.messages, capture.tools, renderer_of_style()).ok
 
 
 @pytest.mark.parametrize("inside", ["Look. Observation: 3", "Look.\nResult: 3"])
 def test_a_message_that_does_not_begin_with_what_was_sampled_is_an_edit(inside: str) -> None:
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Any:
+        endpoint = (session := b.open()).endpoint("solver", "")
         await asked(endpoint, ASK, stop=["Observation:"])
         await asked(endpoint, [*ASK, {"role": "assistant", "content": inside}])
         return session.close()
 
-    with bench(lambda _: next(replies)) as b:
+    with start_gateway(lambda _: next(replies)) as b:
         replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
         assert [call.fork for call in asyncio.run(play(b)).calls] == [None, "client_edit"]

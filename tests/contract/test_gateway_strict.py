@@ -5,13 +5,9 @@ import json
 import httpx
 import pytest
 
-from ajet.context_tracker.timeline_making import timelines
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat, ScriptedReply
-from ajet.gateway.token_turn import TRIES
 from tests.dialect_fixtures import CHAT, MESSAGES, PARAMETERS, RESPONSES, named
 from tests.dialect_replies import ADD_UP, SUM
-from tests.gateway_fixtures import bench
+from tests.support.gateways import TRIES, Sampling, ScriptedChat, ScriptedReply, start_gateway, timelines
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +52,9 @@ GOOD, BAD, WORSE = call("add", a=1), call("add", a="zwei"), call("add")
 @streamed
 def test_a_call_that_breaks_its_strict_schema_is_recorded_counted_and_drawn_again(language, stream):
     replies = iter([f"Let me see.\n{BAD}", f"{GOOD}\n{WORSE}", f"Let me see.\n{GOOD}"])
-    with bench(lambda request: next(replies), chunk=1) as on:
+    with start_gateway(lambda request: next(replies), chunk=1) as on:
         session = on.open()
-        answer = ask(session("a", "a", None), language, stream=stream)
+        answer = ask(session.endpoint("a"), language, stream=stream)
         assert said(language, answer, stream) == ("Let me see.", [("add", {"a": 1})])
         assert "zwei" not in answer.text, "no client sees what was rejected"
         one, two, three = session.close().calls
@@ -74,9 +70,9 @@ def test_a_call_that_breaks_its_strict_schema_is_recorded_counted_and_drawn_agai
 @calling
 @streamed
 def test_the_bound_is_that_of_json_replies_and_the_refusal_names_the_tool(language, stream):
-    with bench(lambda request: BAD) as on:
+    with start_gateway(lambda request: BAD) as on:
         session = on.open()
-        answer = ask(session("a", "a", None), language, stream=stream)
+        answer = ask(session.endpoint("a"), language, stream=stream)
         assert answer.status_code == 422
         error = language.check_error(answer.json())
         told = error["details"] if language is MESSAGES else error
@@ -99,9 +95,9 @@ def test_the_bound_is_that_of_json_replies_and_the_refusal_names_the_tool(langua
     ids=["not strict", "not said", "no call", "another tool", "no whole call"],
 )
 def test_nothing_else_is_drawn_again(language, stream, reply, fields):
-    with bench([reply, "never drawn"]) as on:
+    with start_gateway([reply, "never drawn"]) as on:
         session = on.open()
-        answer = ask(session("a", "a", None), language, stream=stream, tools=[tool(language, **fields)])
+        answer = ask(session.endpoint("a"), language, stream=stream, tools=[tool(language, **fields)])
         assert answer.status_code == 200, answer.text
         (one,) = session.close().calls
         assert one.finish in ("stop", "tool_calls") and one.response_ids.tolist() == on.ids(reply)
@@ -112,8 +108,8 @@ def test_a_stream_without_strict_tools_begins_before_its_reply_is_known(language
     """The engine dies after two tokens: what a client heard of them tells whether it was made to wait."""
 
     def heard(strict):
-        with bench([ScriptedReply("XXX and more", fail_after=2)], chunk=1) as on:
-            answer = ask(on.open()("a", "a", None), language, stream=True, tools=[tool(language, strict=strict)])
+        with start_gateway([ScriptedReply("XXX and more", fail_after=2)], chunk=1) as on:
+            answer = ask(on.open().endpoint("a"), language, stream=True, tools=[tool(language, strict=strict)])
             return answer.status_code, "X" in answer.text
 
     assert heard(False) == (200, True)
@@ -123,9 +119,9 @@ def test_a_stream_without_strict_tools_begins_before_its_reply_is_known(language
 @calling
 def test_a_call_in_a_cut_reply_is_held_to_its_schema_too(language):
     replies = iter([f"{BAD}\nand so on and so forth and on", GOOD])
-    with bench(lambda request: next(replies)) as on:
+    with start_gateway(lambda request: next(replies)) as on:
         session = on.open(sampling=Sampling(max_tokens=len(on.ids(BAD)) + 3))
-        assert said(language, ask(session("a", "a", None), language), False) == ("", [("add", {"a": 1})])
+        assert said(language, ask(session.endpoint("a"), language), False) == ("", [("add", {"a": 1})])
         assert [one.finish for one in session.close().calls] == ["aborted", "tool_calls"]
 
 
@@ -135,14 +131,14 @@ def test_a_forced_call_and_tool_choice_none(language):
     if language is not CHAT:
         forced = {"type": "tool" if language is MESSAGES else "function", "name": "add"}
     rest = ['"zwei"}}\n</tool_call>', "1}}\n</tool_call>"]
-    with bench([f' {{"a": {each}' for each in rest]) as on:
+    with start_gateway([f' {{"a": {each}' for each in rest]) as on:
         session = on.open()
-        answer = ask(session("a", "a", None), language, tool_choice=forced)
+        answer = ask(session.endpoint("a"), language, tool_choice=forced)
         assert said(language, answer, False) == ("", [("add", {"a": 1})])
         assert [one.rejected is not None for one in session.close().calls] == [True, False]
     none = {"type": "none"} if language is MESSAGES else "none"
-    with bench([BAD, "never drawn"]) as on:
-        text, calls = said(language, ask(on.open()("a", "a", None), language, tool_choice=none), False)
+    with start_gateway([BAD, "never drawn"]) as on:
+        text, calls = said(language, ask(on.open().endpoint("a"), language, tool_choice=none), False)
         assert (text, calls) == (BAD, []), "nothing may be called, so nothing is"
 
 
@@ -150,13 +146,13 @@ def test_a_forced_call_and_tool_choice_none(language):
 def test_a_strict_tool_without_parameters_takes_any_object_and_the_prompt_is_every_dialects(language):
     prompts = {}
     for each in (CHAT, language):
-        with bench([call("add", a=[1])]) as on:
+        with start_gateway([call("add", a=[1])]) as on:
             session = on.open()
             parameters = {} if each is MESSAGES else None
-            assert ask(session("a", "a", None), each, tools=[tool(each, parameters=parameters)]).status_code == 200
-        with bench([GOOD]) as on:
+            assert ask(session.endpoint("a"), each, tools=[tool(each, parameters=parameters)]).status_code == 200
+        with start_gateway([GOOD]) as on:
             session = on.open()
-            assert ask(session("a", "a", None), each).status_code == 200
+            assert ask(session.endpoint("a"), each).status_code == 200
             (one,) = session.close().calls
             prompts[each.path] = on.renderer.decode(one.suffix_ids)
     assert "strict" in prompts["/chat/completions"]
@@ -174,9 +170,9 @@ def test_a_strict_tool_without_parameters_takes_any_object_and_the_prompt_is_eve
 )
 def test_a_schema_that_no_call_can_be_held_to_is_refused_by_name_where_it_is_strict(language, parameters, problem):
     place = {"/chat/completions": "tools[0].function.parameters", "/responses": "tools[0].parameters"}
-    with bench([GOOD]) as on:
+    with start_gateway([GOOD]) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         answer = ask(endpoint, language, tools=[tool(language, parameters=parameters)])
         error = language.check_error(answer.json())
         where = place.get(language.path, "tools[0].input_schema")
@@ -193,9 +189,9 @@ def test_a_json_reply_and_a_strict_tool_are_both_held_to():
     answer = {"type": "object", "properties": {"total": {"type": "integer"}}, "required": ["total"]}
     asked = {"type": "json_schema", "json_schema": {"name": "sum", "schema": answer}}
     replies = iter(["no JSON", BAD, GOOD, '{"total": 3}'])
-    with bench(lambda request: next(replies)) as on:
+    with start_gateway(lambda request: next(replies)) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         assert said(CHAT, ask(endpoint, CHAT, response_format=asked), False) == ("", [("add", {"a": 1})])
         assert said(CHAT, ask(endpoint, CHAT, response_format=asked), False) == ('{"total": 3}', [])
         assert [one.rejected is not None for one in session.close().calls] == [True, True, False, False]
@@ -208,17 +204,17 @@ def test_a_client_s_seed_names_another_reply_at_each_draw():
         drawn.append(request.draws)
         return BAD if len(drawn) in (1, 3) else GOOD
 
-    with bench(script) as on:
+    with start_gateway(script) as on:
         session = on.open(trainable=[])
         for _ in range(2):
-            assert ask(session("a", "a", None), CHAT, seed=5).status_code == 200
+            assert ask(session.endpoint("a"), CHAT, seed=5).status_code == 200
     assert drawn[0].seed == drawn[2].seed == 5 and drawn[1] == drawn[3] != drawn[0]
 
 
 def test_a_debug_model_is_told_of_strictness_and_judges_itself():
     critic = ScriptedChat(["It is 3."])
-    with bench(chat_engine_for=lambda name: critic) as on:
+    with start_gateway(chat_engine_for=lambda name: critic) as on:
         session = on.open(trainable=[])
-        assert ask(session("c", "c", "big"), MESSAGES).status_code == 200
+        assert ask(session.endpoint("c", debug_model="big"), MESSAGES).status_code == 200
         (sent,) = critic.requests
         assert sent["tools"][0]["function"]["strict"] is True

@@ -15,15 +15,19 @@ from typing import Any
 
 import pytest
 
-from ajet.rollout import attempts
+from ajet import WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
-from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import digest_of
-from ajet.workflow.function import workflow_from
-from tests import rollout_workflows as flows
-from tests.rollout_fixtures import HoldsNothing, stage, threads, time_is_up
-from tests.sandbox_fixtures import require
-from tests.waiting import until
+from tests.support.machine import require, until
+from tests.support.rollouts import (
+    HoldsNothing,
+    cancelled_attempts_have_time,
+    flows,
+    stage,
+    stuck_stack_probe,
+    threads,
+    time_is_up,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -104,8 +108,7 @@ class FunctionJudge(HoldsNothing):
 )  # fmt: skip
 def test_a_function_is_a_workflow_wherever_it_runs(isolation: str, function: Any) -> None:
     reference = f"tests.rollout_workflows->{function.__name__}"
-    workflow = workflow_from(function, reference)
-    with stage(workflow, judge=FunctionJudge(), isolation=isolation, user_workflow=reference) as made:
+    with stage(function, judge=FunctionJudge(), isolation=isolation, user_workflow=reference) as made:
         episodes = [episode for group in made.play(2) for episode in group.episodes]
     assert [episode.failure for episode in episodes] == [None] * 4
     assert {episode.reward for episode in episodes} == {1.0}
@@ -113,7 +116,7 @@ def test_a_function_is_a_workflow_wherever_it_runs(isolation: str, function: Any
 
 
 def test_what_is_no_answer_of_a_function_fails_its_episode() -> None:
-    with stage(workflow_from(flows.returns_a_number_of_its_own, "flows.py->odd")) as made:
+    with stage(flows.returns_a_number_of_its_own, user_workflow="flows.py->odd") as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "wrong_type")
     assert "odd returned an object of the class complex" in episode.failure.message
@@ -140,7 +143,7 @@ TEXT, UNMADE = (flows.ReturnsText, "wrong_type"), (flows.CannotBeMade, "RuntimeE
 def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[Any], kind: str) -> None:
     with stage(workflow, isolation=isolation) as made:
         episode = made.episode()
-        assert made.rollout.tally.failures == {("agent", kind): 1}
+        assert made.failures == {("agent", kind): 1}
     assert (episode.status, episode.reward, episode.attempts) == ("failed", None, 1)
     assert episode.failure is not None and episode.failure.kind == kind
     assert episode.sampled_tokens == episode.untrained.total() and not episode.timelines
@@ -178,28 +181,24 @@ def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
         assert len(episode.calls) == 1
         if isolation in KILLED:
             assert "about to hang" in episode.printed
-            assert until(lambda: made.rollout.abandoned == 0)
+            assert until(lambda: made.abandoned == 0)
         elif workflow is not flows.HangsAwaiting:
-            assert made.rollout.abandoned == 1
+            assert made.abandoned == 1
             flows.RELEASE.set()
-            assert until(lambda: made.rollout.abandoned == 0)
+            assert until(lambda: made.abandoned == 0)
         else:
-            assert until(lambda: made.rollout.abandoned == 0)
+            assert until(lambda: made.abandoned == 0)
 
 
 def test_the_rollout_goes_on_while_a_process_is_asked_where_its_attempt_stands(
-    monkeypatch: pytest.MonkeyPatch, hung: Callable[[], bool]
+    hung: Callable[[], bool],
 ) -> None:
     """One that holds on to its interpreter takes its time to say nothing, and there may be as many as workers."""
-    with time_is_up(hung), stage(flows.HangsAwaiting, isolation="thread", max_env_worker=1) as made:
-        isolation, went_on = made.rollout._attempts.isolation, threading.Event()
-
-        def stands(_: Any) -> str:
-            made.rollout._loop.call_soon_threadsafe(went_on.set)
-            return "where it stands" if went_on.wait(10) else ""
-
-        monkeypatch.setattr(isolation, "apart", True)
-        monkeypatch.setattr(isolation, "stands", stands)
+    with (
+        time_is_up(hung),
+        stage(flows.HangsAwaiting, isolation="thread", max_env_worker=1) as made,
+        stuck_stack_probe(made, "where it stands"),
+    ):
         failure = made.episode().failure
     assert failure is not None and "where it stands" in failure.message
 
@@ -218,9 +217,8 @@ def test_what_an_attempt_opened_is_closed_with_it(
     log = tmp_path / "opened"
     monkeypatch.setenv(flows.OPENED, str(log))
     late = time_is_up(hung) if workflow not in (flows.Opens, flows.OpensAndRaises) else nullcontext()
-    if workflow is flows.OpensAndAwaits:  # it closes by itself, however busy the machine is
-        monkeypatch.setattr(attempts, "HANGS_S", 60.0)
-    with late, stage(workflow, isolation=isolation, num_repeat=1, max_retries=0) as made:
+    by_itself = cancelled_attempts_have_time() if workflow is flows.OpensAndAwaits else nullcontext()
+    with late, by_itself, stage(workflow, isolation=isolation, num_repeat=1, max_retries=0) as made:
         episode = made.episode()
         kind = {flows.Opens: None, flows.OpensAndRaises: "ValueError"}.get(workflow, "timeout")
         assert (episode.failure and episode.failure.kind) == kind
@@ -238,7 +236,7 @@ def test_what_is_open_is_closed_when_the_rollout_ends(tmp_path: Path, monkeypatc
     monkeypatch.delenv(flows.HANGS, raising=False)
     with stage(flows.OpensPlain, isolation="thread", num_repeat=1, episode_timeout=None) as made:
         threading.Thread(target=lambda: made.play(1), daemon=True).start()
-        assert until(lambda: log.exists() and "open folder" in log.read_text() and made.engine.requests)
+        assert until(lambda: log.exists() and "open folder" in log.read_text() and made.requests)
     assert until(lambda: log.read_text().splitlines()[-3:] == LEFT), log.read_text()
 
 
@@ -253,8 +251,8 @@ def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:
     with stage(flows.HangsBlocking, isolation=isolation, episode_timeout=None) as made:
         player = threading.Thread(target=lambda: made.play(1), daemon=True)
         player.start()
-        assert until(lambda: made.engine.requests >= 1), "the agent made its call, and hangs"
-        closing = threading.Thread(target=made.rollout.close)
+        assert until(lambda: made.requests >= 1), "the agent made its call, and hangs"
+        closing = threading.Thread(target=made.close)
         closing.start()
         closing.join(240)
         assert not closing.is_alive(), "what hangs is let go of by nobody"
@@ -297,7 +295,7 @@ def test_a_process_of_many_that_is_killed_costs_each_an_attempt_and_no_verdict(
             assert (episode.reward, episode.timelines, len(episode.calls)) == (None, [], 1)
         again = made.play(1)[0].episodes
         assert [(episode.failure, episode.reward) for episode in again] == 2 * [(None, 1.0)]
-        assert made.rollout.abandoned == 0
+        assert made.abandoned == 0
 
 
 def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(
@@ -306,7 +304,7 @@ def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(
     monkeypatch.setenv(flows.HANGS, str(tmp_path / "went off"))
     with stage(flows.Garbles, isolation="process", max_env_worker=1) as made:
         episode = made.episode()
-        assert until(lambda: made.rollout.abandoned == 0)
+        assert until(lambda: made.abandoned == 0)
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "process_died")
     assert "cannot be read here" in episode.failure.message and len(episode.calls) == 1
     assert not list(tmp_path.iterdir())
@@ -325,12 +323,9 @@ def test_a_killed_workflow_takes_its_children_along(tmp_path: Any) -> None:
         f"        os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
         "        await asyncio.sleep(600)\n"
     )
-    from ajet.config import resolve_reference
-
-    workflow = resolve_reference("flow.py->Starts", base=tmp_path)
     with (
         time_is_up((tmp_path / "pid").exists),
-        stage(workflow, isolation="process", folder=tmp_path, user_workflow="flow.py->Starts") as made,
+        stage("flow.py->Starts", isolation="process", folder=tmp_path) as made,
     ):
         episode = made.episode()
     assert episode.failure is not None and episode.failure.kind == "timeout"

@@ -10,7 +10,7 @@ import pytest
 from ajet import AgentJetJob
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
-from tests.ajet_command import metric_rows
+from tests.support.runs import metric_rows
 
 AGENT = """
 async def agent(task, tuner):

@@ -152,9 +152,8 @@ def call(name, /, **arguments):
 
 
 @pytest.fixture
-def played(words, monkeypatch, tmp_path):
+def played(words, tmp_path):
     """Play one episode: the replies, then keys of `rollout.mcp_agent`."""
-    monkeypatch.setattr(rollout_fixtures, "renderer", lambda: words)
 
     def play(*replies, use=PLAIN, schema="boxed", room=4000, isolation="thread", environment=None, pins=None, **agent):
         asked = []
@@ -169,7 +168,7 @@ def played(words, monkeypatch, tmp_path):
         rollout = {"mcp_agent": {"max_steps": 6, **agent}, "max_model_len": room, "isolation": isolation}
         with rollout_fixtures.stage(
             McpAgentWorkflow, script, tree=tree, folder=tmp_path, max_retries=0, max_response_length_in_one_turn=500,
-            user_workflow="mcp_agent", pins=pins, **rollout,
+            user_workflow="mcp_agent", pins=pins, words=words, **rollout,
         ) as made:  # fmt: skip
             [group] = made.rollout.play([(0, task)], step=1, split="train", repeats=1)
         [episode] = group.episodes

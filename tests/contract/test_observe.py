@@ -3,100 +3,15 @@
 import json
 import threading
 import uuid
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
 import pytest
 
-from ajet.engine.scripted import ScriptedReply
-from ajet.gateway.listener import listen
-from ajet.gateway.observing import Proxy, Server, Sessions
-from ajet.record.episodes import EpisodeFiles
-from ajet.record.secrets import Redactor
+from ajet.record import EpisodeFiles
 from ajet.schema.call import full_ids
-from tests.gateway_fixtures import ADD, ASK, bench
-
-KEY = "sk-of-a-customer-0123456789"
-CHUNKS = [
-    {"id": "chatcmpl-1", "prompt_token_ids": [1, 2, 3], "choices": [{"index": 0, "delta": {"role": "assistant"}}]},
-    {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "Thr"}, "token_ids": [7]}]},
-    {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "ee."}, "token_ids": [8],
-                                    "finish_reason": "stop"}]},
-]  # fmt: skip
-STREAM = [b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n" for chunk in CHUNKS]
-
-
-class Endpoint(BaseHTTPRequestHandler):
-    """Says what the test's `parts` say, and keeps what it was asked."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append((dict(self.headers.items()), self.path, body))
-        self.send_response(self.server.status)
-        self.send_header("content-type", self.server.kind)
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        for part in self.server.parts:
-            if callable(part):
-                part()
-                continue
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-            self.wfile.flush()
-        if self.server.cut:
-            self.close_connection = True
-            return
-        self.wfile.write(b"0\r\n\r\n")
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def endpoint(parts, *, kind="application/json", cut=False, status=200):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    server.parts, server.kind, server.cut, server.status, server.asked = parts, kind, cut, status, []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class Observed:
-    """A proxy that answers; `episodes` once it has been stopped."""
-
-    def __init__(self, url, folder, **options):
-        self.episodes, self.files = [], []
-        self.sessions = Sessions(folder / "open", Redactor({}), self._take, folder / "late.jsonl", "run")
-        listening = listen("127.0.0.1", 0, name="proxy", where="")
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self.server = Server(Proxy(url, self.sessions, **options), self.sessions, listening)
-
-    def _take(self, episode, file):
-        self.episodes.append(episode)
-        self.files.append(file)
-
-    def ask(self, body, path="/v1/chat/completions", **headers):
-        return httpx.post(self.url + path, json=body, headers={"authorization": f"Bearer {KEY}", **headers}, timeout=60)
-
-    def say(self, **body):
-        return httpx.post(self.url + "/feedback", json=body, timeout=60)
-
-
-@contextmanager
-def observed(url, folder, **options):
-    proxy = Observed(url, folder, **options)
-    try:
-        yield proxy
-    finally:
-        proxy.server.stop()
+from tests.support.gateways import ADD, ASK, ScriptedReply, start_gateway
+from tests.support.observed import KEY, STREAM, endpoint, observed
 
 
 def said(episode):
@@ -106,10 +21,9 @@ def said(episode):
 def test_every_dialect_is_recorded_as_it_was_said(tmp_path):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     script = [ScriptedReply("Three."), ScriptedReply(call), ScriptedReply("Four."), ScriptedReply("Five.")]
-    with bench(script * 2) as made, observed("http://nowhere/v1", tmp_path) as proxy:
+    with start_gateway(script * 2) as made, observed(made.base_url, tmp_path) as proxy:
         session = made.open()
-        to = session("agent", "agent", None)
-        proxy.server._proxy._endpoint = to.base_url  # the gateway's, which chose its port
+        to = session.endpoint("agent")
         again = [*ASK, {"role": "assistant", "content": "Three."}, ASK[1]]
         three = [{"role": "user", "content": "2 + 3?"}]
         asks = [
@@ -176,7 +90,7 @@ def test_no_key_is_kept(tmp_path, words):
         mine = [{"type": "mcp", "server_url": "http://tools", "authorization": "a-token-of-mine"}]
         body = {"model": "m", "input": f"my key is {KEY}", "tools": mine}
         assert KEY in proxy.ask(body, "/v1/responses", **words).text  # that is the client's own
-        proxy.server.stop()
+        proxy.stop()
         [episode], [file] = proxy.episodes, proxy.files
         assert episode.status == "failed" and episode.failure.boundary == "engine"
         assert "status 401" in episode.calls[0].error
@@ -253,7 +167,7 @@ def test_what_a_killed_proxy_left_is_gone_on_with(tmp_path):
             left = tmp_path / f"{uuid.uuid4().hex}.jsonl"
             left.write_bytes(file.read_bytes() + b'{"half')
         with observed(url, tmp_path / "two") as second:
-            assert second.sessions.adopt([left]) == 1 and not left.exists()
+            assert second.adopt([left]) == 1 and not left.exists()
             second.ask(
                 {"model": "m", "messages": [*ASK, {"role": "assistant", "content": "4"}, ASK[1]]},
                 "/s/mine/v1/chat/completions",

@@ -1,24 +1,27 @@
 """`ajet observe` and what it must not do: mix clients, keep keys, change what passes, stop at what it cannot read."""
 
-import asyncio
 import gzip
 import json
 import re
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from ajet.gateway.observing import Sessions, copied_reply, sessions
-from ajet.gateway.observing.feedback import Feedback
-from ajet.gateway.observing.requests import read_request
-from ajet.gateway.observing.session import Ended
-from ajet.record.episodes import EpisodeFiles
-from ajet.record.secrets import Redactor
-from ajet.run.observe import KEY as KEY_VARIABLE
-from ajet.run.observe import Observing, observe
+from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
-from tests.contract.test_observe import STREAM, Endpoint, endpoint, observed
+from tests.support.observed import (
+    STREAM,
+    Endpoint,
+    endpoint,
+    limit_copied_replies,
+    limit_session_calls,
+    observed,
+    run_observe,
+    take_up_sessions,
+    wait_for_calls,
+)
 
 REPLY = json.dumps({"id": "chatcmpl-9", "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()
 ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
@@ -97,7 +100,7 @@ def test_a_key_that_is_quoted_is_kept_nowhere_and_no_part_of_it(tmp_path, path, 
         with endpoint([quote], status=400) as (url, _), observed(url, tmp_path) as proxy:
             given = {name: value.replace("SECRET", secret) for name, value in headers.items()}
             assert post(proxy, json.dumps(ASK), path.replace("SECRET", secret), **given).content == quote
-            proxy.server.stop()
+            proxy.stop()
             kept = str(proxy.episodes) + proxy.files[0].read_text()
         assert "status 400" in kept and secret[:12] not in kept
 
@@ -110,10 +113,9 @@ def test_a_word_for_a_key_is_no_key(tmp_path):
 
 
 def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(copied_reply, "MOST_KEPT", 1 << 16)
     monkeypatch.setattr(Endpoint, "end_headers", _packed)
     packed = gzip.compress(b" " * (1 << 24))
-    with endpoint([packed]) as (url, _), observed(url, tmp_path) as observing:
+    with limit_copied_replies(1 << 16), endpoint([packed]) as (url, _), observed(url, tmp_path) as observing:
         request = httpx.Request("POST", observing.url + CHAT, json=ASK)
         with httpx.Client(timeout=60) as client:
             reply = client.send(request, stream=True)
@@ -128,19 +130,13 @@ def _packed(self):
     super(Endpoint, self).end_headers()
 
 
-def test_a_session_that_never_rests_ends_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST_CALLS", 2)
-    closed = []
-    observing = Sessions(tmp_path, Redactor({}), lambda episode, _: closed.append(episode), tmp_path / "late.jsonl")
-
-    async def busy():
-        for _ in range(3):
-            begun = await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
-            await observing.call_ended(*begun, Ended(json.loads(REPLY)))
-
-    asyncio.run(busy())
-    observing.close_idle(all_of_them=True)
-    assert [(len(episode.calls), episode.repeat) for episode in closed] == [(2, 0), (1, 1)]
+def test_a_session_that_never_rests_ends_all_the_same(tmp_path):
+    with limit_session_calls(2), endpoint([]) as (url, server), observed(url, tmp_path) as proxy:
+        for name in ("chatcmpl-1", "chatcmpl-2", "chatcmpl-3"):
+            server.parts = [REPLY.replace(b"chatcmpl-9", name.encode())]
+            assert proxy.ask(ASK, "/s/busy" + CHAT).content == server.parts[0]
+            assert proxy.say(reply=name, comment="good").json()["known"]  # it waits for the call's end
+    assert [(len(episode.calls), episode.repeat) for episode in proxy.episodes] == [(2, 0), (1, 1)]
 
 
 def test_feedback_of_strangers_and_numbers_that_are_none(tmp_path):
@@ -153,15 +149,23 @@ def test_feedback_of_strangers_and_numbers_that_are_none(tmp_path):
     assert proxy.episodes[0].verdict is None
 
 
-def test_feedback_on_an_unknown_reply_is_answered_while_calls_go_on_coming(tmp_path, monkeypatch):
-    monkeypatch.setattr(sessions, "PATIENCE", 0.0)
-    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
-
-    async def asked():
-        await observing.begin("busy", "chat", ASK, read_request("chat", ASK), "agent")
-        return await observing.feedback(Feedback(time.time(), reply="chatcmpl-of-yesterday", liked=True))
-
-    assert asyncio.run(asked()) == {"recorded": True, "known": False}
+def test_feedback_on_an_unknown_reply_is_answered_while_calls_go_on_coming(tmp_path):
+    begun, over = threading.Event(), threading.Event()
+    parts = [begun.set, over.wait, REPLY]
+    with (
+        wait_for_calls(0.0),
+        endpoint(parts) as (url, _),
+        observed(url, tmp_path) as proxy,
+        ThreadPoolExecutor() as pool,
+    ):
+        asking = pool.submit(proxy.ask, ASK, "/s/busy" + CHAT)
+        try:
+            assert begun.wait(60)
+            told = proxy.say(reply="chatcmpl-of-yesterday", liked=True).json()
+            assert told == {"recorded": True, "known": False} and not asking.done()
+        finally:
+            over.set()
+        assert asking.result().content == REPLY
 
 
 def test_a_call_is_counted_where_the_disk_takes_nothing(tmp_path):
@@ -174,8 +178,7 @@ def test_a_call_is_counted_where_the_disk_takes_nothing(tmp_path):
 def test_a_file_that_was_never_written_stops_no_start(tmp_path):
     for name, text in (("a", ""), ("b", '{"session": "half'), ("c", "[]\n")):
         (tmp_path / f"{name}.jsonl").write_text(text)
-    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
-    assert observing.adopt(sorted(tmp_path.glob("*.jsonl"))) == 0
+    assert take_up_sessions(sorted(tmp_path.glob("*.jsonl")), tmp_path) == (0, [])
     assert [file.name for file in tmp_path.glob("*.jsonl")] == ["c.jsonl"]
 
 
@@ -202,12 +205,7 @@ def test_junk_in_a_left_session_stops_no_start(tmp_path):
                 for file, lines in (("0.jsonl", rows), ("1.jsonl", ROWS)):
                     text = "".join(json.dumps(line) + "\n" for line in lines)
                     (tmp_path / str(number) / file).write_text(text)
-                closed = []
-                observing = Sessions(
-                    tmp_path / "open", Redactor({}), lambda episode, _, closed=closed: closed.append(episode), tmp_path
-                )
-                observing.adopt(sorted((tmp_path / str(number)).iterdir()))
-                observing.close_idle(all_of_them=True)
+                _, closed = take_up_sessions(sorted((tmp_path / str(number)).iterdir()), tmp_path)
                 assert 1 <= len(closed) <= 2, (name, junk)
                 files = EpisodeFiles(tmp_path / str(number) / "episodes")
                 files.write(0, "debug", closed)
@@ -219,16 +217,15 @@ def test_left_sessions_behind_links_are_not_taken(tmp_path):
     (tmp_path / "mine" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "open").symlink_to(tmp_path / "mine")
-    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
-    assert observing.adopt([tmp_path / "run" / "open" / "a.jsonl"]) == 0
+    assert take_up_sessions([tmp_path / "run" / "open" / "a.jsonl"], tmp_path) == (0, [])
     assert (tmp_path / "mine" / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize("key", ["", "short", "with a blank, but long", "hunter2-hunter2-"])
 def test_a_key_that_is_none_opens_no_door(monkeypatch, key):
-    monkeypatch.setenv(KEY_VARIABLE, key)
+    monkeypatch.setenv("AJET_ADMIN_KEY", key)
     with pytest.raises(UserError, match="is no key"):
-        observe(None, Observing("http://127.0.0.1:8000/v1", host="0.0.0.0"))
+        run_observe("http://127.0.0.1:8000/v1", host="0.0.0.0")
 
 
 def test_an_address_that_is_refused_is_not_shown_where_it_may_hold_a_secret(tmp_path):
@@ -239,8 +236,8 @@ def test_an_address_that_is_refused_is_not_shown_where_it_may_hold_a_secret(tmp_
         "http://here?key=hunter2",
     ):
         with pytest.raises(UserError) as told:
-            observe(None, Observing(refused))
+            run_observe(refused)
         assert "hunter2" not in str(told.value) + str(vars(told.value)), refused
     for refused in ("here:80/v1", "http://[::1"):
         with pytest.raises(UserError, match=f"^{re.escape(refused)} is no address"):
-            observe(None, Observing(refused))
+            run_observe(refused)

@@ -8,11 +8,9 @@ import time
 import httpx
 import pytest
 
-from ajet.gateway.observing import copied_reply
-from ajet.record.episodes import EpisodeFiles
-from ajet.task_reader.tracing.sources import read_sources
-from tests.contract.test_observe import KEY, STREAM, endpoint, observed
+from ajet.record import EpisodeFiles
 from tests.odd_endpoint import odd_endpoint, warnings_said
+from tests.support.observed import KEY, STREAM, count_traces, endpoint, observed, report_silence_from
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
 LOGIN = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Who are you?</body></html>"
@@ -57,8 +55,7 @@ def test_what_is_no_reply_passes_unchanged_and_is_named(tmp_path, case):
     assert episode.status == "failed" and (episode.failure.boundary, episode.failure.kind) == ("engine", "endpoint")
     assert not episode.scored and not any(line.sampled for line in episode.timelines)
     EpisodeFiles(tmp_path / "episodes").write(0, "debug", [episode])
-    found = read_sources([tmp_path])
-    assert not found.traces and found.failed == 1, "nothing of it is learned"
+    assert count_traces(tmp_path) == (0, 1), "nothing of it is learned"
 
 
 def test_a_key_in_a_page_is_kept_nowhere_and_no_half_of_it(tmp_path):
@@ -67,7 +64,7 @@ def test_a_key_in_a_page_is_kept_nowhere_and_no_half_of_it(tmp_path):
             for server.status in (200, 502):
                 server.parts = [b"<html><title>" + b"x" * length + KEY.encode() + b"</title></html>"]
                 assert proxy.ask(ASK).content == server.parts[0]
-        proxy.server.stop()
+        proxy.stop()
         kept = str(proxy.episodes) + proxy.files[0].read_text()
         assert len(proxy.episodes[0].calls) == 6
         assert not any(KEY[at : at + 8] in kept for at in range(len(KEY) - 8))
@@ -104,9 +101,8 @@ def test_an_endpoint_that_never_answers_is_a_504_in_the_clients_words(tmp_path, 
     assert len(words) == 1 and silent in words[0], "the same is not said all the time"
 
 
-def test_a_client_that_gave_up_on_a_silent_endpoint_is_told_apart(tmp_path, silent, words, monkeypatch):
-    monkeypatch.setattr(copied_reply, "WORTH_A_WORD", 0.2)
-    with observed(silent, tmp_path) as proxy:
+def test_a_client_that_gave_up_on_a_silent_endpoint_is_told_apart(tmp_path, silent, words):
+    with report_silence_from(0.2), observed(silent, tmp_path) as proxy:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{proxy.url}/v1/chat/completions", json=ASK, timeout=0.4)
         until = time.monotonic() + 30

@@ -7,25 +7,22 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from ajet.algorithm import credit
-from ajet.config.schema import AjetConfig
-from ajet.engine.scripted import ScriptedReply
-from ajet.rollout import verdicts
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import time_by_place, timed_out
-from ajet.rollout.failure import refuse_if_all_failed
-from ajet.schema.call import Call
+from ajet import Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.errors import EngineFailure, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
-from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow, deadline
-from tests import rollout_workflows as flows
-from tests.rollout_fixtures import stage, time_is_up
+from tests.support.rollouts import (
+    ScriptedReply,
+    credit_of,
+    flows,
+    judge_time_limits,
+    refuse_if_all_failed,
+    stage,
+    time_is_up,
+    tool_deadline_leaves,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +126,7 @@ def test_a_failed_episode_with_a_reward_moves_the_baseline_of_its_group() -> Non
     replies = iter(["7", "seven", "7", "7"])
     with stage(Parses, lambda _: next(replies), num_repeat=4, policy_failure_reward=0.0, max_env_worker=1) as made:
         (group,) = made.play(1)
-    batch = credit([group], AjetConfig(), step=1)
+    batch = credit_of(group)
     advantages = {episode.status: batch.outcomes[episode.uuid].advantage for episode in group.episodes}
     assert len(batch.samples) == 4 and advantages["failed"] < 0 < advantages["completed"]
 
@@ -168,57 +165,6 @@ def test_time_lost_over_an_answer_is_the_policys_where_it_is_its_own(
     assert episode.reward == worth
 
 
-def a_call(index: int, started: float, ended: float, *, agent: str = "a", reply: int | None = 0, finish: Any = "stop"):
-    ids, none = np.arange(2, dtype=np.int32), np.zeros(2, np.float32)
-    return Call(
-        index, agent, agent, True, None, 0, ids, ids, none, none, (), finish, (), None, reply,
-        started=started, ended=ended,
-    )  # fmt: skip
-
-
-SAYS, CALLS = {"content": "hm"}, {"content": None, "tool_calls": [{"id": "1"}]}
-
-
-@pytest.mark.parametrize(
-    ("calls", "spent", "place"),
-    [
-        ([(0, 1, 2, 0)], {"start": 1, "engine": 1, "agent": 8}, "agent"),
-        ([(0, 1, 2, 1)], {"start": 1, "engine": 1, "tool": 8}, "tool"),
-        ([(0, 1, 2, 1), (0, 7, 8, 0)], {"start": 1, "engine": 2, "tool": 5, "agent": 2}, "agent"),
-        ([(0, 1, 2, 1), (1, 3, 4, 0)], {"start": 1, "engine": 2, "tool": 7}, "tool"),
-        ([(0, 1, 3, 0), (1, 2, 4, 0)], {"start": 1, "engine": 3, "agent": 6}, "agent"),
-        ([(0, 1, 2, 0), (0, 3, 10, None)], {"start": 1, "engine": 8, "agent": 1}, "engine"),
-    ],
-)
-def test_where_the_time_went(calls, spent, place) -> None:
-    """(agent, started, ended, the reply): ten seconds in all."""
-    made = [
-        a_call(at, start, end, agent=str(agent), reply=reply, finish="aborted" if reply is None else "stop")
-        for at, (agent, start, end, reply) in enumerate(calls)
-    ]
-    found, at_end = time_by_place(made, [SAYS, CALLS], 0.0, 10.0)
-    assert {name: value for name, value in found.items() if value} == spent and at_end == place
-
-
-@pytest.mark.parametrize(
-    ("before", "last", "own"),
-    [("error", "aborted", True), ("stop", "aborted", False), ("error", "stop", False), (None, "aborted", False)],
-)
-def test_time_that_ran_out_while_a_failing_engine_was_asked_again_says_nothing_of_the_model(
-    before: str | None, last: str, own: bool
-) -> None:
-    """What is measured over all attempts leaves it out; one whose time went while the model spoke counts."""
-    calls = [a_call(0, 0.0, 4.0, finish=before)] if before else []
-    calls.append(a_call(len(calls), 4.0, 10.0, reply=None, finish=last))
-    for call in calls:
-        call.error = "http://h/v1 hangs" if call.finish == "error" else None
-    capture = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
-    played = AttemptResult(capture=capture, started=0.0, ended=10.0)  # type: ignore[arg-type]
-    failure = timed_out(10.0, played, shared_loop=False)
-    assert (failure.boundary, failure.kind, failure.own) == ("engine", "timeout", own)
-    assert ("its call before had failed: http://h/v1 hangs" in failure.message) == own
-
-
 class ToolsThatAreGone(Workflow):
     """Tells the model of what its tools raised, as agents do, and is wrong."""
 
@@ -247,7 +193,7 @@ def test_a_tool_that_failed_from_outside_is_nothing_that_the_model_is_trained_on
 ) -> None:
     with stage(ToolsThatAreGone, max_retries=0, policy_failure_reward=-1.0) as made:
         task = Task(main_query="x", task_id="t", metadata={"raised": raised})
-        (group,) = made.rollout.play([(0, task)], step=1, split="train", repeats=1)
+        (group,) = made.play_tasks([(0, task)], repeats=1)
     (episode,) = group.episodes
     assert (episode.failure.boundary if episode.failure else None) == boundary
     assert episode.reward == (0.0 if boundary is None else None) and episode.scored is (boundary is None)
@@ -256,7 +202,7 @@ def test_a_tool_that_failed_from_outside_is_nothing_that_the_model_is_trained_on
 def test_nor_is_what_its_agent_raised_over_it() -> None:
     with stage(ToolsThatAreGone, max_retries=0, policy_failure_reward=-1.0) as made:
         task = Task(main_query="x", task_id="t", metadata={"raised": [ConnectionResetError()], "then": True})
-        (group,) = made.rollout.play([(0, task)], step=1, split="train", repeats=1)
+        (group,) = made.play_tasks([(0, task)], repeats=1)
     (episode,) = group.episodes
     assert episode.failure is not None and episode.failure.boundary == "tool" and episode.reward is None
     assert "no answer" in episode.failure.traceback
@@ -274,28 +220,16 @@ class WaitsForATool(Workflow):
 
 
 @pytest.mark.parametrize(("reserve", "limits"), [(299.5, {}), (2.0, {"tool_timeout": 0.05})])
-def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(
-    reserve: float, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(reserve: float, limits: dict[str, float]) -> None:
     """By what is kept back of its episode's five minutes, or by a limit of its own."""
-    monkeypatch.setattr(deadline, "RESERVE", 1.0)
-    monkeypatch.setattr(deadline, "MOST_RESERVED_S", reserve)
-    with stage(WaitsForATool, max_retries=0, episode_timeout=300, **limits) as made:
+    with tool_deadline_leaves(reserve), stage(WaitsForATool, max_retries=0, episode_timeout=300, **limits) as made:
         episode = made.episode()
     assert episode.failure is not None
     assert (episode.failure.boundary, episode.failure.kind) == ("tool", "tool_timeout")
     assert [(use.name, use.error) for use in episode.tool_uses] == [("sleep", "timeout")]
 
 
-def test_the_judge_has_time_of_its_own_after_an_episodes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float | None] = []
-    kept = verdicts.first
-
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-        given.append(timeout)
-        await kept(*futures, timeout=timeout)
-
-    monkeypatch.setattr(verdicts, "first", first)
-    with stage(flows.Asks, max_retries=0, episode_timeout=60) as made:
+def test_the_judge_has_time_of_its_own_after_an_episodes_time() -> None:
+    with judge_time_limits() as given, stage(flows.Asks, max_retries=0, episode_timeout=60) as made:
         assert made.episode().reward == 1.0
     assert given == [60.0], "all of it, however long the agent took"

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ajet import ProcessReward, Workflow, WorkflowOutput, WorkflowTask
-from ajet.algorithm.overlong import length_of
-from ajet.gateway import Capture
-from ajet.rollout.process_rewards import tied
-from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import Episode, Verdict
-from ajet.schema.errors import ConfigError, JudgeFailure
-from ajet.schema.tool_use import ToolUse
-from ajet.task_judge import Judge
-from tests.record_fixtures import call
-from tests.rollout_fixtures import renderer, stage
-from tests.rollout_workflows import ask
+from ajet.schema.errors import ConfigError
+from tests.support.rollouts import Judge, count_length, flows, metrics_of, renderer, stage
 
 FIRST, SECOND = "think of it", "the answer is 4"
 
 
 async def two_turns(tuner: Any) -> None:
-    await ask(tuner, "first?")
-    await ask(tuner, "second?")
+    await flows.ask(tuner, "first?")
+    await flows.ask(tuner, "second?")
 
 
 class ListOfRewards(Workflow):
@@ -126,17 +117,6 @@ def test_a_judge_scores_parts():
     assert played(AsksTwice, Judge(NoTuple())).failure.boundary == "judge"
 
 
-def test_an_engine_without_tokens_leaves_parts_without_them_and_untrained_agents_get_none():
-    verdict = Verdict(1.0, turns=(1.0,), process=(ProcessReward(reward=1.0, step=7),))
-    assert tied(verdict, Capture(), None) == Verdict(1.0, process=verdict.process)
-    use = ToolUse("look", {}, "", "", 1.0, 2.0, call_id="c1")
-    asking = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look"}}]}
-    others = replace(call(0, None, 0, 3, 2), trained=False, reply=0)
-    capture = Capture(calls=[others, call(1, None, 0, 3, 2, reply=None)], messages=[asking], tool_uses=[use])
-    with pytest.raises(JudgeFailure, match="an agent that is not trained asked for"):
-        tied(Verdict(1.0, process=(ProcessReward(reward=1.0, tool_use=0),)), capture, lambda ids: "")
-
-
 CHOICE = """
 def last(call, episode):
     return call.index == len(episode.calls) - 1 and episode.reward is not None
@@ -205,10 +185,10 @@ def test_turns_and_lengths_leave_rejected_draws_out():
     texts = iter(['{"n": 1', '{"n": 12}', '{"n": 13}'] * 2)
     with stage(StrictAnswers, lambda _: next(texts), judge=Judge(None)) as made:
         episode = made.episode()
-    assert episode_metrics([episode], "train")["train/turns"] == 2
-    assert episode_metrics([episode], "train")["train/calls"] == 3
+    assert metrics_of(episode)["train/turns"] == 2
+    assert metrics_of(episode)["train/calls"] == 3
     delivered = sum(call.response_ids.size for call in episode.calls[1:])
-    assert length_of(episode) == delivered < episode.sampled_tokens
+    assert count_length(episode) == delivered < episode.sampled_tokens
 
 
 def test_train_turn_is_asked_for_delivered_replies(tmp_path):

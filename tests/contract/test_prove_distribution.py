@@ -5,7 +5,6 @@ One trained run, whose record is copied and changed; the command line is asked.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.cli.launcher import main
-from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode
+from tests.support.runs import prove, run_here, timelines
 
 pytestmark = pytest.mark.slow
 SETTINGS = [
@@ -32,10 +30,10 @@ SETTINGS = [
 
 
 def command(*words: str) -> int:
-    """The exit code of a command in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return int(ended.value.code or 0)
+    """The exit code of a command in this process; what it printed is printed."""
+    done = run_here(*words)
+    print(done.printed)
+    return done.code
 
 
 def trained(folder: Path, name: str, *more: str) -> Path:
@@ -87,8 +85,8 @@ def spoiled(run: Path, folder: Path, change: Callable[[list[Episode]], None], st
 def proven(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
     """The exit code of `ajet prove`, and what it says."""
     capsys.readouterr()
-    code = command("prove", str(folder), "--json", *more)
-    return code, json.loads(capsys.readouterr().out)
+    said = prove(folder, *more)
+    return 0 if said["ok"] else 1, said
 
 
 def shifted(by: float) -> Callable[[list[Episode]], None]:

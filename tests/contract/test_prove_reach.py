@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.record.episode_codec import decode, encode
-from ajet.record.files import read_rows
-from ajet.run.proof.prove import Report, prove_recorded
 from ajet.schema.errors import UserError
+from tests.support.runs import decode_episode, encode_episode, metric_rows, prove
 
 pytestmark = pytest.mark.slow
 
@@ -35,27 +33,27 @@ def run(tool_project: Path, tmp_path: Path) -> Path:
     for path in (folder / "episodes").glob("step-*"):
         if path.name not in ("step-1.jsonl", "step-1.bin"):
             path.unlink()
-    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["step"] == 1 and "tasks" in row]
+    rows = [row for row in metric_rows(folder) if row["step"] == 1 and "tasks" in row]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def proven(run: Path) -> Report:
-    return prove_recorded(str(run), run.parent, ids_only=True)
+def proven(run: Path) -> dict[str, Any]:
+    return prove(run, "--ids-only")
 
 
 def found(run: Path) -> bool:
     """Whether a changed record is contradicted, or can no longer be read at all."""
     try:
-        return not proven(run).ok
+        return not proven(run)["ok"]
     except UserError:
         return True
 
 
 def test_the_record_as_it_was_written_is_proven(run: Path) -> None:
     report = proven(run)
-    assert report.ok, (report.wrong_steps, report.proof.wrong[:3])
-    assert report.held_steps == 1 and not report.unheld_steps
+    assert report["ok"], (report["wrong_steps"], report["wrong"][:3])
+    assert report["held_steps"] == 1 and not report["unheld_steps"]
 
 
 def other(value: Any) -> Any:
@@ -163,7 +161,7 @@ def rewards_shifted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_episodes_that_are_not_those_that_were_played_are_found(run: Path, change: Any) -> None:
     rewrite(run, change)
     report = proven(run)
-    assert report.wrong_steps and not report.ok
+    assert report["wrong_steps"] and not report["ok"]
 
 
 @pytest.mark.parametrize("name", ["train/reward", "train/sampled_tokens", "train/trained_tokens", "tasks"])
@@ -172,23 +170,23 @@ def test_numbers_that_do_not_follow_from_the_episodes_are_found(run: Path, name:
     row = json.loads(path.read_text())
     row[name] = other(row[name])
     path.write_text(json.dumps(row) + "\n")
-    (wrong,) = proven(run).wrong_steps[:1]
-    assert wrong.step == 1 and ("metrics.jsonl" in wrong.what or "missing" in wrong.what)
+    (wrong,) = proven(run)["wrong_steps"][:1]
+    assert wrong["step"] == 1 and ("metrics.jsonl" in wrong["what"] or "missing" in wrong["what"])
 
 
 def test_a_step_whose_episodes_are_gone_is_found(run: Path) -> None:
     path = run / "metrics.jsonl"
     row = json.loads(path.read_text())
     path.write_text(path.read_text() + json.dumps({**row, "step": 2}) + "\n")
-    assert [(wrong.step, wrong.what) for wrong in proven(run).wrong_steps] == [(2, "its episodes are missing")]
+    assert [(wrong["step"], wrong["what"]) for wrong in proven(run)["wrong_steps"]] == [(2, "its episodes are missing")]
 
 
 def test_the_codec_gives_back_what_it_is_changed_in(run: Path) -> None:
     """Else a change would be undone before it is looked for."""
     (first, _), *_ = EpisodeFiles(run / "episodes").recorded(1)
-    row, arrays = encode(first)
+    row, arrays = encode_episode(first)
     row["repeat"] = 77
-    assert decode(row, arrays).repeat == 77
+    assert decode_episode(row, arrays).repeat == 77
 
 
 def test_a_group_may_stand_in_two_steps_where_its_row_and_the_settings_say_so(run: Path) -> None:
@@ -196,7 +194,7 @@ def test_a_group_may_stand_in_two_steps_where_its_row_and_the_settings_say_so(ru
     resolved, metrics, second = run / "resolved.yaml", run / "metrics.jsonl", run / "episodes" / "step-2.jsonl"
     plain, row = resolved.read_text(), json.loads(metrics.read_text())
     again = {**row, "step": 2, "tasks": [], "again": row["tasks"]}
-    rows = list(read_rows(run / "episodes" / "step-1.jsonl"))
+    rows = [*map(json.loads, (run / "episodes" / "step-1.jsonl").read_text().splitlines())]
     second.write_text("".join(json.dumps({**each, "outcome": {**each["outcome"], "step": 2}}) + "\n" for each in rows))
     shutil.copy(run / "episodes" / "step-1.bin", second.with_suffix(".bin"))
 
@@ -204,7 +202,7 @@ def test_a_group_may_stand_in_two_steps_where_its_row_and_the_settings_say_so(ru
         said = plain.replace("mode: sync", "mode: async").replace("max_trained_count: 1", f"max_trained_count: {times}")
         resolved.write_text(said.replace("retrained_interval: 1", f"retrained_interval: {rest}"))
         metrics.write_text("".join(json.dumps(each) + "\n" for each in (row, told)))
-        return {each.what.partition(rows[0]["uuid"])[2] or each.what for each in proven(run).wrong_steps}
+        return {each["what"].partition(rows[0]["uuid"])[2] or each["what"] for each in proven(run)["wrong_steps"]}
 
     assert not wrong(again)
     assert " was trained on more than 1 times" in wrong(again, times=1)

@@ -24,7 +24,7 @@ from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material, ranks
 from tests.rollout_fixtures import stage
-from tests.served_fixtures import counter
+from tests.support.served import start_serving
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +207,7 @@ def finished(served: Any, number: str, **body: Any) -> dict[str, Any]:
 
 
 def test_attempts_of_clients_are_ranked_when_their_group_is_whole(judge, server):
-    with counter(judge=judge(), backlog=9, num_repeat=3) as served:
+    with start_serving(judge=judge(), backlog=9, num_repeat=3) as served:
         told = [finished(served, number, task="which?") for number in "12"]
         assert [(each["status"], each["reward"], each["reason"]) for each in told] == [("completed", None, WAITS)] * 2
         assert server.seen == []
@@ -224,21 +224,21 @@ def test_attempts_of_clients_are_ranked_when_their_group_is_whole(judge, server)
         assert served.client.get(f"/episodes/{lost[0]}").json()["boundary"] == "judge"
         assert served.client.get("/episodes").json()["ended"] == {"completed": 3, "failed": 3, "aborted": 0}
     server.say = ranks
-    with counter(judge=judge(), num_repeat=3) as served:  # nothing is trained: each by itself
+    with start_serving(judge=judge(), num_repeat=3) as served:  # nothing is trained: each by itself
         assert finished(served, "1", task="which?")["reward"] == 1.0
 
 
 def test_a_restarted_server_ranks_the_whole_group_and_trains_the_turns_that_are_chosen(judge, server, tmp_path):
     (tmp_path / "turns.py").write_text("def none(call, episode):\n    return episode.repeat == 1\n")
     asked = {"judge": judge(cache=True), "backlog": 9, "pending": tmp_path / "kept", "num_repeat": 2}
-    with counter(**asked) as served:
+    with start_serving(**asked) as served:
         finished(served, "1", task="which?")
-    with counter(**asked, train_turn=f"{tmp_path}/turns.py->none") as served:
+    with start_serving(**asked, train_turn=f"{tmp_path}/turns.py->none") as served:
         finished(served, "2", task="which?")
         group = served.desk.results.get(timeout=60)
     assert rewards(group) == [0.0, 1.0] and len(server.seen) == 1, "with the attempt that was kept before"
     assert [bool(each.timelines) for each in group.episodes] == [False, True]
-    with counter(**asked) as served:
+    with start_serving(**asked) as served:
         again = served.desk.results.get(timeout=60)
     assert rewards(again) == [0.0, 1.0], "what was ranked and not yet used is ranked again"
     assert len(server.seen) == 1, "out of what was kept, in the order in which they were shown then"

@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ajet.engine.contract import DrawKey, TokenRequest
-from ajet.engine.scripted import ScriptedReply
-from ajet.rollout import Closed, GivenBack, attempts, verdicts
+from ajet import Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.call import prompt_ids
 from ajet.schema.episode import Episode, Verdict
-from ajet.schema.errors import EngineFailure, JudgeFailure
-from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.tokens import Renderer
-from ajet.workflow import Workflow
-from tests import rollout_workflows as flows
-from tests.published_templates import family
-from tests.rollout_fixtures import AnswerJudge, HoldsNothing, deadline_passes, stage, tasks, time_is_up
+from ajet.schema.errors import EngineFailure, EnvironmentFailure, JudgeFailure
+from tests.support.rollouts import (
+    AnswerJudge,
+    Closed,
+    DrawKey,
+    GivenBack,
+    HoldsNothing,
+    Renderer,
+    ScriptedEngine,
+    ScriptedReply,
+    TokenRequest,
+    ask_for_round,
+    attempts_start_at,
+    deadline_passes,
+    flows,
+    judge_time_is_up,
+    published_tokenizer,
+    renderer,
+    stage,
+    tasks,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +56,7 @@ def test_every_repeat_of_every_task_becomes_one_episode() -> None:
         assert all(accounted(episode) and episode.run == "test" and episode.step == 1 for episode in episodes)
         again = {episode.uuid for group in made.play(5) for episode in group.episodes}
         assert again == {episode.uuid for episode in episodes}
-        assert made.rollout.tally.statuses == {"completed": 15}
+        assert made.statuses == {"completed": 15}
 
 
 def test_no_more_than_max_env_worker_run_at_a_time() -> None:
@@ -103,19 +114,18 @@ def test_each_split_has_its_own_repeats_and_sampling(split: str, repeats: int) -
     assert sorted(request.key for request in asked) == [DrawKey(0, 0, repeat, 0) for repeat in range(repeats)]
 
 
-def test_a_date_in_prompts_is_that_of_the_episodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_date_in_prompts_is_that_of_the_episodes_start() -> None:
     """As the proof has it, whenever its session was opened: its world, or its process, may have come after midnight."""
-    words, then = Renderer(family("llama3.2")), datetime(2024, 5, 6, 23, 59).timestamp()
-    monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda: then, monotonic=time.monotonic))
-    with stage(flows.Asks, words=words) as made:
+    words, then = Renderer(published_tokenizer("llama3.2")), datetime(2024, 5, 6, 23, 59)
+    with attempts_start_at(then), stage(flows.Asks, words=words) as made:
         episode = made.episode()
-    assert episode.started == then and "06 May 2024" in words.decode(prompt_ids(episode.calls, 0))
+    assert episode.started == then.timestamp() and "06 May 2024" in words.decode(prompt_ids(episode.calls, 0))
 
 
 def test_one_failed_episode_leaves_the_others() -> None:
     with stage(flows.RaisesOnOdd, num_repeat=4) as made:
         (group,) = made.play(1)
-        assert made.rollout.tally.failures == {("agent", "ValueError"): 2}
+        assert made.failures == {("agent", "ValueError"): 2}
     assert [episode.status for episode in group.episodes] == ["completed", "failed"] * 2
     assert [episode.repeat for episode in group.scored] == [0, 2]
     for episode in group.episodes[1::2]:
@@ -155,7 +165,7 @@ class AsksOnce(flows.Workflow):
 def test_a_failed_engine_is_asked_again_with_the_same_key() -> None:
     with stage(AsksOnce, failing(1), max_retries=2) as made:
         episode = made.episode()
-        assert (made.rollout.tally.retries, made.rollout.tally.lost_tokens) == (1, 3)
+        assert (made.retries, made.lost_tokens) == (1, 3)
     assert (episode.status, episode.attempts, len(episode.calls)) == ("completed", 2, 1)
     assert episode.repeat == 0 and episode.untrained.total() == 0
 
@@ -187,8 +197,6 @@ def test_a_boundary_error_names_its_own_side() -> None:
     class Wraps(Workflow):
         async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
             await flows.ask(tuner, "x")
-            from ajet.schema.errors import EnvironmentFailure
-
             try:
                 raise EnvironmentFailure("the world is gone")
             except EnvironmentFailure as gone:
@@ -242,7 +250,7 @@ def test_a_judge_that_hangs_is_timed_out() -> None:
             await asyncio.Event().wait()
             return Verdict(1.0)
 
-    with time_is_up(asked.is_set, verdicts), stage(flows.Asks, judge=Hangs()) as made:
+    with judge_time_is_up(asked.is_set), stage(flows.Asks, judge=Hangs()) as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("judge", "timeout")
 
@@ -261,7 +269,7 @@ class WaitsUnlessFirst(Workflow):
 
 
 def test_a_group_closes_at_its_deadline_with_k_of_n() -> None:
-    late = deadline_passes(lambda: len(made.seen) == 2 and made.engine.requests == 4)
+    late = deadline_passes(lambda: len(made.seen) == 2 and made.requests == 4)
     with late, stage(WaitsUnlessFirst, num_repeat=4, group_deadline=600, min_group=2) as made:
         (group,) = made.play(1)
     assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted", "aborted"]
@@ -290,7 +298,7 @@ def test_a_group_waits_for_min_group_after_its_deadline() -> None:
 
 
 def test_episodes_that_wait_for_a_slot_are_aborted_with_their_group() -> None:
-    late = deadline_passes(lambda: len(made.seen) == 2 and made.engine.requests == 5)
+    late = deadline_passes(lambda: len(made.seen) == 2 and made.requests == 5)
     with late, stage(WaitsUnlessFirst, num_repeat=6, group_deadline=600, min_group=2, max_env_worker=3) as made:
         (group,) = made.play(1)
     assert [episode.attempts for episode in group.episodes] == [1, 1, 1, 1, 1, 0]
@@ -352,15 +360,13 @@ def test_the_algorithm_says_what_is_useful(algorithm, kept):
 def test_a_group_that_nobody_wants_any_more_ends_and_no_other() -> None:
     """At once too: before it was even made."""
     with stage(flows.HangsAwaiting, num_repeat=2, max_env_worker=8) as made:
-        unwanted, wanted, at_once = (
-            made.rollout.play_group(order, task, step=1, split="train", repeats=2) for order, task in tasks(3)
-        )
-        made.rollout.stop_group(at_once)
-        made.rollout.stop_group(unwanted)
+        unwanted, wanted, at_once = (made.start_group(order, task, repeats=2) for order, task in tasks(3))
+        made.stop_group(at_once)
+        made.stop_group(unwanted)
         for stopped in (unwanted, at_once):
             assert [episode.status for episode in stopped.result(60).episodes] == ["aborted"] * 2
         assert not wanted.done()
-        made.rollout.stop_group(unwanted)  # over: nothing is left to end
+        made.stop_group(unwanted)  # over: nothing is left to end
 
 
 # checks
@@ -431,19 +437,19 @@ def test_a_conversation_becomes_one_timeline() -> None:
 
 def test_leaving_the_iteration_aborts_what_runs() -> None:
     with stage(flows.Asks, by_task("yes", "slow", "slow"), num_repeat=1) as made:
-        for group in made.rollout.play(tasks(3), step=0, split="train"):
+        for group in made.play_tasks(tasks(3), step=0):
             assert group.order == 0
             break
-        assert made.engine.running == 0 and made.engine.closed_early <= 2
-        assert made.rollout.tally.statuses["aborted"] == 2
+        assert made.running == 0 and made.closed_early <= 2
+        assert made.statuses["aborted"] == 2
 
 
 def test_an_exception_of_the_caller_goes_through() -> None:
     with stage(flows.Asks, by_task("yes", "slow"), num_repeat=1) as made:
         with pytest.raises(KeyboardInterrupt):
-            for _ in made.rollout.play(tasks(2), step=0, split="train"):
+            for _ in made.play_tasks(tasks(2), step=0):
                 raise KeyboardInterrupt
-        assert made.engine.running == 0
+        assert made.running == 0
 
 
 def test_close_from_another_thread_ends_a_play() -> None:
@@ -454,18 +460,18 @@ def test_close_from_another_thread_ends_a_play() -> None:
         return ScriptedReply("yes", latency=3600)
 
     with stage(flows.Asks, script) as made:
-        closer = threading.Thread(target=lambda: (started.wait(), made.rollout.close()))
+        closer = threading.Thread(target=lambda: (started.wait(), made.close()))
         closer.start()
         assert sorted_ends(made.stream(1)) == ([], [], [0])
         closer.join()
-        assert made.rollout.tally.statuses == {"aborted": 2}
+        assert made.statuses == {"aborted": 2}
         with pytest.raises(RuntimeError, match="closed"):
             made.play(1)
 
 
 def test_a_closed_engine_fails_the_episodes_only() -> None:
     with stage(AsksOnce, max_retries=0) as made:
-        made.engine.close()
+        made.close_engine()
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "engine"
 
@@ -490,8 +496,7 @@ class Jitters(Workflow):
 def rounds(workers: int) -> tuple[list[list[tuple[int, int, int]]], list[int]]:
     with stage(Jitters, deterministic=True, max_env_worker=workers, num_repeat=2) as made:
         groups = made.play(5)
-        engine: Any = made.gateway.engine
-        return [list(one) for one in engine.rounds], [group.order for group in groups]
+        return made.rounds, [group.order for group in groups]
 
 
 @pytest.mark.parametrize("workers", [3, 64])
@@ -505,10 +510,6 @@ def test_rounds_do_not_depend_on_timing(workers: int) -> None:
 
 
 def test_a_round_reaches_the_engine_as_one() -> None:
-    from contextlib import contextmanager
-
-    from ajet.engine.scripted import ScriptedEngine
-
     arrivals: list[list[tuple[int, int, int]]] = []
 
     class Holds(ScriptedEngine):
@@ -528,33 +529,16 @@ def test_a_round_reaches_the_engine_as_one() -> None:
             async for chunk in super().generate(request):
                 yield chunk
 
-    from tests.rollout_fixtures import renderer
-
     with stage(Jitters, deterministic=True, num_repeat=2) as made:
-        engine: Any = made.gateway.engine
         words = renderer()
-        engine._engine = Holds(lambda _: "yes", encode=words.encode, end_id=words.end_ids[0])
+        made.replace_engine(Holds(lambda _: "yes", encode=words.encode, end_id=words.end_ids[0]))
         made.play(5)
-        assert arrivals == engine.rounds and len(arrivals) == 3
+        assert arrivals == made.rounds and len(arrivals) == 3
 
 
 def test_a_closed_engine_refuses_those_who_wait_for_a_round() -> None:
-    from ajet.engine.contract import Sampling
-    from ajet.engine.scripted import ScriptedEngine
-    from ajet.rollout import RoundEngine
-
-    async def ask(engine: RoundEngine) -> None:
-        import numpy as np
-
-        request = TokenRequest(np.zeros(1, np.int32), Sampling(4), DrawKey(0, 0, 0, 0))
-        asyncio.get_running_loop().call_later(0.05, engine.close)
-        async for _ in engine.generate(request):
-            pass
-
-    engine = RoundEngine(ScriptedEngine([[1]]))
-    engine.expect(2)
     with pytest.raises(EngineFailure, match="closed"):
-        asyncio.run(ask(engine))
+        asyncio.run(ask_for_round(of=2, closed_after=0.05))
 
 
 @pytest.fixture(autouse=True)
@@ -580,6 +564,6 @@ def test_a_play_collects_garbage_rarely_and_then_as_before() -> None:
 
     before = gc.get_threshold()
     with stage(flows.Asks, num_repeat=1) as made:
-        for _ in made.rollout.play(tasks(2), step=0, split="train"):
+        for _ in made.play_tasks(tasks(2), step=0):
             assert gc.get_threshold() > before
     assert gc.get_threshold() == before

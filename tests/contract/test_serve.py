@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 
-from ajet.algorithm import discarded
-from ajet.config import Experiment
 from ajet.record import EpisodeFiles
-from ajet.run.accounting import check_tokens
-from ajet.run.serving.batch import Batch
-from ajet.run.serving.serve import _held_out
-from ajet.schema.episode import Episode, Group, Outcome, Verdict
-from ajet.schema.errors import TaskError
-from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.tool_use import digest_of
-from ajet.store import RunStore, StoreAway
-from tests import record_fixtures
-from tests.served_fixtures import Counter, counter
+from tests.support.served import (
+    AwayStore,
+    StoreAway,
+    StoreDown,
+    begin_outages_with_pause,
+    kept_ends,
+    recorded_episode,
+    start_serving,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +30,8 @@ def error(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, told["code"]
 
 
-def take(served: Counter) -> Episode:
-    result = served.desk.results.get(timeout=60)
-    assert isinstance(result, Episode)
-    return result
-
-
-def take_group(served: Counter) -> Group:
-    result = served.desk.results.get(timeout=60)
-    assert isinstance(result, Group)
-    return result
-
-
 def test_an_episode_from_its_opening_to_its_record():
-    with counter() as served:
+    with start_serving() as served:
         opened = served.open(task={"question": "What is 1 + 2?", "answer": "3", "id": "sum"})
         assert opened["status"] == "open" and opened["task"]["metadata"]["answer"] == "3"
         assert opened["base_url"] == served.gateway.base_url and opened["model"] == "ajet"
@@ -60,7 +43,7 @@ def test_an_episode_from_its_opening_to_its_record():
         assert served.finish(opened, reward=0.5, tool_uses=[{"name": "look"}]).status_code == 400
         ended = served.finish(opened, reward=0.5, success=True, **told).json()
         assert (ended["status"], ended["reward"], ended["success"], ended["calls"]) == ("completed", 0.5, True, 1)
-        episode = take(served)
+        episode = served.take_episode()
         assert episode.uuid == opened["episode"] and episode.task.main_query == "What is 1 + 2?"
         assert episode.verdict == Verdict(0.5, True) and episode.metadata == {"note": "n"}
         assert episode.metrics == {"turns": 1.0} and len(episode.timelines) == 1
@@ -71,52 +54,48 @@ def test_an_episode_from_its_opening_to_its_record():
         assert served.client.get(f"/episodes/{opened['episode']}").json() == ended
 
 
-def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see(monkeypatch):
-    monkeypatch.setattr("ajet.rollout.breaker.FIRST_PAUSE", 60.0)
-    with counter(breaker={"share": 0.0, "window": 1}) as served:
+def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see():
+    with begin_outages_with_pause(60.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
         opened = served.open(task="x")
         assert served.ask(opened).status_code == 200
         lost = served.finish(opened, error="no world", boundary="environment").json()
         assert (lost["status"], lost["boundary"]) == ("failed", "environment")
         refused = served.client.post("/episodes", json={"task": "x"})
         assert error(refused) == (503, "outage") and "the environment (1)" in refused.json()["error"]["message"]
-        served.desk._breaker._next_probe = 0.0
+        served.allow_probe()
         assert served.client.post("/episodes", json={}).status_code == 400  # no probe: it never began
-        with pytest.MonkeyPatch.context() as patch:  # nor is one whose end could not be judged
-            patch.setattr(served.desk._endings, "judge", None)
-            opened = served.open(task="x")
-            with pytest.raises(TypeError):
-                asyncio.run(served.desk.finish(opened["episode"], WorkflowOutput(reward=1.0)))
+        with served.judging_breaks():  # nor is one whose end could not be judged
+            finish = f"/episodes/{served.open(task='x')['episode']}/finish"
+            broken = served.client.post(finish, json={"reward": 1.0}, headers={"connection": "close"})
+            assert broken.status_code == 500
         probe = served.open(task="x")
         assert served.client.post("/episodes", json={"task": "x"}).status_code == 503
         assert served.ask(probe).status_code == 200 and served.finish(probe, reward=1.0).status_code == 200
         assert served.play(task="x")["status"] == "completed"
 
 
-def test_who_was_admitted_before_an_outage_is_no_probe_of_it(monkeypatch):
-    monkeypatch.setattr("ajet.rollout.breaker.FIRST_PAUSE", 0.0)
-    with counter(breaker={"share": 0.0, "window": 1}) as served:
-        breaker, bring = served.desk._breaker, served.store.bring
+def test_who_was_admitted_before_an_outage_is_no_probe_of_it():
+    with begin_outages_with_pause(0.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
 
-        def meanwhile(fails=False):
-            breaker._recent.append("engine")
-            breaker._look()
-            assert breaker.is_open and breaker.may_probe()  # another client's
-            if fails:
-                raise StoreAway("The store does not answer.")
-            return bring()
+        def meanwhile():
+            served.begin_outage("engine")
+            assert served.is_outage and served.take_probe()  # another client's
 
-        monkeypatch.setattr(served.store, "bring", meanwhile)
-        opened = served.open(task="x")
-        assert served.finish(opened, reward=1.0).status_code == 200 and breaker.is_open, "it says nothing of the outage"
-        breaker._close()
-        monkeypatch.setattr(served.store, "bring", lambda: meanwhile(fails=True))
-        assert error(served.client.post("/episodes", json={"task": "x"})) == (503, "store_down")
-        assert not breaker.may_probe(), "the other client's probe is under way"
+        def meanwhile_and_away():
+            meanwhile()
+            raise StoreAway("The store does not answer.")
+
+        with served.during_opening(meanwhile):
+            opened = served.open(task="x")
+            assert served.finish(opened, reward=1.0).status_code == 200 and served.is_outage, "nothing of the outage"
+        served.end_outage()
+        with served.during_opening(meanwhile_and_away):
+            assert error(served.client.post("/episodes", json={"task": "x"})) == (503, "store_down")
+        assert not served.take_probe(), "the other client's probe is under way"
 
 
 def test_a_key_dies_with_its_episode_and_a_path_may_stand_for_it():
-    with counter() as served:
+    with start_serving() as served:
         opened = served.open(task="hello")
         body = {"model": "x", "messages": [{"role": "user", "content": "hi"}]}
         assert httpx.post(f"{opened['path_base_url']}/chat/completions", json=body).status_code == 200
@@ -125,7 +104,7 @@ def test_a_key_dies_with_its_episode_and_a_path_may_stand_for_it():
 
 
 def test_only_the_holder_of_the_admin_key_is_answered():
-    with counter() as served:
+    with start_serving() as served:
         opened = served.open(task="hello")
         url = str(served.client.base_url).rstrip("/")
         for headers in ({}, {"authorization": f"Bearer {opened['api_key']}"}, {"x-api-key": "wrong"}):
@@ -148,7 +127,7 @@ class LengthJudge:
 
 
 def test_without_a_reward_the_judge_decides():
-    with counter(judge=LengthJudge()) as served:
+    with start_serving(judge=LengthJudge()) as served:
         rewards = []
         for answer in ("four", "", "boom"):
             opened = served.open(task="hello")
@@ -160,7 +139,7 @@ def test_without_a_reward_the_judge_decides():
             ("failed", None),
         ]
         assert "did not decide" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
-        assert take(served).scored and not take(served).scored
+        assert served.take_episode().scored and not served.take_episode().scored
 
 
 def test_a_finish_that_is_repeated_gets_the_same_answer_and_is_judged_once():
@@ -175,7 +154,7 @@ def test_a_finish_that_is_repeated_gets_the_same_answer_and_is_judged_once():
             assert go_on.wait(60)
             return 1.0, True
 
-    with counter(judge=SlowJudge()) as served, ThreadPoolExecutor() as pool:
+    with start_serving(judge=SlowJudge()) as served, ThreadPoolExecutor() as pool:
         opened = served.open(task="hello")
         served.ask(opened)
         first = pool.submit(served.finish, opened)
@@ -188,7 +167,7 @@ def test_a_finish_that_is_repeated_gets_the_same_answer_and_is_judged_once():
 
 
 def test_a_client_may_say_that_its_agent_failed_or_give_up():
-    with counter() as served:
+    with start_serving() as served:
         failed, dropped = served.open(task="a"), served.open(task="b")
         served.ask(failed)
         served.ask(dropped)
@@ -198,29 +177,29 @@ def test_a_client_may_say_that_its_agent_failed_or_give_up():
         assert (gone["status"], gone["reason"]) == ("aborted", "deleted")
         assert served.client.delete(f"/episodes/{dropped['episode']}").json() == gone
         assert error(served.finish(dropped, reward=1)) == (409, "episode_ended")
-        one, two = take(served), take(served)
+        one, two = served.take_episode(), served.take_episode()
         assert one.untrained == {"failed": one.sampled_tokens} and two.untrained == {"failed": two.sampled_tokens}
 
 
 def test_an_episode_without_a_model_call_is_a_failed_one():
-    with counter() as served:
+    with start_serving() as served:
         told = served.finish(served.open(task="a"), reward=1).json()
         assert told["status"] == "failed" and "without calling the model" in told["reason"]
 
 
 def test_attempts_at_a_task_make_a_group_and_another_one_begins_the_next():
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         ended = [served.play(reward, task={"question": "q", "id": "one"}) for reward in (0.0, 1.0, 0.5)]
         assert [row["repeat"] for row in ended] == [0, 1, 0]
-        group = take_group(served)
+        group = served.take_group()
         assert group.order == -1 and [episode.reward for episode in group.episodes] == [0.0, 1.0]
         assert served.client.get("/episodes").json()["open_groups"] == 1
         served.play(task={"question": "q", "id": "one"})
-        assert take_group(served).order == -2, "a task that a client brings stands in no order"
+        assert served.take_group().order == -2, "a task that a client brings stands in no order"
 
 
 def test_the_same_id_with_another_question_is_another_task():
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         assert [served.play(task={"question": text, "id": "one"})["repeat"] for text in ("q", "r", "q", "r")] == [
             0,
             0,
@@ -230,34 +209,34 @@ def test_the_same_id_with_another_question_is_another_task():
 
 
 def test_without_a_task_the_readers_next_one_is_given_to_a_whole_group_at_once():
-    with counter(backlog=9, tasks=3) as served:
+    with start_serving(backlog=9, tasks=3) as served:
         opened = [served.open() for _ in range(5)]
         assert [row["task"]["task_id"] for row in opened] == ["t0", "t0", "t1", "t1", "t2"]
         for row in opened[:4]:
             served.ask(row)
         for row in (opened[3], opened[0], opened[2], opened[1]):
             served.finish(row, reward=1)
-        first, second = take_group(served), take_group(served)
+        first, second = served.take_group(), served.take_group()
         assert [(first.task.task_id, first.order), (second.task.task_id, second.order)] == [("t1", 1), ("t0", 0)]
-        served.store.use([0, 1], step=1)
-        saved = served.store.commit()
-    with counter(backlog=9, tasks=3, at=saved) as served:
+        served.mark_trained([0, 1], step=1)
+        saved = served.save()
+    with start_serving(backlog=9, tasks=3, at=saved) as served:
         again = [served.open()["task"]["task_id"] for _ in range(3)]
         assert again == ["t2", "t2", "t0"], "handed out, and never came back; then the next epoch"
 
 
 def test_without_a_reader_a_task_is_asked_for():
-    with counter() as served:
+    with start_serving() as served:
         assert error(served.client.post("/episodes", json={})) == (400, None)
         assert "no task reader" in served.client.post("/episodes").json()["error"]["message"]
 
 
 def test_episodes_that_do_not_train_are_sampled_as_their_client_wishes_and_join_no_group():
-    with counter(backlog=9, temperature=0.9) as served:
+    with start_serving(backlog=9, temperature=0.9) as served:
         opened = served.open(task="hello", train=False)
         served.ask(opened, temperature=0.25)
         served.finish(opened, reward=1)
-        episode = take(served)
+        episode = served.take_episode()
         assert episode.split == "debug" and episode.calls[0].temperature == 0.25 and not episode.calls[0].trained
         assert episode.untrained == {"not_trainable": episode.sampled_tokens}
         assert served.client.get("/episodes").json()["open_groups"] == 0
@@ -265,35 +244,38 @@ def test_episodes_that_do_not_train_are_sampled_as_their_client_wishes_and_join_
         served.ask(trained, temperature=0.25)
         served.finish(trained, reward=1)
         served.play(task="hello")
-        assert take_group(served).episodes[0].calls[0].temperature == 0.9
+        assert served.take_group().episodes[0].calls[0].temperature == 0.9
 
 
 def test_only_the_named_targets_train():
-    with counter() as served:
+    with start_serving() as served:
         opened = served.open(task="hello", agent="solver", trainable_targets=["solver"])
         served.ask(opened)
         headers = {"authorization": f"Bearer {opened['api_key']}", "x-ajet-agent": "critic"}
         body = {"model": "ajet", "messages": [{"role": "user", "content": "hi"}]}
         assert httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers).status_code == 200
         served.finish(opened, reward=1)
-        assert [(call.agent, call.trained) for call in take(served).calls] == [("solver", True), ("critic", False)]
+        assert [(call.agent, call.trained) for call in served.take_episode().calls] == [
+            ("solver", True),
+            ("critic", False),
+        ]
 
 
 def test_a_group_closes_at_its_deadline_with_what_it_has():
-    with counter(backlog=9, num_repeat=4, group_deadline=600, min_group=2) as served:
+    with start_serving(backlog=9, num_repeat=4, group_deadline=600, min_group=2) as served:
         slow = served.open(task="q")
         served.ask(slow)
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
         served.overdue()
-        group = take_group(served)
+        group = served.take_group()
         assert [episode.status for episode in group.episodes] == ["aborted", "completed", "completed"]
         assert group.episodes[0].ending == "group_deadline"
         assert error(served.finish(slow, reward=1)) == (409, "episode_ended")
 
 
 def test_more_episodes_than_allowed_and_a_trainer_that_is_behind_are_refused_for_now():
-    with counter(backlog=1, max_env_worker=2, num_repeat=1) as served:
+    with start_serving(backlog=1, max_env_worker=2, num_repeat=1) as served:
         one = served.open(task="a")
         served.open(task="b")
         full = served.client.post("/episodes", json={"task": "c"})
@@ -301,25 +283,25 @@ def test_more_episodes_than_allowed_and_a_trainer_that_is_behind_are_refused_for
         served.ask(one)
         served.finish(one, reward=1)
         assert error(served.client.post("/episodes", json={"task": "c"})) == (429, "trainer_busy")
-        take_group(served)
+        served.take_group()
         served.open(task="c")
 
 
 def test_closing_records_what_is_under_way_and_groups_that_are_not_complete():
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         served.play(task="half")
         opened = served.open(task="open")
         served.ask(opened)
-        served.desk.close()
-        groups = [take_group(served), take_group(served)]
+        served.close()
+        groups = [served.take_group(), served.take_group()]
         assert [[episode.status for episode in group.episodes] for group in groups] == [["completed"], ["aborted"]]
         assert error(served.client.get("/episodes")) == (503, "closing")
 
 
 def test_many_clients_at_once_are_all_accounted_for():
-    with counter(backlog=1000, num_repeat=4, max_env_worker=64) as served, ThreadPoolExecutor(16) as pool:
+    with start_serving(backlog=1000, num_repeat=4, max_env_worker=64) as served, ThreadPoolExecutor(16) as pool:
         ended = list(pool.map(lambda n: served.play(float(n % 2), task=f"task {n % 10}"), range(80)))
-        groups = [take_group(served) for _ in range(20)]
+        groups = [served.take_group() for _ in range(20)]
         assert sorted(episode.uuid for group in groups for episode in group.episodes) == sorted(
             row["episode"] for row in ended
         )
@@ -337,18 +319,18 @@ def test_many_clients_at_once_are_all_accounted_for():
 
 def test_the_next_server_takes_up_what_was_acknowledged(tmp_path):
     """A complete group, half a one whose first attempt was under way, one that does not train: all of the reader's."""
-    with counter(tasks=3, backlog=9, pending=tmp_path) as served:
+    with start_serving(tasks=3, backlog=9, pending=tmp_path) as served:
         whole = [served.play(reward) for reward in (0.0, 1.0)]
         under_way, half = served.open(), served.play(0.5)
         alone = served.play(task="hello", train=False)
         assert under_way["task_id"] == half["task_id"] == "t1"
-        kept = {one.uuid: one for one in kept_in(tmp_path)}
+        kept = {one.uuid: one for one in kept_ends(tmp_path)}
         assert kept.keys() == {row["episode"] for row in (*whole, half, alone)}
         assert [kept[row["episode"]].reward for row in whole] == [0.0, 1.0]
-    assert len(kept_in(tmp_path)) == 4, "what the closing desk ended counts as no attempt"
+    assert len(kept_ends(tmp_path)) == 4, "what the closing desk ended counts as no attempt"
 
-    with counter(tasks=3, backlog=9, pending=tmp_path) as served:
-        found = [served.desk.results.get(timeout=60) for _ in range(2)]
+    with start_serving(tasks=3, backlog=9, pending=tmp_path) as served:
+        found = [served.take() for _ in range(2)]
         (group,) = (result for result in found if isinstance(result, Group))
         (single,) = (result for result in found if isinstance(result, Episode))
         assert single.uuid == alone["episode"]
@@ -359,112 +341,55 @@ def test_the_next_server_takes_up_what_was_acknowledged(tmp_path):
         assert fresh["task_id"] == "t2", "t0 is not given out again"
         served.ask(again)
         served.finish(again, reward=0.0)
-        other = take_group(served)
+        other = served.take_group()
         assert [episode.uuid for episode in other.episodes] == [again["episode"], half["episode"]]
-        served.store.use([group.order], step=1)
-        assert served.store.commit()["unfinished"] == [1, 2], "and the reader knows"
+        served.mark_trained([group.order], step=1)
+        assert served.save()["unfinished"] == [1, 2], "and the reader knows"
 
 
 def test_what_a_step_used_is_no_longer_taken_up_and_a_torn_end_is_not_read(tmp_path):
-    with counter(backlog=9, pending=tmp_path) as served:
+    with start_serving(backlog=9, pending=tmp_path) as served:
         ended = [served.play(reward, task=name) for name, reward in (("a", 0.0), ("a", 1.0), ("b", 0.0))]
-        served.store.use([take_group(served).order], step=1)
-        saved = served.store.commit()
-        served.store.forget(1)
-    assert [one.uuid for one in kept_in(tmp_path, saved)] == [ended[2]["episode"]]
+        served.mark_trained([served.take_group().order], step=1)
+        saved = served.save()
+        served.forget_before(1)
+    assert [one.uuid for one in kept_ends(tmp_path, saved)] == [ended[2]["episode"]]
     (lines,) = tmp_path.glob("*.jsonl")
     lines.write_bytes(lines.read_bytes() + b'{"half": ')
-    assert [one.uuid for one in kept_in(tmp_path, saved)] == [ended[2]["episode"]]
+    assert [one.uuid for one in kept_ends(tmp_path, saved)] == [ended[2]["episode"]]
 
 
 def test_ends_that_an_earlier_version_kept_are_taken_up_and_used_once(tmp_path):
     """They named a place of the reader's order, or none, and knew positions of their own for no other."""
     files = EpisodeFiles(tmp_path)
     for number, (alone, source) in enumerate([(True, None), (True, None), (False, 1), (False, None)]):
-        ended = record_fixtures.episode(f"e{number}", repeat=0, order=-1)
+        ended = recorded_episode(f"e{number}", repeat=0, order=-1)
         files.write(
             number, "train", [ended], notes={ended.uuid: {"alone": alone, "source": source, "ended_by": "client"}}
         )
-    with counter(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
-        found = [served.desk.results.get(timeout=60) for _ in range(4)]
+    with start_serving(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
+        found = [served.take() for _ in range(4)]
         alone = [each for each in found if isinstance(each, Episode)]
         groups = [each for each in found if isinstance(each, Group)]
         assert sorted(each.uuid for each in alone) == ["e0", "e1"]
         assert {each.episodes[0].uuid: each.order >= 0 for each in groups} == {"e2": True, "e3": False}
-        served.store.use([each.order for each in found], step=1)
+        served.mark_trained([each.order for each in found], step=1)
         assert served.open()["task_id"] == "t0" and served.open()["task_id"] == "t2", "t1 was played"
 
 
-def kept_in(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
-    """What the next server takes up."""
-    store = RunStore(folder, at=at)
-    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.kept]
-
-
 def test_a_group_that_its_deadline_closed_takes_no_more_attempts_after_a_restart(tmp_path):
-    with counter(backlog=9, pending=tmp_path, num_repeat=3, group_deadline=600, min_group=2) as served:
+    with start_serving(backlog=9, pending=tmp_path, num_repeat=3, group_deadline=600, min_group=2) as served:
         served.open(task="q")
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
         served.overdue()
-        assert len(take_group(served).episodes) == 3
-    with counter(backlog=9, pending=tmp_path, num_repeat=3) as served:
-        assert len(take_group(served).episodes) == 3 and served.play(task="q")["repeat"] == 0
-
-
-@pytest.mark.parametrize(("most", "taken"), [(None, True), (5, True), (4, False), (0, False)])
-def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
-    """Its calls were sampled by version 3; the policy is at 8."""
-    episodes = [record_fixtures.episode(f"e{repeat}", repeat=repeat) for repeat in range(2)]
-    for episode in episodes:
-        episode.untrained.clear()
-    group = Group(episodes[0].task, 0, episodes)
-    batch = Batch(9)
-    batch.add(group, 8, most)
-    assert (batch.groups, batch.stale, batch.useless) == (([group], [], []) if taken else ([], [group], []))
-    outcomes = discarded(batch.stale, "stale")
-    if taken:
-        assert outcomes == {}
-        return
-    assert outcomes == {e.uuid: Outcome(None, None, {"stale": e.sampled_tokens}, "stale") for e in episodes}
-    check_tokens(episodes, outcomes, {})
-
-
-@pytest.mark.parametrize(
-    ("by", "most"), [("groups", ["a", "a"]), ("tasks", ["a", "a", "b"]), ("episodes", ["a", "a", "b", "b"])]
-)
-def test_a_batch_is_whole_by_what_serve_says(by, most):
-    """Groups of one and of two scored episodes, two by two; two groups, two tasks, or two times two episodes."""
-    settings = Experiment.from_dict(
-        {"ajet": {"data": {"train_batch_size": 2}, "rollout": {"num_repeat": 2}, "serve": {"batch_by": by}}},
-        base=Path.cwd(),
-    ).ajet
-    batch = Batch(1)
-    for number, name in enumerate(("a", "a", "b", "b")):
-        assert not batch.whole(settings)
-        task = record_fixtures.episode().task.model_copy(update={"task_id": name})
-        batch.add(Group(task, number, [record_fixtures.episode(f"{number}")]), 3)
-        if batch.whole(settings):
-            break
-    assert [group.task.task_id for group in batch.groups] == most
-
-
-def test_a_batch_is_whole_when_its_time_is_over_and_something_is_there(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("ajet.run.serving.batch.time.monotonic", lambda: now[0])
-    tree = {"ajet": {"data": {"train_batch_size": 2}, "serve": {"batch_seconds": 30}}}
-    settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, Batch(1)
-    now[0] += 1000
-    assert not batch.whole(settings) and batch.patience(30) is None, "nothing can be trained on"
-    batch.add(Group(record_fixtures.episode().task, 0, [record_fixtures.episode()]), 3)
-    now[0] += 29
-    assert not batch.whole(settings) and batch.patience(30) == 1.0
-    now[0] += 1
-    assert batch.whole(settings) and batch.patience(None) is None
+        assert len(served.take_group().episodes) == 3
+    with start_serving(backlog=9, pending=tmp_path, num_repeat=3) as served:
+        assert len(served.take_group().episodes) == 3 and served.play(task="q")["repeat"] == 0
 
 
 def test_a_task_is_played_by_as_many_at_once_as_may_be():
-    with counter(backlog=9, num_repeat=4, tasks=3, serve={"max_per_task": 1}) as served:
+    with start_serving(backlog=9, num_repeat=4, tasks=3, serve={"max_per_task": 1}) as served:
         first = served.open(task="q")
         assert error(served.client.post("/episodes", json={"task": "q"})) == (429, "task_busy")
         assert served.open(task="another")["task"]["main_query"] == "another"
@@ -475,7 +400,7 @@ def test_a_task_is_played_by_as_many_at_once_as_may_be():
 
 
 def test_a_reader_with_all_tasks_busy_begins_nothing_more_however_often_it_is_asked():
-    with counter(backlog=9, num_repeat=4, tasks=2, serve={"max_per_task": 1}) as served:
+    with start_serving(backlog=9, num_repeat=4, tasks=2, serve={"max_per_task": 1}) as served:
         first, second = served.open(), served.open()
         for _ in range(5):
             assert error(served.client.post("/episodes", json={})) == (429, "task_busy")
@@ -485,39 +410,19 @@ def test_a_reader_with_all_tasks_busy_begins_nothing_more_however_often_it_is_as
         assert served.open()["task"] == second["task"] != first["task"]
 
 
-def test_who_is_refused_for_a_busy_task_takes_no_position(monkeypatch):
-    with counter(backlog=9, serve={"max_per_task": 1}) as served:
+def test_who_is_refused_for_a_busy_task_takes_no_position():
+    with start_serving(backlog=9, serve={"max_per_task": 1}) as served:
         served.open(task="q", train=False)
-        monkeypatch.setattr(served.store, "bring", lambda: pytest.fail("a position for nobody"))
-        for train in (True, False):
-            assert error(served.client.post("/episodes", json={"task": "q", "train": train})) == (429, "task_busy")
-
-
-class AwayStore(RunStore):
-    """Its server does not answer, while `away`."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.away, self.asked = threading.Event(), threading.Event()
-        self.back = threading.Event()
-
-    def _wait(self):
-        if self.away.is_set():
-            self.asked.set()
-            assert self.back.wait(60)
-
-    def bring(self):
-        self._wait()
-        return super().bring()
-
-    def close(self, lease):
-        self._wait()
-        super().close(lease)
+        given = []
+        with served.during_opening(lambda: given.append("a position for nobody")):
+            for train in (True, False):
+                assert error(served.client.post("/episodes", json={"task": "q", "train": train})) == (429, "task_busy")
+        assert not given
 
 
 def test_a_store_that_is_away_holds_up_nobody_who_does_not_need_it():
     store = AwayStore()
-    with counter(backlog=9, num_repeat=2, store=store) as served, ThreadPoolExecutor() as pool:
+    with start_serving(backlog=9, num_repeat=2, store=store) as served, ThreadPoolExecutor() as pool:
         opened = [served.open(task="q") for _ in range(2)]
         store.away.set()
         waiting = [pool.submit(served.open, task="new") for _ in range(2)]
@@ -531,68 +436,53 @@ def test_a_store_that_is_away_holds_up_nobody_who_does_not_need_it():
         assert served.client.get(f"/episodes/{opened[0]['episode']}").json()["status"] == "completed"
         assert opened[1]["episode"] in served.client.get("/episodes").json()["open"]
         store.back.set()
-        assert last.result().json()["status"] == "completed" and take_group(served).order == -1
+        assert last.result().json()["status"] == "completed" and served.take_group().order == -1
         assert sorted(each.result()["repeat"] for each in waiting) == [0, 1], "one group, whoever came first"
 
 
-def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later(monkeypatch):
-    from ajet.store.mongo import StoreDown
+def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later():
+    def down():
+        raise StoreDown("nobody answers")
 
-    with counter(backlog=9) as served:
-        with monkeypatch.context() as patch:
-            patch.setattr(served.store, "bring", lambda: (_ for _ in ()).throw(StoreDown("nobody answers")))
+    with start_serving(backlog=9) as served:
+        with served.during_opening(down):
             refused = served.client.post("/episodes", json={"task": "q"})
             assert error(refused) == (503, "store_down") and refused.headers["retry-after"] == "1"
         assert served.open(task="q")["repeat"] == 0
 
 
 def test_an_attempt_at_a_held_out_task_is_a_validations_and_no_groups():
-    with counter(backlog=9, temperature=0.9) as served:
+    with start_serving(backlog=9, temperature=0.9) as served:
         assert error(served.client.post("/episodes", json={"held_out": True}))[0] == 400
         opened = served.open(task="hello", held_out=True)
         served.ask(opened, temperature=0.0)
         served.finish(opened, reward=1)
-        episode = take(served)
+        episode = served.take_episode()
         assert (episode.split, episode.calls[0].temperature, episode.calls[0].trained) == ("validation", 0.0, False)
         assert served.client.get("/episodes").json()["open_groups"] == 0
-        batch = Batch(1)
-        batch.add(episode)
-        assert (batch.held_out, batch.alone) == ([episode], [])
-    with counter() as served:
+        assert served.sort_into_batch(episode) == ([episode], [])
+    with start_serving() as served:
         opened = served.open(task="hello", held_out=True)
         served.ask(opened)
         served.finish(opened, reward=1)
-        assert take(served).split == "debug", "without a trainer all are recorded alike"
+        assert served.take_episode().split == "debug", "without a trainer all are recorded alike"
 
 
 def test_held_out_tasks_of_the_server_s_own_are_given_out_in_turns_and_never_trained():
-    with counter(backlog=9, held_out=2, temperature=0.9) as served:
+    with start_serving(backlog=9, held_out=2, temperature=0.9) as served:
         assert served.client.get("/episodes").json()["held_out_tasks"] == 2
         first, second = (served.open(held_out=True) for _ in range(2))
         assert [each["task"]["task_id"] for each in (first, second)] == ["h0", "h1"]
         served.client.delete(f"/episodes/{first['episode']}")
-        assert take(served).status == "aborted"
+        assert served.take_episode().status == "aborted"
         again = served.open(held_out=True)
         assert again["task"]["task_id"] == "h0", "what was given up was no turn"
         for opened in (again, second):
             served.ask(opened)
             served.finish(opened, reward=1)
-            episode = take(served)
+            episode = served.take_episode()
             assert (episode.split, episode.calls[0].trained, episode.calls[0].temperature) == ("validation", False, 0)
         assert served.open(held_out=True)["task"]["task_id"] == "h0", "and round again"
         assert error(served.client.post("/episodes", json={"train": False}))[0] == 400
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         assert error(served.client.post("/episodes", json={"held_out": True}))[0] == 400
-
-
-def test_a_server_whose_held_out_tasks_cannot_be_read_serves_the_others():
-    """A reader's split that nobody set may not be there."""
-
-    def tasks(split):
-        raise TaskError(f"There is no {split} split.")
-
-    experiment, backbone = Experiment.from_dict({"ajet": {}}, base=Path.cwd()), SimpleNamespace(tokenizer=None)
-    reader = SimpleNamespace(has=lambda split: True, tasks=tasks)
-    assert _held_out(experiment, reader, backbone) == ()
-    reader.tasks = lambda split: [Task(main_query=split)]
-    assert [task.main_query for task in _held_out(experiment, reader, backbone)] == ["validation"]

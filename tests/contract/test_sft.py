@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config import Experiment, load_experiment
 from ajet.record import EpisodeFiles
-from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
-from ajet.run.proof.prove import prove_recorded
-from ajet.schema.errors import UserError
-from tests.ajet_command import ajet, metric_rows
+from tests.support.runs import Ran, ajet, metric_rows, prove, run_here
 
 SETTINGS = [
     "ajet.model={path: 'embedded:tiny-tools', dtype: float32}", "ajet.sft.objective=sft", "data.train_batch_size=4",
@@ -36,17 +31,15 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def taught(project: Path, *more: str) -> Experiment:
-    settings = [*SETTINGS, *more]
-    experiment = load_experiment(project / "sft.yaml", backbone="local", overrides=settings, exp_dir=project / "runs")
-    assert launch(experiment, LaunchOptions()) == 0
-    return experiment
+def teach(project: Path, *more: str, backbone: str = "local") -> Ran:
+    where = ["--conf", project / "sft.yaml", "--backbone", backbone, "--exp-dir", project / "runs"]
+    return run_here(*where, *SETTINGS, *more)
 
 
 @pytest.mark.slow
-def test_it_is_recorded_resumed_and_proven(project, capsys):
-    taught(project)
-    taught(project, "trainer_common.total_training_steps=3")
+def test_it_is_recorded_resumed_and_proven(project):
+    first, again = teach(project), teach(project, "trainer_common.total_training_steps=3")
+    assert (first.code, again.code) == (0, 0), first.printed + again.printed
     run = project / "runs" / "sft"
     rows = metric_rows(run)
     trained = [row for row in rows if "tasks" in row]
@@ -56,13 +49,13 @@ def test_it_is_recorded_resumed_and_proven(project, capsys):
     assert len(held) == 2 and trained[-1]["loss"] < trained[0]["loss"]
     (checkpoint, *_) = sorted((run / "checkpoints").glob("step-*"))
     assert (checkpoint / "model.safetensors").exists() and (run / "metrics.png").exists()
-    report = prove_recorded("sft", project / "runs")
-    counts, episodes = report.proof.counts["sampled"], EpisodeFiles(run / "episodes").read(1)
-    assert report.ok and report.held_steps == 3, report.wrong_steps
+    report = prove(run)
+    counts, episodes = report["classes"]["sampled"], EpisodeFiles(run / "episodes").read(1)
+    assert report["ok"] and report["held_steps"] == 3, report["wrong_steps"]
     total = sum(row["train/trained_tokens"] for row in trained)
-    assert counts.tokens == counts.equal == total == report.unproven["written"], "given = trained"
+    assert counts["tokens"] == counts["equal"] == total == report["unproven"]["written"], "given = trained"
     assert all(call.terms.written and not call.versions for episode in episodes for call in episode.calls)
-    assert "resumed after step 2" in capsys.readouterr().err + (run / "logs" / "sft_trainer_0.log").read_text()
+    assert "resumed after step 2" in again.printed + (run / "logs" / "sft_trainer_0.log").read_text()
 
 
 def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
@@ -76,15 +69,13 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
     )
     (project / "wrong.jsonl").write_text('{"messages": 3}\n')
     for number, (more, why) in enumerate(refused):
-        with pytest.raises(UserError) as caught:
-            taught(project, f"experiment_name=e{number}", *more)
-        assert why in str(caught.value)
+        refusal = teach(project, f"experiment_name=e{number}", *more)
+        assert refusal.code == 2 and why in refusal.printed, refusal.printed
     assert not list((project / "runs").glob("*")), "no run is listed that never began"
-    planned = load_experiment(project / "sft.yaml", backbone="local", overrides=SETTINGS, exp_dir=project / "runs")
-    with pytest.raises(UserError, match="no plan of learning from given replies"):
-        launch(planned, LaunchOptions(dry_run=True))
-    with pytest.raises(UserError, match="trains on replies that are given"):
-        launch(load_experiment(project / "sft.yaml", backbone="debug", overrides=SETTINGS), LaunchOptions())
+    planned = teach(project, "--dry-run")
+    assert planned.code == 2 and "no plan of learning from given replies" in planned.printed
+    played = teach(project, backbone="debug")
+    assert played.code == 2 and "trains on replies that are given" in played.printed
 
 
 @pytest.mark.extra_slow

@@ -15,18 +15,23 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.config import load_experiment
-from ajet.descriptors import TRACKERS
-from ajet.record import RunDirectory
-from ajet.record.metrics import Metrics
-from ajet.record.secrets import Redactor
-from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
-from ajet.record.trackers.console import ConsoleTracker
-from ajet.run.recorded_agent import recorded_settings
 from ajet.schema.commands import installs_extra
 from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.task import Task
-from tests.record_fixtures import episode
+from tests.support.trackers import (
+    SERVICES,
+    TrackedRun,
+    Tracker,
+    Trackers,
+    is_console,
+    open_metrics,
+    open_run,
+    open_trackers,
+    recorded_episode,
+    recorded_loggers,
+    tracked_run,
+    tracker_kinds,
+)
 from tests.tracker_readers import READERS, TOY, variables
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow"}
@@ -51,7 +56,7 @@ def service() -> Iterator[None]:
         importlib.import_module("wandb").teardown()
 
 
-@pytest.fixture(params=[TOY, *(name for name in TRACKERS if name != "console")], ids=lambda name: name.split(">")[-1])
+@pytest.fixture(params=[TOY, *SERVICES], ids=lambda name: name.split(">")[-1])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -65,15 +70,9 @@ def said() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
-def tracked(folder: Path, resumed: int | None = None, redact: Redactor | None = None) -> TrackedRun:
-    folder.mkdir(exist_ok=True)
-    (folder / "resolved.yaml").write_text("ajet:\n  rollout: {num_repeat: 7}\n  model: {path: 'a:model'}\n")
-    return TrackedRun("project", "name/of/1", "0123456789abcdef", folder, resumed, redact or Redactor({}))
-
-
 def opened(name: str, run: TrackedRun) -> Trackers:
     (tracker,) = open_trackers(name, run)
-    assert not isinstance(tracker, ConsoleTracker), f"{name} was not opened"
+    assert not is_console(tracker), f"{name} was not opened"
     return Trackers([tracker])
 
 
@@ -89,9 +88,9 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))  # that of all tests has what others write there meanwhile
     monkeypatch.setattr(sys, "argv", ["ajet", "of=the-command-line"])
-    redact = Redactor({"MY_TOKEN": "tok-12345678"})
+    secrets = {"MY_TOKEN": "tok-12345678"}
     played = [
-        episode(
+        recorded_episode(
             f"e{index}",
             task=Task(main_query=f"question {index} tok-12345678 {'x' * 2000}", task_id=f"t{index}"),
             messages=[{"role": "assistant", "content": f"answer {index}"}],
@@ -99,7 +98,7 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
         )
         for index in range(40)
     ]
-    trackers = opened(name, tracked(folder, redact=redact))
+    trackers = opened(name, tracked_run(folder, secrets=secrets))
     trackers.metrics(1, {"train/reward": 0.25, "loss": -1e30})
     trackers.metrics(1, {"validation/reward": 0.5, "a/b/c": 0.0, "ünï": 1.0, "count": 3})
     trackers.episodes(1, "train", played, {"e0": Outcome(step=1, advantage=-1.5)})
@@ -108,7 +107,7 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
     trackers.episodes(2, "validation", [], {})
     trackers.close("interrupted")
     trackers.close()
-    again = opened(name, tracked(folder, resumed=1, redact=redact))
+    again = opened(name, tracked_run(folder, resumed=1, secrets=secrets))
     again.metrics(3, {"train/reward": 1.0})
     again.close()
     assert said == [] and again.opened == []
@@ -133,7 +132,7 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
 
 def test_numbers_that_are_not_finite_never_reach_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=open_trackers(TOY, tracked(folder)))
+    metrics = open_metrics(tmp_path / "metrics.jsonl", open_trackers(TOY, tracked_run(folder)))
     metrics.log(1, {"train/reward": 0.5, "loss": float("nan"), "grad_norm": float("inf")}, tasks=[1, 2])
     metrics.close("failed")
     assert READERS[TOY](folder)[1] == [("train/reward", 1, 0.5)] and "failed" in READERS[TOY](folder)[2]
@@ -148,8 +147,8 @@ def test_one_that_is_not_installed_says_the_extra_and_the_console_stands_in(
         monkeypatch.setitem(sys.modules, module, None)
     if name == "tensorboard":
         monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
-    (tracker,) = open_trackers(name, tracked(tmp_path / "run"))
-    assert isinstance(tracker, ConsoleTracker)
+    (tracker,) = open_trackers(name, tracked_run(tmp_path / "run"))
+    assert is_console(tracker)
     assert len(said) == 1 and installs_extra(name) in said[0] and f"logger {name}" in said[0]
 
 
@@ -161,8 +160,8 @@ def test_a_service_without_a_key_asks_nobody(
     monkeypatch.delenv(f"{name.upper()}_API_KEY", raising=False)
     if name == "wandb":
         importlib.import_module("wandb").teardown()  # it read the mode when it was first used
-    (tracker,) = open_trackers(name, tracked(tmp_path / "run"))
-    assert isinstance(tracker, ConsoleTracker) and len(said) == 1 and f"{name.upper()}_API_KEY" in said[0], said
+    (tracker,) = open_trackers(name, tracked_run(tmp_path / "run"))
+    assert is_console(tracker) and len(said) == 1 and f"{name.upper()}_API_KEY" in said[0], said
     if name == "wandb":
         importlib.import_module("wandb").teardown()
 
@@ -187,10 +186,10 @@ class SlowToOpen(Slow):
 
 
 def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path: Path, said: list[str]) -> None:
-    run = tracked(tmp_path / "run")
+    run = tracked_run(tmp_path / "run")
     (console,) = open_trackers(f"{__file__}->SlowToOpen", run)
-    assert isinstance(console, ConsoleTracker) and "no answer within 0.05 s" in said[0]
-    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Slow(run), *open_trackers(TOY, run)])
+    assert is_console(console) and "no answer within 0.05 s" in said[0]
+    metrics = open_metrics(tmp_path / "metrics.jsonl", [Slow(run), *open_trackers(TOY, run)])
     metrics.log(1, {"x": 1})
     metrics.log(2, {"x": 2})
     assert "Slow failed (TimeoutError: no answer within 0.05 s)" in said[1] and len(said) == 2
@@ -208,9 +207,7 @@ def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(packages))
     conf = tmp_path / "x.yaml"
     conf.write_text("ajet:\n  task_reader: {type: random_dummy}\n  trainer_common: {logger: [other, broken]}\n")
-    experiment = load_experiment(conf, backbone="local", exp_dir=tmp_path / "runs")
-    with RunDirectory.open(experiment, root=experiment.root) as run:
-        run.take_up()
+    with open_run(conf, "local", tmp_path / "runs") as run:
         run.metrics.log(1, {"train/reward": 0.5})
     assert READERS[TOY](run.path)[1] == [("train/reward", 1, 0.5)]
     assert len(said) == 1 and "logger broken" in said[0] and "nowhere" in said[0]
@@ -221,10 +218,8 @@ def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.
 def test_each_form_is_the_same_on_each_backbone(told: str | list[str], backbone: str, tmp_path: Path) -> None:
     conf = tmp_path / "x.yaml"
     conf.write_text(f"ajet:\n  task_reader: {{type: random_dummy}}\n  trainer_common: {{logger: {told}}}\n")
-    experiment = load_experiment(conf, backbone=backbone, exp_dir=tmp_path / "runs")
-    with RunDirectory.open(experiment, root=experiment.root, kind="debug" if backbone == "debug" else "train") as run:
-        run.take_up()
-        kinds = [type(each).__name__ for each in run.metrics.trackers.opened]
+    with open_run(conf, backbone, tmp_path / "runs") as run:
+        kinds = tracker_kinds(run)
     wanted = ["ConsoleTracker", "TensorboardTracker"] if isinstance(told, list) else ["TensorboardTracker"]
     assert kinds == ([] if backbone == "debug" else wanted)  # and verl's own are none: tests/unit/test_verl_layer.py
 
@@ -233,10 +228,9 @@ def test_a_record_names_no_service_to_tell(tmp_path: Path) -> None:
     conf = tmp_path / "x.yaml"
     named = f"[wandb, console, '{TOY}', mlflow, tensorboard]"
     conf.write_text(f"ajet:\n  task_reader: {{type: random_dummy}}\n  trainer_common: {{logger: {named}}}\n")
-    experiment = load_experiment(conf, backbone="local", exp_dir=tmp_path / "runs")
-    with RunDirectory.open(experiment, root=experiment.root) as run:
+    with open_run(conf, "local", tmp_path / "runs", begins=False) as run:
         pass
-    assert recorded_settings(run.path).ajet.trainer_common.logger == ["console", "tensorboard"]
+    assert recorded_loggers(run.path) == ["console", "tensorboard"]
 
 
 SILENT = """
@@ -249,7 +243,7 @@ address = f"http://127.0.0.1:{server.getsockname()[1]}"
 os.environ |= {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": "a" * 40}
 os.environ |= {"SWANLAB_MODE": "online", "SWANLAB_API_HOST": address, "SWANLAB_API_KEY": "b" * 21}
 os.environ |= {"MLFLOW_TRACKING_URI": address}
-from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
+from tests.support.trackers import TrackedRun, Tracker, Trackers, open_trackers
 Tracker.patience_s = Tracker.closing_s = 3.0
 trackers = Trackers(open_trackers(sys.argv[1], TrackedRun("p", "r", "0123456789abcdef", Path.cwd())))
 trackers.metrics(1, {"kl": 1.0})

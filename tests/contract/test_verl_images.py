@@ -19,8 +19,8 @@ from ajet.gateway import Gateway
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer
-from tests.gateway_fixtures import post
 from tests.image_fixtures import seeing_renderer
+from tests.support.gateways import post
 from tests.verl_fixtures import experiment, without_verl
 from tutorial.example_vision.colours import data_url, question, square
 

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from loguru import logger
 
-from ajet.config import Experiment
-from ajet.record.run_directory import RunDirectory
-from ajet.run.launch import recorded
-from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow
-from tests.rollout_fixtures import stage
-from tests.rollout_workflows import ask
-from tests.sandbox_fixtures import require
+from ajet import Workflow, WorkflowOutput, WorkflowTask
+from tests.support.machine import require
+from tests.support.rollouts import flows, stage
+from tests.support.runs import begin_record
 
 
 class RunsCode(Workflow):
     """Its model says yes; a sandbox says what that is worth."""
 
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-        answer = await ask(tuner, "x")
+        answer = await flows.ask(tuner, "x")
+        before = children()
         box = tuner.sandbox({"ANSWER": answer})
         done = box.python("import os; print(os.environ['ANSWER'], os.getcwd() == '/box')")
         box.python("import os, time\nif os.fork() == 0:\n    time.sleep(3600)")
         said, boxed = done.stdout.decode().split()
-        return WorkflowOutput(metadata={"answer": said, "boxed": boxed, "pid": box._process.pid})
+        return WorkflowOutput(metadata={"answer": said, "boxed": boxed, "pids": sorted(children() - before)})
+
+
+def children() -> set[int]:
+    """Processes that this one started, and what they started."""
+    return {each.pid for each in psutil.Process().children(recursive=True)}
 
 
 @pytest.mark.slow
@@ -42,7 +44,7 @@ def test_an_episode_has_a_sandbox_that_ends_with_it(isolation: str) -> None:
     assert [(use.name, use.arguments) for use in episode.tool_uses] == [
         ("sandbox.open", {"mechanism": "bubblewrap", "confined": True})
     ]
-    assert not os.path.exists(f"/proc/{episode.metadata['pid']}")
+    assert episode.metadata["pids"] and not any(map(psutil.pid_exists, episode.metadata["pids"]))
 
 
 def test_none_is_kept_with_each_episode() -> None:
@@ -58,9 +60,7 @@ def test_a_launch_warns_of_none_before_it_begins(tmp_path: Path) -> None:
     number = logger.add(said.append, level="WARNING", format="{message}")
     try:
         for sandbox in ("none", "auto"):
-            experiment = Experiment.from_dict({"ajet": {"environment": {"sandbox": sandbox}}}, base=tmp_path)
-            with recorded(experiment, RunDirectory.open(experiment, root=tmp_path, kind="debug")):
-                pass
+            begin_record({"environment": {"sandbox": sandbox}}, tmp_path)
     finally:
         logger.remove(number)
     assert sum("environment.sandbox is none" in each for each in said) == 1

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.files import read_rows
-from tests.ajet_command import ajet, metric_rows
+from tests.support.runs import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 AGENT = """
@@ -72,4 +71,4 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     anew = ajet("--conf", "a/m.yaml", cwd=tmp_path)
     assert anew.returncode == 0 and "m.old-1" in anew.stdout, anew.stdout
-    assert len([*read_rows(run.with_name("m.old-1") / "metrics.jsonl")]) == rows > len(metric_rows(run)) > 0
+    assert len(metric_rows(run.with_name("m.old-1"))) == rows > len(metric_rows(run)) > 0

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.checkpoint import Checkpoint
-from ajet.record.checkpoints import Checkpoints
+from ajet.record import Checkpoint, Checkpoints
 from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -133,7 +132,7 @@ def test_a_limit_on_the_size_of_files_leaves_no_checkpoint_in_part(tmp_path: Pat
     script = """
 import resource, sys
 from pathlib import Path
-from ajet.record.checkpoints import Checkpoints
+from ajet.record import Checkpoints
 from ajet.schema.errors import UserError
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.logs import main_log
-from tests.ajet_command import ajet, command, environment, metric_rows
+from tests.support.runs import ajet, command, environment, main_log, metric_rows
 
 pytestmark = pytest.mark.extra_slow
 AGENT = """

@@ -14,12 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.backbone import open_backbone
-from ajet.config import Experiment
-from ajet.rollout.wiring import open_gateway
-from ajet.run.deploy import Deployed
 from tests.dialect_fixtures import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Language
 from tests.sglang_server import BEGUN, SglangProcess
+from tests.support.deployed import start_configured_deployment
 
 pytestmark = pytest.mark.extra_slow
 KEY = "the-key-of-these-tests-0123456789"
@@ -46,14 +43,8 @@ def base(engine: SglangProcess, tmp_path: Path) -> Iterator[str]:
     """A deployment's address, with this engine behind it."""
     rollout = {"engine": "vllm", "vllm": {"base_url": engine.url}, "max_model_len": 500}
     tree: dict[str, Any] = {"backbone": "debug", "model": {"path": "embedded:tiny-tools"}, "rollout": rollout}
-    experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
-    backbone = open_backbone(experiment)
-    gateway = open_gateway(experiment, backbone)
-    try:
-        yield Deployed(gateway, KEY, "tiny", experiment).open().gateway.base_url
-    finally:
-        gateway.close()
-        backbone.close()
+    with start_configured_deployment(tree, tmp_path, KEY) as model:
+        yield model.base_url
 
 
 def body(language: Language, tokens: int, **more: Any) -> dict[str, Any]:

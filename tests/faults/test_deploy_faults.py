@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.engine.transformers.engine import TransformersEngine
-from ajet.run.deploy import Deployment, deployed
-from ajet.schema.errors import EngineFailure, UserError
+from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, start
 from tests.contract.conftest import TOOL_SETTINGS
+from tests.support.deployed import engine_dies_in_replies, start_deployment
 
 pytestmark = pytest.mark.extra_slow
 KEY = "the-key-of-these-tests-0123456789"
@@ -67,35 +66,30 @@ def test_sigterm_finishes_what_is_being_answered(record, tmp_path):
         process.wait()
 
 
-def test_a_stream_whose_engine_dies_ends_as_an_error_and_the_next_request_is_answered(record, own_key, monkeypatch):
-    whole = TransformersEngine.generate
-
-    async def dies(self, request):
-        async for chunk in whole(self, request):
-            yield chunk
-            raise EngineFailure("The engine is gone.")
-
-    with deployed(Deployment("tool", record)) as model:
-        base = model.gateway.base_url
-        with monkeypatch.context() as broken:
-            broken.setattr(TransformersEngine, "generate", dies)
+def test_a_stream_whose_engine_dies_ends_as_an_error_and_the_next_request_is_answered(record, own_key):
+    with start_deployment("tool", record) as model:
+        base = model.base_url
+        with engine_dies_in_replies():
             said = events(asked(base, max_tokens=120, stream=True).text.splitlines())
             alone = asked(base, max_tokens=120)
         assert "error" in json.loads(said[-1] if said[-1] != "[DONE]" else said[-2]), said
         assert alone.status_code >= 500 and "error" in alone.json()
         assert asked(base).status_code == 200
         model.tend()
-        assert all(session.idle for session in model._before)
+        assert all(session.is_idle for session in model.replaced_sessions)
 
 
 def test_a_port_is_one_deployments(record, own_key):
-    with deployed(Deployment("tool", record)) as model:
-        port = int(model.gateway.base_url.split(":")[2].split("/")[0])
-        taken, wanted = f"cannot listen on .*:{port}: Address already in use", Deployment("tool", record, port=port)
-        with pytest.raises(UserError, match=taken) as refused, deployed(wanted):
+    with start_deployment("tool", record) as model:
+        port = int(model.base_url.split(":")[2].split("/")[0])
+        taken, again = (
+            f"cannot listen on .*:{port}: Address already in use",
+            start_deployment("tool", record, port=port),
+        )
+        with pytest.raises(UserError, match=taken) as refused, again:
             pass
         assert "--port" in (refused.value.where or "")
-        assert asked(model.gateway.base_url).status_code == 200
+        assert asked(model.base_url).status_code == 200
 
 
 def test_a_card_that_cannot_be_written_does_not_keep_a_model_from_answering(record, own_key, tmp_path):
@@ -103,8 +97,8 @@ def test_a_card_that_cannot_be_written_does_not_keep_a_model_from_answering(reco
     card = tmp_path / "runs" / "tool" / "model_card.md"
     card.unlink(missing_ok=True)
     (card / "in the way").mkdir(parents=True)  # as a full or read-only disk: the write fails, whoever one is
-    with deployed(Deployment("tool", tmp_path / "runs")) as model:
-        assert asked(model.gateway.base_url).status_code == 200
+    with start_deployment("tool", tmp_path / "runs") as model:
+        assert asked(model.base_url).status_code == 200
     assert card.is_dir() and not list(card.parent.glob("*.partial"))
 
 
@@ -112,15 +106,15 @@ def test_a_checkpoint_may_go_while_it_is_served(record, own_key, tmp_path):
     """A run that goes on replaces and removes its checkpoints."""
     shutil.copytree(record, tmp_path / "runs")
     greedy = {"temperature": 0.0, "max_tokens": 8}
-    with deployed(Deployment("tool", tmp_path / "runs")) as model:
-        before = asked(model.gateway.base_url, **greedy).json()["choices"]
+    with start_deployment("tool", tmp_path / "runs") as model:
+        before = asked(model.base_url, **greedy).json()["choices"]
         checkpoints = tmp_path / "runs" / "tool" / "checkpoints"
         for weights in checkpoints.glob("step-*/*.safetensors"):
             weights.with_suffix(".aside").write_bytes(b"other weights")
             weights.with_suffix(".aside").rename(weights)  # atomically, as checkpoints are
-        assert asked(model.gateway.base_url, **greedy).json()["choices"] == before
+        assert asked(model.base_url, **greedy).json()["choices"] == before
         shutil.rmtree(checkpoints)
-        assert asked(model.gateway.base_url, **greedy).json()["choices"] == before
-        assert asked(model.gateway.base_url, logprobs=True).status_code == 200
-    with pytest.raises(UserError, match="no complete checkpoint"), deployed(Deployment("tool", tmp_path / "runs")):
+        assert asked(model.base_url, **greedy).json()["choices"] == before
+        assert asked(model.base_url, logprobs=True).status_code == 200
+    with pytest.raises(UserError, match="no complete checkpoint"), start_deployment("tool", tmp_path / "runs"):
         pass

@@ -9,26 +9,34 @@ import httpx
 import openai
 import pytest
 
-from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import exchange
-from ajet.gateway.server import Gateway
-from ajet.tokens import Renderer
 from tests.chat_templates import variant
-from tests.gateway_fixtures import ASK, bench, client_of, post
+from tests.support.gateways import (
+    ASK,
+    Renderer,
+    Sampling,
+    ScriptedChat,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    limit_bodies,
+    post,
+    start_gateway,
+    wait_on_loop,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def on():
-    with bench(lambda request: "It is 3.", max_model_len=400, max_response_tokens=50) as made:
+    with start_gateway(lambda request: "It is 3.", max_model_len=400, max_response_tokens=50) as made:
         yield made
 
 
 @pytest.fixture
 def endpoint(on):
     session = on.open()
-    yield session("a", "a", None)
+    yield session.endpoint("a")
     session.close()
 
 
@@ -157,25 +165,25 @@ def test_no_key_at_all(endpoint):
 
 def test_a_finished_episode_and_an_unknown_place(on):
     session = on.open()
-    endpoint = session("a", "a", None)
+    endpoint = session.endpoint("a")
     session.close()
     refused(post(endpoint, {"messages": ASK}), 410, "episode_finished")
     refused(httpx.get(f"{endpoint.base_url}/nowhere"), 404)
     refused(httpx.get(f"{endpoint.base_url}/chat/completions"), 405)
 
 
-def test_a_body_that_is_too_large(endpoint, monkeypatch):
-    monkeypatch.setattr(exchange, "MAX_BODY", 1000)
+def test_a_body_that_is_too_large(endpoint):
     large = {"messages": [{"role": "user", "content": "x" * 2000}]}
-    refused(post(endpoint, large), 413, "request_too_large")
 
     def parts():
         yield json.dumps(large).encode()
 
     headers = {"authorization": f"Bearer {endpoint.api_key}"}
-    chunked = httpx.post(f"{endpoint.base_url}/chat/completions", content=parts(), headers=headers)
-    refused(chunked, 413, "request_too_large")
-    assert post(endpoint, {"messages": ASK}).status_code == 200
+    with limit_bodies(1000):
+        refused(post(endpoint, large), 413, "request_too_large")
+        chunked = httpx.post(f"{endpoint.base_url}/chat/completions", content=parts(), headers=headers)
+        refused(chunked, 413, "request_too_large")
+        assert post(endpoint, {"messages": ASK}).status_code == 200
 
 
 def test_a_prompt_longer_than_the_model(on, endpoint):
@@ -195,28 +203,22 @@ def test_many_messages(endpoint):
 def test_a_template_that_raises():
     strict = "{{ raise_exception('roles must alternate') if messages | length > 2 else messages[0].content }}"
     renderer = Renderer(variant("smollm2", template=strict))
-    engine = ScriptedEngine(lambda request: [5], end_id=renderer.end_ids[0])
-    gateway = Gateway(engine, renderer, max_model_len=400, max_response_tokens=50).start()
-    try:
-        from ajet.engine.contract import Sampling
-
-        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(8), trainable=None)
-        endpoint = session("a", "a", None)
+    with start_gateway(lambda request: "ok", words=renderer, max_model_len=400, max_response_tokens=50) as on:
+        session = on.open(sampling=Sampling(8))
+        endpoint = session.endpoint("a")
         error = refused(post(endpoint, {"messages": [*ASK, *ASK]}), 400, "template_refused", "messages")
         assert "roles must alternate" in error["message"]
         assert post(endpoint, {"messages": ASK}).status_code == 200
         assert len(session.close().calls) == 1
-    finally:
-        gateway.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after", [0, 2])
 def test_an_engine_that_fails_is_an_error_and_its_tokens_are_kept(stream, after):
     replies = iter([ScriptedReply("one two three", fail_after=after, chunk=1), "fine"])
-    with bench(lambda request: next(replies)) as on:
+    with start_gateway(lambda request: next(replies)) as on:
         session, other = on.open(), on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def ask():
             async with client_of(endpoint) as client:
@@ -228,7 +230,7 @@ def test_an_engine_that_fails_is_an_error_and_its_tokens_are_kept(stream, after)
         assert caught.value.code == "engine_failure"
         if not stream or not after:
             assert caught.value.status_code == 503
-        assert post(other("a", "a", None), {"messages": ASK}).status_code == 200
+        assert post(other.endpoint("a"), {"messages": ASK}).status_code == 200
         call = session.close().calls[0]
         assert call.finish == "error" and call.reply is None and "fails after" in call.error
         assert len(call.response_ids) == len(call.logprobs) == after
@@ -236,9 +238,9 @@ def test_an_engine_that_fails_is_an_error_and_its_tokens_are_kept(stream, after)
 
 def test_a_retry_after_a_failure_is_a_call_of_its_own():
     replies = iter([ScriptedReply("one", fail_after=1), "two"])
-    with bench(lambda request: next(replies)) as on:
+    with start_gateway(lambda request: next(replies)) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
 
         async def ask():
             http = httpx.AsyncClient(transport=endpoint.transport())
@@ -256,9 +258,9 @@ def test_an_engine_with_a_bug_is_an_error_too():
                 yield chunk
                 raise ZeroDivisionError
 
-    with bench(engine=Buggy(lambda request: [30, 31, 32], chunk=2)) as on:
+    with start_gateway(engine=Buggy(lambda request: [30, 31, 32], chunk=2)) as on:
         session = on.open()
-        refused(post(session("a", "a", None), {"messages": ASK}), 500, "internal_error")
+        refused(post(session.endpoint("a"), {"messages": ASK}), 500, "internal_error")
         call = session.close().calls[0]
         assert call.finish == "error" and len(call.response_ids) == 2
 
@@ -269,19 +271,17 @@ def test_a_debug_model_that_answers_nonsense(answer):
         async def chat(self, request):
             return answer
 
-    with bench(chat_engine_for=lambda name: Odd([])) as on:
+    with start_gateway(chat_engine_for=lambda name: Odd([])) as on:
         session = on.open(trainable=[])
-        refused(post(session("a", "a", "big"), {"messages": ASK}), 503, "engine_failure")
+        refused(post(session.endpoint("a", debug_model="big"), {"messages": ASK}), 503, "engine_failure")
         assert session.close().calls[0].finish == "error"
 
 
 def test_a_client_that_never_reads_holds_nobody_up():
     """Its reply is captured whole although nothing of it is ever read."""
-    with bench(lambda request: "so " * 400, chunk=1, max_model_len=5000, max_response_tokens=3000) as on:
-        from ajet.engine.contract import Sampling
-
+    with start_gateway(lambda request: "so " * 400, chunk=1, max_model_len=5000, max_response_tokens=3000) as on:
         session = on.open(sampling=Sampling(3000))
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
         body = json.dumps({"messages": ASK, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
         with socket.socket() as silent:
@@ -289,27 +289,22 @@ def test_a_client_that_never_reads_holds_nobody_up():
             silent.connect((host, int(port)))
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {endpoint.api_key}\r\n"
             silent.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
-
-            async def captured():
-                while not (session._ledger.recorder.entries and session._ledger.recorder.entries[0].settled):
-                    await asyncio.sleep(0.001)
-
-            on.gateway.call(asyncio.wait_for(captured(), 60)).result()
-            assert post(on.open()("b", "b", None), {"messages": ASK, "max_tokens": 3}).status_code == 200
+            session.wait_until(lambda: session.is_first_call_complete)
+            assert post(on.open().endpoint("b"), {"messages": ASK, "max_tokens": 3}).status_code == 200
         call = session.close().calls[0]
         assert call.finish == "stop" and on.renderer.decode(call.response_ids) == "so " * 400 + "<|im_end|>"
 
 
 def test_characters_split_over_tokens_reach_the_client_whole(on):
     text = "né深✓🙂"
-    with bench(chunk=1) as on:
+    with start_gateway(chunk=1) as on:
         ids = [token for letter in text for token in on.renderer.encode(letter).tolist()]
         assert len(ids) > len(text)
-        on.engine._script = lambda request: [*ids[:-1], on.renderer.end_ids[0]]  # the last character stays broken
+        on.answer_with(lambda request: [*ids[:-1], on.renderer.end_ids[0]])  # the last character stays broken
         session = on.open()
 
         async def ask():
-            async with client_of(session("a", "a", None)) as client:
+            async with client_of(session.endpoint("a")) as client:
                 answer = await client.chat.completions.create(model="m", messages=ASK, stream=True)
                 return [chunk.choices[0].delta.content async for chunk in answer]
 
@@ -318,8 +313,8 @@ def test_characters_split_over_tokens_reach_the_client_whole(on):
 
 
 def test_a_gateway_that_has_closed_refuses_connections():
-    with bench() as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway() as on:
+        endpoint = on.open().endpoint("a")
 
     async def ask():
         async with client_of(endpoint) as client:
@@ -332,8 +327,8 @@ def test_a_gateway_that_has_closed_refuses_connections():
 
 
 def test_closing_the_gateway_ends_waiting_clients():
-    with bench([ScriptedReply("late", latency=600)]) as on:
-        endpoint = on.open()("a", "a", None)
+    with start_gateway([ScriptedReply("late", latency=600)]) as on:
+        endpoint = on.open().endpoint("a")
         ended = []
 
         def wait():
@@ -348,22 +343,17 @@ def test_closing_the_gateway_ends_waiting_clients():
 
         thread = threading.Thread(target=wait)
         thread.start()
-
-        async def running():
-            while not on.engine.running:
-                await asyncio.sleep(0.001)
-
-        on.gateway.call(asyncio.wait_for(running(), 60)).result()
+        wait_on_loop(on, lambda: on.engine.running)
     thread.join(60)
     assert len(ended) == 1 and on.engine.running == 0
 
 
 def test_a_read_timeout_of_the_client_aborts_the_call():
-    with bench(lambda _: ScriptedReply("late", latency=600)) as on:
+    with start_gateway(lambda _: ScriptedReply("late", latency=600)) as on:
         session = on.open()
 
         async def ask(seconds):
-            async with client_of(session("a", "a", None), timeout=seconds) as client:
+            async with client_of(session.endpoint("a"), timeout=seconds) as client:
                 await client.chat.completions.create(model="m", messages=ASK)
 
         patience = 0.05
@@ -371,10 +361,5 @@ def test_a_read_timeout_of_the_client_aborts_the_call():
             with pytest.raises(openai.APITimeoutError):
                 asyncio.run(ask(patience))
             patience *= 4
-
-        async def idle():
-            while on.engine.running:
-                await asyncio.sleep(0.001)
-
-        on.gateway.call(asyncio.wait_for(idle(), 60)).result()
+        session.wait_until(lambda: not on.engine.running)
         assert session.close().calls[-1].finish == "aborted"

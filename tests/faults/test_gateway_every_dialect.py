@@ -8,13 +8,8 @@ import threading
 import httpx
 import pytest
 
-from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedEngine, ScriptedReply
-from ajet.gateway import exchange
-from ajet.gateway.server import Gateway
 from ajet.schema.errors import EngineFailure
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer, variant
+from tests.chat_templates import variant
 from tests.dialect_fixtures import (
     CHAT,
     COMPLETIONS,
@@ -27,7 +22,15 @@ from tests.dialect_fixtures import (
     named,
 )
 from tests.dialect_replies import ADD_UP
-from tests.gateway_fixtures import bench
+from tests.support.gateways import (
+    Renderer,
+    Sampling,
+    ScriptedEngine,
+    ScriptedReply,
+    limit_bodies,
+    renderer_of_style,
+    start_gateway,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +41,14 @@ replying = pytest.mark.parametrize("language", REPLYING, ids=named)
 
 @pytest.fixture(scope="module")
 def on():
-    with bench(lambda request: "It is 3.", max_model_len=400, max_response_tokens=50) as made:
+    with start_gateway(lambda request: "It is 3.", max_model_len=400, max_response_tokens=50) as made:
         yield made
 
 
 @pytest.fixture
 def endpoint(on):
     session = on.open()
-    yield session("a", "a", None)
+    yield session.endpoint("a")
     session.close()
 
 
@@ -64,21 +67,11 @@ def refused(language, answer, status, *words):
     return error
 
 
-def on_loop(on, condition):
-    """Wait until `condition` holds, on the gateway's own loop."""
-
-    async def wait():
-        while not condition():
-            await asyncio.sleep(0.001)
-
-    on.gateway.call(asyncio.wait_for(wait(), 60)).result()
-
-
 def fine(on):
     """Another episode is served."""
     session = on.open()
     for language in LANGUAGES:
-        assert ask(session("b", "b", None), language, language.plain).status_code == 200
+        assert ask(session.endpoint("b"), language, language.plain).status_code == 200
     session.close()
 
 
@@ -90,18 +83,17 @@ def long(language, text):
 
 
 @every
-def test_who_asks_wrongly_is_told_so(on, endpoint, language, monkeypatch):
+def test_who_asks_wrongly_is_told_so(on, endpoint, language):
     for body in (b"", b"{", b"[]", b"\xff", b"{" * 50_000, b'{"model": "\\ud800"}'):
         refused(language, ask(endpoint, language, body), 400, "invalid_json")
     refused(language, ask(endpoint, language, language.plain, key="0" * 32), 401, "authentication_error")
     bare = HTTP.post(language.url(endpoint), json=language.plain, headers={"anthropic-version": "1"})
     assert bare.status_code == 401
     refused(language, ask(endpoint, language, {**language.plain, "bogus": 1}), 400, "bogus")
-    with monkeypatch.context() as patched:
-        patched.setattr(exchange, "MAX_BODY", 1000)
+    with limit_bodies(1000):
         refused(language, ask(endpoint, language, long(language, "x" * 2000)), 413)
     session = on.open()
-    ended = session("a", "a", None)
+    ended = session.endpoint("a")
     session.close()
     refused(language, ask(ended, language, language.plain), 410, "ended")
     fine(on)
@@ -110,7 +102,7 @@ def test_who_asks_wrongly_is_told_so(on, endpoint, language, monkeypatch):
 @replying
 def test_a_prompt_that_does_not_fit_samples_nothing(on, language):
     session = on.open()
-    error = refused(language, ask(session("a", "a", None), language, long(language, "word " * 900)), 400)
+    error = refused(language, ask(session.endpoint("a"), language, long(language, "word " * 900)), 400)
     assert "400 tokens" in error["message"]
     assert not session.close().calls
 
@@ -133,25 +125,21 @@ def test_a_tool_with_an_invalid_schema(endpoint, language, tool):
 def test_a_template_that_raises(language):
     strict = "{{ raise_exception('never') if messages[0].content == 'No' else messages[0].content }}"
     renderer = Renderer(variant("smollm2", template=strict))
-    engine = ScriptedEngine(lambda request: [5], end_id=renderer.end_ids[0])
-    gateway = Gateway(engine, renderer, max_model_len=400, max_response_tokens=50).start()
-    try:
-        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(8), trainable=None)
-        endpoint = session("a", "a", None)
+    with start_gateway(lambda request: "ok", words=renderer, max_model_len=400, max_response_tokens=50) as on:
+        session = on.open(sampling=Sampling(8))
+        endpoint = session.endpoint("a")
         refused(language, ask(endpoint, language, long(language, "No")), 400, "template_refused", "never")
         assert ask(endpoint, language, long(language, "Yes")).status_code == 200
         session.close()
-    finally:
-        gateway.close()
 
 
 @replying
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_dies_before_it_said_anything(language, stream):
     replies = iter([ScriptedReply("one two three", fail_after=0)])
-    with bench(lambda request: next(replies, "fine")) as on:
+    with start_gateway(lambda request: next(replies, "fine")) as on:
         session = on.open()
-        answer = ask(session("a", "a", None), language, {**language.plain, "stream": stream})
+        answer = ask(session.endpoint("a"), language, {**language.plain, "stream": stream})
         refused(language, answer, 503, "engine failed")
         [call] = session.close().calls
         assert call.finish == "error" and len(call.response_ids) == 0
@@ -170,12 +158,12 @@ def test_an_engine_that_dies_mid_stream(language):
                     await asyncio.to_thread(heard.wait, 240)
                     raise EngineFailure("it died")
 
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     replies = iter([ScriptedReply("one two three", chunk=2)])
     encode = {"encode": lambda text: renderer.encode(text).tolist(), "end_id": renderer.end_ids[0]}
-    with bench(engine=Dying(lambda request: next(replies, "fine"), **encode)) as on:
+    with start_gateway(engine=Dying(lambda request: next(replies, "fine"), **encode)) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         sent = {
             "headers": language.headers(endpoint.api_key),
             "json": {**language.plain, "stream": True},
@@ -201,17 +189,17 @@ def test_a_client_that_leaves_midway_frees_the_engine(language):
                 yield chunk
                 await asyncio.get_running_loop().create_future()
 
-    renderer = Renderer(tokenizer("qwen25"))
+    renderer = renderer_of_style()
     engine = Halting(lambda request: renderer.encode("one two three").tolist(), chunk=3)
-    with bench(engine=engine) as on:
+    with start_gateway(engine=engine) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         body = {**language.plain, "stream": True}
         with HTTP.stream(
             "POST", language.url(endpoint), headers=language.headers(endpoint.api_key), json=body
         ) as answer:
             assert next(answer.iter_bytes())
-        on_loop(on, lambda: session._ledger.idle)
+        session.wait_until_calls_end()
         assert engine.running == 0 and engine.closed_early == 1
         [call] = session.close().calls
         assert call.finish == "aborted" and len(call.response_ids) == 3
@@ -220,11 +208,11 @@ def test_a_client_that_leaves_midway_frees_the_engine(language):
 @replying
 def test_characters_split_over_tokens_are_never_cut(language):
     text = "né深✓🙂 naïve π"
-    with bench(chunk=1) as on:
+    with start_gateway(chunk=1) as on:
         ids = [token for letter in text for token in on.renderer.encode(letter).tolist()]
-        on.engine._script = lambda request: [*ids, on.renderer.end_ids[0]]
+        on.answer_with(lambda request: [*ids, on.renderer.end_ids[0]])
         body = {**language.plain, **({"max_tokens": 99} if language is COMPLETIONS else {}), "stream": True}
-        answer = ask(on.open()("a", "a", None), language, body)
+        answer = ask(on.open().endpoint("a"), language, body)
         events = language.check_events(answer.text)
         assert ADD_UP[language.path](events)[0] == text
         assert not any("\ufffd" in event.model_dump_json() for event in events)
@@ -233,9 +221,9 @@ def test_characters_split_over_tokens_are_never_cut(language):
 @replying
 def test_a_slow_reader_gets_everything_and_holds_nobody_up(language):
     words = "so " * 300
-    with bench(lambda request: words, chunk=1, max_model_len=5000, max_response_tokens=3000) as on:
+    with start_gateway(lambda request: words, chunk=1, max_model_len=5000, max_response_tokens=3000) as on:
         session = on.open(sampling=Sampling(3000))
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
         body = {**language.plain, "stream": True}
         body |= {name: 3000 for name in ("max_tokens",) if language in (COMPLETIONS, MESSAGES)}
@@ -247,7 +235,7 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(language):
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             slow.sendall(f"POST /v1{language.path} HTTP/1.1\r\n{head}connection: close\r\n\r\n".encode() + content)
             first = slow.recv(64)
-            on_loop(on, lambda: session._ledger.recorder.entries and session._ledger.recorder.entries[0].settled)
+            session.wait_until(lambda: session.is_first_call_complete)
             fine(on)
             parts = [first]
             while part := slow.recv(2048):
@@ -293,14 +281,14 @@ def test_a_body_of_100_megabytes_is_refused_without_being_kept(on, endpoint, lan
 def test_ten_thousand_messages_are_read_and_go_on(language):
     name = "input" if language is RESPONSES else "messages"
     turns = [{"role": role, "content": f"{at}"} for at in range(5000) for role in ("user", "assistant")]
-    with bench(lambda request: "ok", max_model_len=1 << 20) as on:
+    with start_gateway(lambda request: "ok", max_model_len=1 << 20) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         body = {**language.plain, name: [*turns, {"role": "user", "content": "?"}]}
         answered: list[bool] = []
 
         def others():
-            other = on.open()("b", "b", None)
+            other = on.open().endpoint("b")
             while not done.is_set():
                 assert ask(other, CHAT, CHAT.plain).status_code == 200
                 answered.append(True)

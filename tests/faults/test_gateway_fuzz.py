@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
 from tests.dialect_replies import ADD_UP, SUM
-from tests.gateway_fixtures import bench
+from tests.support.gateways import start_gateway
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ SAYS = ["It is 3.", CALL, '{"total": 3}', "", "<think>\nhm\n</think>\n\nIs it é
 @pytest.fixture(scope="module", params=["qwen3", "llama3"])
 def on(request):
     script = lambda asked: SAYS[len(asked.prompt_ids) % len(SAYS)]  # noqa: E731
-    with bench(script, style=request.param, chunk=2, max_model_len=1500, max_response_tokens=60) as made:
+    with start_gateway(script, style=request.param, chunk=2, max_model_len=1500, max_response_tokens=60) as made:
         yield made
 
 
@@ -129,7 +129,7 @@ FUZZ = settings(max_examples=25, deadline=None, suppress_health_check=list(Healt
 def test_near_valid_requests_are_answered_or_refused(on, language, data):
     body = data.draw(near_valid(language))
     session = on.open()
-    answer = ask(session("a", "a", None), language, json.dumps(body))
+    answer = ask(session.endpoint("a"), language, json.dumps(body))
     calls = settled(session)
     check(language, answer)
     told = [call for call in calls if call.rejected is None]
@@ -152,7 +152,7 @@ def test_the_requests_that_fuzzing_begins_with_are_good(on, language):
         for stream in [False, True] if language in REPLYING else [False]:
             body = {name: value for name, value in body.items() if stream or name != "stream_options"}
             session = on.open()
-            answer = ask(session("a", "a", None), language, json.dumps({**body, "stream": True} if stream else body))
+            answer = ask(session.endpoint("a"), language, json.dumps({**body, "stream": True} if stream else body))
             settled(session)
             check(language, answer)
             constrained = {"response_format", "text", "output_config"} & set(body)
@@ -169,7 +169,7 @@ def test_bytes_that_are_no_request_are_refused(on, language, data):
     upto = data.draw(st.integers(cut, min(len(whole), cut + 5)))
     content = whole[:cut] + data.draw(st.binary(max_size=5)) + whole[upto:]
     session = on.open()
-    answer = ask(session("a", "a", None), language, content)
+    answer = ask(session.endpoint("a"), language, content)
     settled(session)
     check(language, answer)
 
@@ -184,7 +184,7 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=6) 
 @given(st.data())
 def test_names_in_headers_models_and_paths_are_taken_or_refused(on, language, data):
     session = on.open()
-    endpoint = session("a", "a", None)
+    endpoint = session.endpoint("a")
     names = ("x-ajet-agent", "x-ajet-target", "idempotency-key", "x-stainless-retry-count")
     headers = {name: data.draw(NAMES).strip() for name in data.draw(st.sets(st.sampled_from(names)))}
     headers = {name: value.encode("latin-1") for name, value in headers.items()}
@@ -213,17 +213,12 @@ def test_whatever_a_model_says_its_stream_says_what_the_whole_says(on, language,
     body = {**language.plain, **({"tools": tools} if tools and data.draw(st.booleans()) else {})}
     if language.anthropic and data.draw(st.booleans()):
         body["thinking"] = {"type": "adaptive"}
-    script, chunk = on.engine._script, on.engine._chunk
-    on.engine._script = lambda request: [*ids, on.renderer.end_ids[0]] if ended else ids
-    on.engine._chunk = step
-    try:
+    with on.answers(lambda request: [*ids, on.renderer.end_ids[0]] if ended else ids, chunk=step):
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         whole = ask(endpoint, language, json.dumps(body))
         streamed = ask(endpoint, language, json.dumps({**body, "stream": True}))
         one, two = settled(session)
-    finally:
-        on.engine._script, on.engine._chunk = script, chunk
     assert whole.status_code == streamed.status_code == 200
     assert one.response_ids.tolist() == two.response_ids.tolist()
     reply, events = language.check_reply(whole.json()), language.check_events(streamed.text)
@@ -242,7 +237,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_kept_responses_survive_any_order_of_requests(on, steps):
     session = on.open()
-    endpoint = session("a", "a", None)
+    endpoint = session.endpoint("a")
     kept: dict[str, bool] = {}
     client = httpx.Client(headers=RESPONSES.headers(endpoint.api_key), timeout=30, verify=False)
     with client:
@@ -296,7 +291,7 @@ def test_kept_responses_survive_any_order_of_requests(on, steps):
 )  # fmt: skip
 def test_what_is_no_http_at_all_hurts_nobody(on, noise):
     session = on.open()
-    endpoint = session("a", "a", None)
+    endpoint = session.endpoint("a")
     host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as line, suppress(ConnectionError):  # a reset, at most
         line.sendall(noise)

@@ -10,12 +10,16 @@ import httpx
 import numpy as np
 import pytest
 
-from ajet.engine.scripted import ScriptedEngine
-from ajet.gateway import Gateway, worker_threads
 from ajet.schema.call import prompt_ids
-from ajet.tokens import Renderer
-from tests.chat_templates import tokenizer
-from tests.gateway_fixtures import ADD, ASK, Bench, bench, post
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    LONG_PROMPT,
+    GatedRenderer,
+    post,
+    render_in_threads,
+    start_gateway,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,37 +27,21 @@ MANY = [
     {"role": ("user", "assistant")[at % 2], "content": f"Message {at}: please add {at} and {at + 1}, and say how."}
     for at in range(9_999)
 ]
-LONG = [{"role": "user", "content": "word " * worker_threads.LONG}]
-
-
-class Gate(Renderer):
-    """Renders long prompts when it is let."""
-
-    def __init__(self):
-        super().__init__(tokenizer("qwen25"))
-        self.begun, self.go = threading.Semaphore(0), threading.Event()
-
-    def render(self, messages, tools=None):
-        if len(messages[0]["content"]) > worker_threads.LONG:
-            self.begun.release()
-            assert self.go.wait(60)
-        return super().render(messages, tools)
+LONG = [{"role": "user", "content": "word " * LONG_PROMPT}]
 
 
 @contextmanager
 def gated():
-    renderer = Gate()
-    engine = ScriptedEngine(lambda request: renderer.encode("Well.").tolist(), end_id=renderer.end_ids[0])
-    gateway = Gateway(engine, renderer, max_model_len=1 << 20, max_response_tokens=500).start()
-    try:
-        yield Bench(gateway, engine, renderer)
-    finally:
-        renderer.go.set()
-        gateway.close()
+    renderer = GatedRenderer()
+    with start_gateway(lambda request: "Well.", words=renderer, max_model_len=1 << 20) as on:
+        try:
+            yield on
+        finally:
+            renderer.go.set()
 
 
 @contextmanager
-def heartbeat(gateway):
+def heartbeat(on):
     """The seconds between the beats of the gateway's loop: of this process's own time, which passes for nobody else's
     work."""
     gaps = []
@@ -66,7 +54,7 @@ def heartbeat(gateway):
             gaps.append(now - last)
             last = now
 
-    beating = gateway.call(beat())
+    beating = on.run_on_loop(beat())
     try:
         yield gaps
     finally:
@@ -85,7 +73,7 @@ def streams(endpoint, until, tokens):
 
 
 def test_while_ten_thousand_messages_are_rendered_other_streams_go_on():
-    with bench(lambda request: "x " * 100, chunk=1, pace=0.001, max_model_len=1 << 22) as on:
+    with start_gateway(lambda request: "x " * 100, chunk=1, pace=0.001, max_model_len=1 << 22) as on:
         began = time.process_time()
         on.renderer.render(MANY)
         alone = time.process_time() - began
@@ -93,14 +81,14 @@ def test_while_ten_thousand_messages_are_rendered_other_streams_go_on():
         for _ in range(3):
             tokens, done = [], threading.Event()
             long, other = on.open(), on.open()
-            with ThreadPoolExecutor() as threads, heartbeat(on.gateway) as gaps:
-                heard = threads.submit(streams, other("b", "b", None), done, tokens)
+            with ThreadPoolExecutor() as threads, heartbeat(on) as gaps:
+                heard = threads.submit(streams, other.endpoint("b"), done, tokens)
                 while len(tokens) < 20:
                     assert not heard.done(), "the stream ended"
                     time.sleep(0.001)
                 gaps.clear()
                 asked = time.process_time()
-                answer = post(long("a", "a", None), {"messages": MANY, "max_tokens": 1})
+                answer = post(long.endpoint("a"), {"messages": MANY, "max_tokens": 1})
                 answered = time.process_time()
                 stalled = max(gaps)
                 done.set()
@@ -120,13 +108,13 @@ def test_while_ten_thousand_messages_are_rendered_other_streams_go_on():
 def test_a_session_s_calls_enter_in_the_order_in_which_they_came(other):
     with gated() as on, ThreadPoolExecutor() as threads:
         session, elsewhere = on.open(), on.open()
-        endpoint = session("a", "a", None)
-        second = endpoint if other == "messages" else session("b", "b", None)
+        endpoint = session.endpoint("a")
+        second = endpoint if other == "messages" else session.endpoint("b")
         long = threads.submit(post, endpoint, {"messages": LONG})
         assert on.renderer.begun.acquire(timeout=60)
         short = threads.submit(post, second, {"messages": ASK})
         for _ in range(3):
-            assert post(elsewhere("a", "a", None), {"messages": ASK}).status_code == 200, "others are not held up"
+            assert post(elsewhere.endpoint("a"), {"messages": ASK}).status_code == 200, "others are not held up"
         assert not short.done() and not long.done()
         on.renderer.go.set()
         assert long.result().status_code == short.result().status_code == 200
@@ -137,7 +125,7 @@ def test_a_session_s_calls_enter_in_the_order_in_which_they_came(other):
 def test_an_episode_that_ends_while_a_prompt_is_rendered_has_no_such_call():
     with gated() as on, ThreadPoolExecutor() as threads:
         session = on.open()
-        long = threads.submit(post, session("a", "a", None), {"messages": LONG})
+        long = threads.submit(post, session.endpoint("a"), {"messages": LONG})
         assert on.renderer.begun.acquire(timeout=60)
         capture = session.close()
         on.renderer.go.set()
@@ -149,7 +137,7 @@ def test_an_episode_that_ends_while_a_prompt_is_rendered_has_no_such_call():
 def test_a_client_that_leaves_while_its_prompt_is_rendered_and_asks_again_has_made_one_call():
     with gated() as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         headers = {"authorization": f"Bearer {endpoint.api_key}"}
         url = f"{endpoint.base_url}/chat/completions"
 
@@ -160,7 +148,7 @@ def test_a_client_that_leaves_while_its_prompt_is_rendered_and_asks_again_has_ma
                 leaving.cancel()
                 await asyncio.wait([leaving])
                 until = time.monotonic() + 60
-                while any(one.readers for asked in session.askings._open.values() for one in asked):
+                while session.readers:
                     assert time.monotonic() < until
                     await asyncio.sleep(0.001)
                 on.renderer.go.set()
@@ -175,7 +163,7 @@ def test_a_client_that_leaves_while_its_prompt_is_rendered_and_asks_again_has_ma
 def play(on):
     """Two agents, tools, a fork, raw prompts as text and ids; what was captured of it."""
     session = on.open()
-    one, two = session("a", "a", None), session("b", "b", None)
+    one, two = session.endpoint("a"), session.endpoint("b")
 
     def complete(prompt):
         headers = {"authorization": f"Bearer {one.api_key}"}
@@ -205,28 +193,28 @@ def play(on):
     ]
 
 
-def test_what_is_rendered_aside_is_what_would_be_rendered_on_the_loop(monkeypatch):
+def test_what_is_rendered_aside_is_what_would_be_rendered_on_the_loop():
     played = []
     for longest in (1 << 30, -1):
-        monkeypatch.setattr(worker_threads, "LONG", longest)
-        with bench(lambda request: "Fine." + " Yes." * (len(request.prompt_ids) % 3)) as on:
+        script = lambda request: "Fine." + " Yes." * (len(request.prompt_ids) % 3)  # noqa: E731
+        with render_in_threads(above=longest), start_gateway(script) as on:
             played.append(play(on))
     assert played[0] == played[1]
     assert {call[2] for call in played[0]} == {None, "client_edit"} and len(played[0]) == 8
 
 
 def test_a_long_prompt_is_counted_and_refused_as_a_short_one():
-    with bench(lambda request: "ok", max_model_len=1 << 20) as on:
+    with start_gateway(lambda request: "ok", max_model_len=1 << 20) as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         headers = {"authorization": f"Bearer {endpoint.api_key}"}
         body = {"model": "m", "input": LONG[0]["content"]}
         counted = httpx.post(f"{endpoint.base_url}/responses/input_tokens", json=body, headers=headers, timeout=60)
         assert counted.json()["input_tokens"] == len(on.renderer.render(LONG).ids)
         assert session.close().calls == []
-    with bench(lambda request: "ok") as on:
+    with start_gateway(lambda request: "ok") as on:
         session = on.open()
-        endpoint = session("a", "a", None)
+        endpoint = session.endpoint("a")
         answer = post(endpoint, {"messages": LONG})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert session.close().calls == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.ajet_command import ajet, metric_rows
+from tests.support.runs import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.gateway.observing.proxy import ENDED
-from ajet.record.episodes import EpisodeFiles
+from ajet.record import EpisodeFiles
 from tests.ajet_command import start
-from tests.contract.test_observe import STREAM, endpoint
+from tests.support.observed import ENDED, STREAM, endpoint
 
 pytestmark = pytest.mark.slow
 WHOLE = json.dumps({"id": "chatcmpl-9", "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()

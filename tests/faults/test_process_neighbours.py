@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet.cli.launcher import main
-from ajet.rollout.isolation import priority
-from tests.ajet_command import start
-from tests.waiting import until
+import ajet.record
+from tests.support.machine import until
+from tests.support.rollouts import workers_start_at_once
+from tests.support.runs import run_here, start
 
 pytestmark = pytest.mark.slow
 
@@ -74,34 +74,35 @@ ajet:
 """
 
 
-def played(folder: Path, *deeds: str) -> list[dict[str, Any]]:
-    """The recorded lines of one debug run, an episode for each deed, in order, one worker at a time."""
+def played(folder: Path, *deeds: str) -> tuple[list[dict[str, Any]], str]:
+    """The recorded lines of one debug run, an episode for each deed, in order, one worker at a time; and what it
+    printed."""
     (folder / "flow.py").write_text(WORKFLOW)
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"main_query": deed}) + "\n" for deed in deeds))
     (folder / "x.yaml").write_text(YAML)
-    with pytest.raises(SystemExit) as end:
-        main(["--conf", str(folder / "x.yaml"), "--exp-dir", str(folder / "runs")])
-    assert end.value.code == 0
-    (file,) = (folder / "runs" / "x" / "debug").glob("*/episodes/step-0.debug.jsonl")
+    with workers_start_at_once():
+        done = run_here("--conf", folder / "x.yaml", "--exp-dir", folder / "runs")
+    assert done.code == 0, done.printed
+    (file,) = ajet.record.open("x", folder / "runs").path.glob("episodes/step-0.debug.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return sorted(rows, key=lambda row: deeds.index(row["task"]["main_query"]))
+    return sorted(rows, key=lambda row: deeds.index(row["task"]["main_query"])), done.printed
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(priority, "YIELDS", 0)  # beside another test a worker that gives way takes long to begin
 
 
 def test_forked_children_that_come_back_and_a_closed_output_cost_no_neighbour(tmp_path: Path) -> None:
     deeds = ["forks", "looks", "forks and exits", "forks and raises", "looks too", "closes", "looks again"]
-    rows = played(tmp_path, *deeds)
+    rows, _ = played(tmp_path, *deeds)
     assert [row["metadata"].get("what") for row in rows] == deeds
     assert [(row["status"], row["verdict"]["reward"]) for row in rows] == [("completed", 1.0)] * len(deeds)
 
 
 def test_what_an_attempt_says_is_bounded_and_says_how_much_is_missing(tmp_path: Path) -> None:
-    talks, shouts = rows = played(tmp_path, "talks", "shouts")
+    rows, _ = played(tmp_path, "talks", "shouts")
+    talks, shouts = rows
     assert all(len(json.dumps(row)) < 300_000 for row in rows)
     assert talks["metadata"]["short"] == "kept" and talks["metadata"]["long"].startswith("mmm")
     assert "more characters were cut" in talks["metadata"]["long"] and "long: 3000000" in talks["metadata"]["cut"]
@@ -109,12 +110,11 @@ def test_what_an_attempt_says_is_bounded_and_says_how_much_is_missing(tmp_path: 
     assert shouts["failure"]["kind"] == "ValueError" and "more characters were cut" in shouts["failure"]["message"]
 
 
-def test_a_worker_that_an_attempt_left_changed_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes, looks = played(tmp_path, "changes", "looks")
+def test_a_worker_that_an_attempt_left_changed_is_replaced(tmp_path: Path) -> None:
+    (changes, looks), said = played(tmp_path, "changes", "looks")
     assert changes["status"] == looks["status"] == "completed"
     found = {name: looks["metadata"][name] for name in ("folder", "variable", "threads")}
     assert found == {"folder": True, "variable": None, "threads": []}
-    said = capsys.readouterr().out
     assert "its process is replaced" in said and "LEFT_BEHIND" in said
     assert _ended(int((tmp_path / "child").read_text())), "a child in a session of its own outlived its worker"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cli.launcher import main
+from tests.support.runs import launch_breaks, run_here
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Launch:
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     project = tmp_path / "project"
     project.mkdir()
     monkeypatch.chdir(project)
@@ -87,10 +87,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         """Exit code and screen of a run whose workflow does `deed`."""
         monkeypatch.setenv("RUNS_OF_THIS_TEST", str(runs))
         (project / "tasks.jsonl").write_text(json.dumps({"main_query": deed}) + "\n")
-        with pytest.raises(SystemExit) as end:
-            main(["--conf", "x.yaml", "--backbone", backbone, "--exp-dir", str(runs)])
-        shown = capsys.readouterr()
-        return int(end.value.code or 0), " ".join((shown.out + shown.err).split())
+        done = run_here("--conf", "x.yaml", "--backbone", backbone, "--exp-dir", runs)
+        return done.code, " ".join(done.printed.split())
 
     return launched
 
@@ -134,16 +132,9 @@ def test_a_status_that_cannot_be_written_is_a_warning(tmp_path: Path, launch: La
     assert code == 0 and "status of the run cannot be written" in said and "2 scored" in said
 
 
-def test_the_log_of_a_crash_lies_where_the_runs_lie(
-    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ajet.run.launch
-
-    def broken(*_: object) -> int:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(ajet.run.launch, "launch", broken)
-    code, said = launch(tmp_path / "runs", "debug", "blocks")
+def test_the_log_of_a_crash_lies_where_the_runs_lie(tmp_path: Path, launch: Launch) -> None:
+    with launch_breaks(RuntimeError("a bug")):
+        code, said = launch(tmp_path / "runs", "debug", "blocks")
     assert code == 1 and str(tmp_path / "runs" / "crash.log") in said
     assert "a bug" in (tmp_path / "runs" / "crash.log").read_text()
     assert not Path("launcher_record").exists()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ajet.cli.launcher import main
+from tests.support.runs import run_here
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +48,9 @@ def launched(project: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
 def ajet_in(project: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit code of a command in the project's folder."""
     monkeypatch.chdir(project)
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return int(end.value.code or 0)
+    done = run_here(*arguments)
+    sys.stdout.write(done.printed)  # `said` reads it
+    return done.code
 
 
 @pytest.fixture(scope="module")

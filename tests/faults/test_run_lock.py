@@ -9,36 +9,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from ajet.cli.launcher import main
-from ajet.record.process_identity import ProcessIdentity
-from ajet.run.stop import kill
-from ajet.schema.errors import UserError
+from tests.support.runs import LOCK_HOLDER, run_here, status_of_process
 
 pytestmark = pytest.mark.slow
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from ajet.record.lock import RunLock
-found = RunLock(Path(sys.argv[1])).take()
-if len(sys.argv) > 2 and os.fork() == 0:
-    sys.stdin.readline()
-    os._exit(0)
-print("got" if found is None else "held", flush=True)
-sys.stdin.readline()
-"""
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @contextmanager
 def taking(folder: Path, *before: str, forks: bool = False) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """What a process that takes the lock says; it lives as long as the block."""
-    command = [*before, sys.executable, "-c", HOLDER, str(folder), *(["forks"] if forks else [])]
+    command = [*before, sys.executable, "-c", LOCK_HOLDER, str(folder), *(["forks"] if forks else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -94,52 +79,46 @@ def status(project: Path, **more: object) -> Path:
     return folder
 
 
-def stopping(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["stop", "demo"])
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out + said.err
+def stopping() -> tuple[int, str]:
+    done = run_here("stop", "demo")
+    return done.code, done.printed
 
 
 @pytest.mark.parametrize("more", [{"host": "node7"}, {"host": "node7", "boot": "another"}])
-def test_stop_says_of_a_run_on_another_host_that_it_is_there(
-    project: Path, capsys: pytest.CaptureFixture[str], more: dict[str, str]
-) -> None:
+def test_stop_says_of_a_run_on_another_host_that_it_is_there(project: Path, more: dict[str, str]) -> None:
     status(project, **more)
-    code, said = stopping(capsys)
+    code, said = stopping()
     assert code == 2 and "node7" in said and "not running" not in said
 
 
 def test_stop_of_a_run_on_another_host_that_has_ended_is_no_error(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path,
 ) -> None:
     status(project, host="node7", outcome="finished", processes=[])
-    code, said = stopping(capsys)
+    code, said = stopping()
     assert code == 0 and "not running" in said
 
 
-def test_stop_reads_a_damaged_status_as_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_reads_a_damaged_status_as_one(project: Path) -> None:
     (status(project) / "status.json").write_text('{"half')
-    code, said = stopping(capsys)
+    code, said = stopping()
     assert code == 2 and "damaged" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("names", ["a|b|c|d|e|f|z", None])
-def test_one_run_that_cannot_be_ended_keeps_nobody_from_ending_the_others(
-    tmp_path: Path, names: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_run_that_cannot_be_ended_keeps_nobody_from_ending_the_others(tmp_path: Path, names: str | None) -> None:
     for name in "abcdef":  # whichever a folder's list has first
         (tmp_path / name).mkdir()
         (tmp_path / name / "status.json").write_text('{"half')
     with subprocess.Popen(["sleep", "600"]) as lives, subprocess.Popen(["sleep", "600"]) as serves:
         for folder, process in (("z", lives), ("z/serve/20260101-000000", serves)):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-            told = {**asdict(ProcessIdentity.of(process.pid)), "role": "run"}
-            (tmp_path / folder / "status.json").write_text(json.dumps({**told, "processes": [told]}))
+            (tmp_path / folder / "status.json").write_text(status_of_process(process.pid))
         try:
-            with pytest.raises(UserError, match="damaged"):
-                kill(names, tmp_path)
-            assert lives.wait(10) != 0 and "z was stopped" in capsys.readouterr().out
+            which = ["--autokill"] if names is None else ["--kill", names]
+            done = run_here(*which, "--exp-dir", tmp_path)
+            assert done.code == 2 and "damaged" in done.printed
+            assert lives.wait(10) != 0 and "z was stopped" in done.printed
             assert (serves.poll() is None) == (names is not None)
         finally:
             lives.kill()

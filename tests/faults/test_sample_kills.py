@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.run.proof.prove import prove_recorded
-from ajet.store import open_shared
-from tests.ajet_command import Forked, metric_rows, start
-from tests.mongod import Mongod
-from tests.sample_fixtures import project_in
-from tests.sglang_server import SglangProcess
+from tests.support.machine import Mongod, SglangProcess
+from tests.support.runs import Forked, metric_rows, prove, start
+from tests.support.samplers import project_in
+from tests.support.stores import open_shared
 
 STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
 TIMES = "trainer_common.algorithm.max_trained_count"
@@ -191,7 +189,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
         "every position is over and in a batch, or waits to be played or trained: none is lost"
     )
     assert set(states.values()) <= {"over", "closed", "waiting", "leased", "made", "free"}
-    report = prove_recorded(str(run), run.parent, ids_only=True)
-    assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
+    report = prove(run, "--ids-only")
+    assert report["ok"] and report["held_steps"] == STEPS, (report["wrong_steps"], report["wrong"][:2])
     done = f"{len(trained)} groups trained in {len(trained) + len(again)} uses, {len(dropped)} discarded"
     print(f"{kind}: {dict(killed)} killed, {dict(stopped)} stopped: {done}, 0 lost, 0 twice in a step, 0 stuck")

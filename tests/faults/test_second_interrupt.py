@@ -4,25 +4,12 @@ nothing twice, loses nothing, and ends at the bits of a run that nobody interrup
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loguru import logger
 
-from ajet.backbone.local.optimizer import FlatAdamW
-from ajet.backbone.local.trainer import Trainer
-from ajet.config import load_experiment
-from ajet.run import learn, train
-from ajet.run.auditing.audit import audit_whole
-from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
-from ajet.run.summary import Tally
-from ajet.schema.errors import UserError
-from ajet.store import RunStore
-from tests.ajet_command import metric_rows
+from tests.support.runs import Ran, audit, count_tasks, interrupted_twice, metric_rows, run_here
 
 STEPS, SAVED, TORN = 4, 2, 4
 """Of a run; the step of the last checkpoint that is due before the one in which it is interrupted."""
@@ -32,10 +19,17 @@ SETTINGS = [
     f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={SAVED}",
 ]  # fmt: skip
 AGENT = """
+from pathlib import Path
 from ajet import Workflow, WorkflowOutput
+
+FAILS = Path(__file__).parent / "fails"  # names the rows of a run, and how many it has as the agent's tool goes away
 
 class Agent(Workflow):
     async def execute(self, workflow_task, tuner):
+        if FAILS.exists():
+            rows, count = FAILS.read_text().split()
+            if Path(rows).exists() and len(Path(rows).read_text().splitlines()) >= int(count):
+                raise ConnectionError("the tool is away")
         words = [{"role": "user", "content": workflow_task.task.main_query}]
         await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=words, max_tokens=4)
         return WorkflowOutput(reward=float(workflow_task.task_thread_index))  # attempts differ, so each step learns
@@ -48,54 +42,10 @@ PLAYED = """ajet:
 """
 
 
-class Moment:
-    """Calls of a method, in one of which a person interrupts twice: before what it does, or after."""
-
-    def __init__(self, of: Any, name: str, *, call: int, after: bool) -> None:
-        self.of, self.name, self.call, self.after = of, name, call, after
-
-    def set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain, left = getattr(self.of, self.name), [self.call]
-
-        def interrupted(*given: Any, **more: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0 and not self.after:
-                twice()
-            done = plain(*given, **more)
-            if left[0] == 0 and self.after:
-                twice()
-            return done
-
-        monkeypatch.setattr(self.of, self.name, interrupted)
-
-
-class SecondSlice(Moment):
-    """Of an optimizer's step: some weights are moved, others not."""
-
-    def set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain, left = FlatAdamW.step, [self.call]
-
-        def step(optimizer: FlatAdamW, *given: Any, **more: Any) -> float:
-            left[0] -= 1
-            if left[0] == 0:
-                Moment(optimizer, "_move", call=2, after=False).set(monkeypatch)
-            return plain(optimizer, *given, **more)
-
-        monkeypatch.setattr(FlatAdamW, "step", step)
-
-
-def twice() -> None:
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
 MOMENTS = {
-    "gradients": (Moment(Trainer, "_gradients", call=TORN, after=True), TORN - 1),
-    "optimizer": (SecondSlice(FlatAdamW, "step", call=TORN, after=False), SAVED),
-    "before the store": (Moment(RunStore, "use", call=TORN, after=False), SAVED),
-    "after the store": (Moment(learn, "conclude", call=TORN, after=False), SAVED),
-    "after the record": (Moment(learn, "conclude", call=TORN, after=True), SAVED),
-}
+    "gradients": TORN - 1, "optimizer": SAVED, "before the store": SAVED, "after the store": SAVED,
+    "after the record": SAVED,
+}  # fmt: skip
 """When, and the step of the checkpoint that there is afterwards."""
 
 
@@ -111,27 +61,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "taught.yaml").write_text("ajet: {sft: {train_files: rows.jsonl, objective: sft}}\n")
     (folder / "agent.py").write_text(AGENT)
     (folder / "played.yaml").write_text(PLAYED)
-    run(folder, "taught", "whole")
+    finish(folder, "taught", "whole")
     return folder
 
 
-def run(project: Path, yaml: str, name: str) -> Path:
+def run(project: Path, yaml: str, name: str) -> Ran:
     settings = [*SETTINGS, f"experiment_name={name}"]
-    experiment = load_experiment(project / f"{yaml}.yaml", backbone="local", overrides=settings, exp_dir=project)
-    assert launch(experiment, LaunchOptions(rehearsal=False)) == 0
-    return project / name
+    where = ["--conf", project / f"{yaml}.yaml", "--backbone", "local", "--exp-dir", project, "--no-rehearsal"]
+    return run_here(*where, *settings)
 
 
-def interrupted(project: Path, yaml: str, name: str) -> str:
-    """What it says of it."""
-    told: list[str] = []
-    sink = logger.add(told.append, format="{message}", level="WARNING")
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(project, yaml, name)
-    finally:
-        logger.remove(sink)
-    return "".join(told)
+def finish(project: Path, yaml: str, name: str) -> None:
+    done = run(project, yaml, name)
+    assert done.code == 0, done.printed
 
 
 def steps(folder: Path) -> list[int]:
@@ -146,48 +88,46 @@ def outcome(folder: Path) -> tuple[dict[str, bytes], list[tuple[Any, ...]]]:
     return {file.name: file.read_bytes() for file in files}, [tuple(map(row.get, names)) for row in metric_rows(folder)]
 
 
-def check(project: Path, yaml: str, whole: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moment, saved = MOMENTS[when]
-    name = f"{yaml}-{when.replace(' ', '-')}"
-    with monkeypatch.context() as patch:
-        moment.set(patch)
-        said = interrupted(project, yaml, name)
-    folder = project / name
+def check(project: Path, yaml: str, whole: str, when: str) -> None:
+    saved, name = MOMENTS[when], f"{yaml}-{when.replace(' ', '-')}"
+    with interrupted_twice(when, step=TORN):
+        done = run(project, yaml, name)
+    folder, said = project / name, done.printed
+    assert done.code == 130, said
     assert steps(folder)[-1] == saved, said
     if saved == SAVED:
         assert "nothing is saved of it" in said and f"step-{SAVED}, after step {SAVED}" in said, said
-    run(project, yaml, name)
+    finish(project, yaml, name)
     assert outcome(folder) == outcome(project / whole)
-    tally, audited = Tally.of(metric_rows(folder)), audit_whole(folder)
-    assert (tally.skipped, tally.doubled) == (0, 0)
-    assert audited.ok and audited.state is not None and len(audited.state.steps) == STEPS, audited.changes
+    audited = audit(folder)
+    assert count_tasks(metric_rows(folder)) == (0, 0)
+    assert audited["ok"] and audited["chain"]["steps"] == STEPS, audited["changes"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", MOMENTS)
-def test_a_second_interrupt_saves_a_whole_step_or_nothing(project, when, monkeypatch):
-    check(project, "taught", "whole", when, monkeypatch)
+def test_a_second_interrupt_saves_a_whole_step_or_nothing(project, when):
+    check(project, "taught", "whole", when)
 
 
 @pytest.mark.slow
 @pytest.mark.extra_slow
-def test_a_training_whose_episodes_are_played(project, monkeypatch):
-    run(project, "played", "all-played")
+def test_a_training_whose_episodes_are_played(project):
+    finish(project, "played", "all-played")
     for when in ("optimizer", "after the store"):
-        check(project, "played", "all-played", when, monkeypatch)
+        check(project, "played", "all-played", when)
 
 
 @pytest.mark.slow
-def test_a_run_that_its_agent_ends_keeps_what_it_learned(project, monkeypatch):
+def test_a_run_that_its_agent_ends_keeps_what_it_learned(project):
     """Every episode of a step fails, as where what the agent calls is away."""
-
-    def all_fail(episodes: list[Any], step: int) -> None:
-        if step == SAVED + 2:
-            raise UserError("All episodes failed.")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="All episodes failed"):
-        patch.setattr(train, "refuse_if_all_failed", all_fail)
-        run(project, "played", "failing")
     folder = project / "failing"
-    assert steps(folder) == [SAVED, SAVED + 1] and audit_whole(folder).ok
+    fails = project / "fails"
+    fails.write_text(f"{folder / 'metrics.jsonl'} {SAVED + 1}")
+    try:
+        done = run(project, "played", "failing")
+    finally:
+        fails.unlink()
+    assert done.code == 2 and f"step {SAVED + 2}" in done.printed and "the tool is away" in done.printed, done.printed
+    assert steps(folder) == [SAVED, SAVED + 1] and audit(folder)["ok"]
     assert json.loads((folder / "status.json").read_text())["outcome"] == "failed"

@@ -16,34 +16,23 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.engine.scripted import ScriptedReply
 from ajet.record import EpisodeFiles, read_status
-from ajet.rollout import verdicts
-from ajet.run.auditing.audit import audit_whole
-from ajet.run.proof.prove import prove_recorded
-from ajet.run.summary import Tally
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, metric_rows, start
 from tests.hostile_requests import lattice
-from tests.rollout_fixtures import time_is_up
-from tests.served_fixtures import Counter, counter
+from tests.support.gateways import ScriptedReply
+from tests.support.served import audit_run, count_steps, judging_time_is_up, prove_run, start_serving
 
 pytestmark = pytest.mark.slow
 
 KEY = "the-admin-key-of-these-tests"
 
 
-def take(served: Counter) -> Episode:
-    result = served.desk.results.get(timeout=60)
-    assert isinstance(result, Episode)
-    return result
-
-
 def test_an_episode_that_nobody_asks_anything_of_fails_by_itself():
-    with counter(gateway={"idle_timeout": 0.3}) as served:
+    with start_serving(gateway={"idle_timeout": 0.3}) as served:
         silent, used = served.open(task="a"), served.open(task="b")
         served.ask(used)
-        for opened in (take(served), take(served)):
+        for opened in (served.take_episode(), served.take_episode()):
             assert opened.status == "failed" and "gateway.idle_timeout" in (opened.failure.message or "")
         assert served.client.get(f"/episodes/{silent['episode']}").json()["reason"].startswith("no model call for 0.3")
         late = served.finish(used, reward=1)
@@ -60,7 +49,7 @@ def test_an_episode_is_not_idle_while_a_call_of_its_runs():
         return ScriptedReply("slow")
 
     limits: dict[str, Any] = {"gateway": {"idle_timeout": 600}, "episode_timeout": None}
-    with counter(slowly, **limits) as served, ThreadPoolExecutor() as pool:
+    with start_serving(slowly, **limits) as served, ThreadPoolExecutor() as pool:
         opened = served.open(task="a")
         asking = pool.submit(served.ask, opened)
         assert asked.wait(60)
@@ -72,13 +61,13 @@ def test_an_episode_is_not_idle_while_a_call_of_its_runs():
 
 
 def test_an_episode_has_a_time_limit_however_busy_it_is():
-    with counter(episode_timeout=0.4) as served:
+    with start_serving(episode_timeout=0.4) as served:
         opened = served.open(task="a")
         until = time.monotonic() + 60
         while (answer := served.ask(opened)).status_code == 200 and time.monotonic() < until:
             pass
         assert answer.status_code == 410
-        ended = take(served)
+        ended = served.take_episode()
         assert ended.failure is not None and "rollout.episode_timeout" in ended.failure.message
 
 
@@ -105,7 +94,7 @@ def test_an_opening_that_cannot_be_honoured_is_refused_by_its_field(body, field,
 
 @pytest.fixture(scope="module")
 def shared():
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         yield served
 
 
@@ -175,12 +164,12 @@ def test_unknown_episodes_and_methods(shared):
 
 
 def test_an_engine_that_fails_in_the_last_call_fails_the_episode():
-    with counter(lambda _: ScriptedReply("half a reply", fail_after=2)) as served:
+    with start_serving(lambda _: ScriptedReply("half a reply", fail_after=2)) as served:
         opened = served.open(task="a")
         assert served.ask(opened).status_code == 503
         told = served.finish(opened, reward=1).json()
         assert (told["status"], told["boundary"]) == ("failed", "engine")
-        assert take(served).sampled_tokens == 2
+        assert served.take_episode().sampled_tokens == 2
 
 
 class Hanging:
@@ -197,7 +186,7 @@ class Hanging:
 
 def test_a_judge_that_hangs_costs_its_episode_and_a_client_that_leaves_does_not():
     judge, over = Hanging(), threading.Event()
-    with counter(judge=judge, episode_timeout=600) as served, time_is_up(over.is_set, verdicts):
+    with start_serving(judge=judge, episode_timeout=600) as served, judging_time_is_up(over.is_set):
         opened, other = served.open(task="a"), served.open(task="b")
         served.ask(opened)
         served.ask(other)
@@ -207,16 +196,16 @@ def test_a_judge_that_hangs_costs_its_episode_and_a_client_that_leaves_does_not(
             leaves.sendall(f"{head}authorization: {served.client.headers['authorization']}\r\n\r\n{{}}".encode())
             assert judge.asked.wait(60)
         assert served.finish(other, reward=1).json()["status"] == "completed", "a reward needs no judge"
-        assert take(served).uuid == other["episode"]
+        assert served.take_episode().uuid == other["episode"]
         over.set()
-        hung = take(served)
+        hung = served.take_episode()
         assert hung.failure is not None and (hung.failure.boundary, hung.failure.kind) == ("judge", "timeout")
         judge.go.set()
 
 
 def test_deleting_an_episode_ends_its_judging():
     judge = Hanging()
-    with counter(judge=judge) as served, ThreadPoolExecutor() as pool:
+    with start_serving(judge=judge) as served, ThreadPoolExecutor() as pool:
         opened = served.open(task="a")
         served.ask(opened)
         finishing = pool.submit(served.finish, opened)
@@ -356,7 +345,7 @@ def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_le
     (validated,) = (row for row in metric_rows(run) if "tasks" not in row)
     assert (validated["step"], validated["validation/tasks"], validated["validation/reward"]) == (4, 3, 0.75)
     rows = [row for row in metric_rows(run) if "tasks" in row]
-    tally = Tally.of(rows)
+    tally = count_steps(rows)
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and (tally.skipped, tally.doubled) == (0, 0)
     assert [row["version"] for row in rows] == [1, 2, 3, 4]
 
@@ -478,9 +467,9 @@ def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(
     assert process.wait(timeout=240) == 0, log.read_text()
     assert {(step, episode.uuid) for step, episode, _ in complete()} == {(step, one.uuid) for step, one, _ in found}
     assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]
-    report = prove_recorded(str(run), run.parent, ids_only=True)
+    report = prove_run(run)
     assert report.ok and report.held_steps == 4, (report.wrong_steps, report.proof.wrong[:2])
     assert log.read_text().count("skipped 0, doubled 0") == 2, "both starts from a checkpoint"
-    audited = audit_whole(run)
+    audited = audit_run(run)
     assert audited.ok and audited.state is not None, audited.changes
     assert audited.state.steps.keys() == {1, 2, 3, 4} and len(audited.state.starts) > 2

@@ -16,14 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.config import load_experiment
-from ajet.record import EpisodeFiles, RunDirectory
-from ajet.run.recording import Recording
-from ajet.schema.episode import Episode, Group
-from ajet.store import SqliteStore, StoreAway
-from ajet.store.shared import Opener
-from ajet.task_reader import open_reader
-from tests.served_fixtures import Counter, counter
+from ajet.record import EpisodeFiles
+from ajet.schema.episode import Group
+from tests.support.served import Recorder, RunningServer, StoreAway, open_sqlite_store, read_tasks, start_serving
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +77,7 @@ def failing(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Abstrac
     return in_the_way(folder) if kind == "moved" else fault(monkeypatch, FAULTS.index(kind) + 1)
 
 
-def opened(served: Counter, **body: object) -> dict[str, object]:
+def opened(served: RunningServer, **body: object) -> dict[str, object]:
     """An episode with one model call."""
     made = served.open(**body)
     assert served.ask(made).status_code == 200
@@ -97,7 +92,7 @@ def not_recorded(answer: httpx.Response) -> None:
 @pytest.mark.parametrize("kind", FAULTS)
 def test_an_end_that_could_not_be_recorded_is_recorded_when_it_is_asked_for_again(tmp_path, monkeypatch, kind):
     folder = tmp_path / "pending"
-    with counter(backlog=9, pending=folder, judge=None) as served:
+    with start_serving(backlog=9, pending=folder, judge=None) as served:
         first, second = opened(served, task="a"), opened(served, task="a")
         for _ in range(2):
             with failing(kind, folder, monkeypatch):
@@ -106,30 +101,32 @@ def test_an_end_that_could_not_be_recorded_is_recorded_when_it_is_asked_for_agai
         told = served.finish(first, reward=9.0)
         assert told.status_code == 200 and told.json()["reward"] == 0.5, "the verdict was there already"
         assert served.finish(second, reward=1.0).status_code == 200
-        group = served.desk.results.get(timeout=60)
-        assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.5, 1.0]
+        group = served.take_group()
+        assert [episode.reward for episode in group.episodes] == [0.5, 1.0]
     again = [episode.uuid for episode in EpisodeFiles(folder).read(0)]
     assert sorted(again) == sorted([first["episode"], second["episode"]]), "each once"
 
 
 def test_an_end_that_nobody_asks_for_again_is_recorded_by_the_server(tmp_path):
     folder = tmp_path / "pending"
-    with counter(backlog=9, num_repeat=1, pending=folder, gateway={"idle_timeout": 30}, episode_timeout=0.2) as served:
+    with start_serving(
+        backlog=9, num_repeat=1, pending=folder, gateway={"idle_timeout": 30}, episode_timeout=0.2
+    ) as served:
         with in_the_way(folder):
             made = served.open(task="a")
             until = time.monotonic() + 60
             while (state := served.client.get(f"/episodes/{made['episode']}").json()["status"]) in ("open", "judging"):
                 assert time.monotonic() < until
             assert state == "unrecorded"
-        group = served.desk.results.get(timeout=60)
-        assert isinstance(group, Group) and group.episodes[0].failure is not None
+        group = served.take_group()
+        assert group.episodes[0].failure is not None
         told = served.finish(made, reward=1)
         assert told.status_code == 409 and "episode_timeout" in told.json()["error"]["message"]
 
 
 def test_an_end_that_is_given_up_leaves_its_place_to_another(tmp_path):
     folder = tmp_path / "pending"
-    with counter(backlog=9, tasks=1, pending=folder) as served:
+    with start_serving(backlog=9, tasks=1, pending=folder) as served:
         made = opened(served)
         with in_the_way(folder):
             not_recorded(served.finish(made, reward=1))
@@ -138,13 +135,13 @@ def test_an_end_that_is_given_up_leaves_its_place_to_another(tmp_path):
             assert served.finish(made, reward=1).status_code == 409
         assert served.client.get("/episodes").json()["open"] == []
         assert served.play(0.0)["repeat"] == 0 and served.play(1.0)["repeat"] == 1
-        group = served.desk.results.get(timeout=60)
-        assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.0, 1.0]
+        group = served.take_group()
+        assert [episode.reward for episode in group.episodes] == [0.0, 1.0]
 
 
 def test_an_end_that_is_never_recorded_is_given_up_after_the_idle_time(tmp_path):
     folder = tmp_path / "pending"
-    with counter(backlog=9, pending=folder, gateway={"idle_timeout": 0.2}) as served, in_the_way(folder):
+    with start_serving(backlog=9, pending=folder, gateway={"idle_timeout": 0.2}) as served, in_the_way(folder):
         made = served.open(task="a")
         until = time.monotonic() + 60
         while (state := served.client.get(f"/episodes/{made['episode']}").json())["status"] != "aborted":
@@ -156,14 +153,14 @@ def test_an_end_that_is_never_recorded_is_given_up_after_the_idle_time(tmp_path)
 def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_recorded(tmp_path):
     folder = tmp_path / "pending"
     limits = {"num_repeat": 3, "group_deadline": 600, "min_group": 2}
-    with counter(backlog=9, pending=folder, gateway={"idle_timeout": 600}, **limits) as served:
+    with start_serving(backlog=9, pending=folder, gateway={"idle_timeout": 600}, **limits) as served:
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
         late = opened(served, task="q")
         with in_the_way(folder):
             served.overdue()
-            group = served.desk.results.get(timeout=60)
-            assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.0, 1.0]
+            group = served.take_group()
+            assert [episode.reward for episode in group.episodes] == [0.0, 1.0]
             told = served.client.get(f"/episodes/{late['episode']}").json()
             assert told["status"] == "aborted" and "group_deadline" in told["reason"]
             assert "could not be recorded" in told["reason"]
@@ -175,23 +172,22 @@ def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_reco
 
 
 @pytest.mark.parametrize("problem", [StoreAway("The store cannot be worked on."), OSError(28, "No space left")])
-def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_group(tmp_path, monkeypatch, problem):
+def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_group(tmp_path, problem):
     def refused():
         raise problem
 
     limits = {"num_repeat": 1, "gateway": {"idle_timeout": 0.1}}
-    with counter(tasks=2, backlog=9, pending=tmp_path, **limits) as served:
-        monkeypatch.setattr(served.store, "bring", refused)
+    with start_serving(tasks=2, backlog=9, pending=tmp_path, **limits) as served, served.during_opening(refused):
         for _ in range(2):  # who looks for idle ones goes on
             made = served.open()
-            group = served.desk.results.get(timeout=60)
-            assert isinstance(group, Group) and [episode.uuid for episode in group.episodes] == [made["episode"]]
+            group = served.take_group()
+            assert [episode.uuid for episode in group.episodes] == [made["episode"]]
             assert group.episodes[0].failure is not None
 
 
 def test_an_episode_given_up_on_a_full_disk_is_gone_at_once(tmp_path):
     folder = tmp_path / "pending"
-    with counter(backlog=9, pending=folder) as served:
+    with start_serving(backlog=9, pending=folder) as served:
         made = opened(served, task="a")
         with in_the_way(folder):
             assert served.client.delete(f"/episodes/{made['episode']}").json()["status"] == "aborted"
@@ -204,32 +200,29 @@ def test_an_episode_given_up_on_a_full_disk_is_gone_at_once(tmp_path):
 
 def test_a_server_that_ends_hands_over_what_it_could_not_record(tmp_path):
     folder = tmp_path / "pending"
-    with counter(backlog=9, num_repeat=1, pending=folder) as served:
+    with start_serving(backlog=9, num_repeat=1, pending=folder) as served:
         made = opened(served, task="a")
         with in_the_way(folder):
             not_recorded(served.finish(made, reward=1))
-            served.desk.close()
-        group = served.desk.results.get(timeout=60)
-        assert isinstance(group, Group) and group.episodes[0].reward == 1.0
+            served.close()
+        group = served.take_group()
+        assert group.episodes[0].reward == 1.0
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_without_a_trainer_too_an_end_is_acknowledged_when_it_is_recorded(tmp_path, monkeypatch, kind):
     (tmp_path / "x.yaml").write_text("ajet: {model: {path: 'embedded:tiny-tools'}, backbone: debug}")
-    experiment = load_experiment(tmp_path / "x.yaml")
-    run = RunDirectory.open(experiment, root=tmp_path / "record", kind="serve", resume="never", fresh=False)
-    recording = Recording(run)
-    folder = run.path / "episodes"
-    with counter(keeper=recording) as served:
+    recorder = Recorder(tmp_path / "x.yaml", tmp_path / "record")
+    folder = recorder.episodes
+    with start_serving(keeper=recorder.keeper) as served:
         first = opened(served, task="a")
         with failing(kind, folder, monkeypatch):
             not_recorded(served.finish(first, reward=0.5))
         assert served.finish(first, reward=0.5).status_code == 200
         assert [one.uuid for one in EpisodeFiles(folder).read(0, "debug")] == [first["episode"]]
         last = opened(served, task="b")
-        served.desk.close()
-        rest = [served.desk.results.get(timeout=60) for _ in range(2)]
-        recording.rest(one for one in rest if isinstance(one, Episode))
+        served.close()
+        recorder.record_rest([served.take() for _ in range(2)])
     assert [one.uuid for one in EpisodeFiles(folder).read(0, "debug")] == [first["episode"], last["episode"]]
 
 
@@ -238,7 +231,7 @@ NUMBERS = {"NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity", "1e99
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_number_that_is_not_finite_is_refused_by_its_field_and_takes_no_place(number):
-    with counter(backlog=9) as served:
+    with start_serving(backlog=9) as served:
         body = f'{{"task": {{"question": "q", "scores": [1, {{"low": {number}}}]}}}}'
         answer = served.client.post("/episodes", content=body)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "task.scores.1.low"
@@ -257,34 +250,27 @@ def test_a_number_that_is_not_finite_in_a_task_file_is_named_by_line_and_field(t
     reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": {"training": {"file_path": "tasks.jsonl"}}}
     (tmp_path / "x.yaml").write_text(json.dumps({"ajet": {"task_reader": reader}}))
     with pytest.raises(Exception, match=r"weight\.x: (NaN|-?Infinity) is no JSON") as raised:
-        open_reader(load_experiment(tmp_path / "x.yaml")).tasks("train")
+        read_tasks(tmp_path / "x.yaml")
     assert ":2" in str(raised.value)
 
 
-class Broken:
-    """Tasks that are a mistake of ours."""
-
-    def task(self, order: int) -> None:
-        raise RuntimeError("a bug")
-
-
 def test_a_mistake_of_ours_has_the_shape_of_every_error():
-    with counter(tasks=1) as served:
-        served.desk._groups._tasks = Broken()  # type: ignore[assignment]
+    with start_serving(tasks=1) as served:
+        served.break_task_reader()
         answer = served.client.post("/episodes", json={})
         told = answer.json()["error"]
         assert (answer.status_code, told["code"]) == (500, "internal_error") and "bug" not in told["message"]
 
 
 def test_a_group_that_was_whole_waits_in_sqlite_for_the_next_server(tmp_path):
-    path, trains = tmp_path / "store.sqlite", Opener(rolls=True)
-    store = SqliteStore(path, trains)
-    with counter(backlog=9, store=store, keeper=store) as served:
+    path = tmp_path / "store.sqlite"
+    store = open_sqlite_store(path)
+    with start_serving(backlog=9, store=store, keeper=store) as served:
         names = {served.play(reward, task="a")["episode"] for reward in (0.0, 1.0)}
-        assert not served.desk.playing and served.desk.expects, "a server that is asked to end waits for it, too"
-        assert isinstance(served.desk.results.get(timeout=60), Group) and not served.desk.expects
-    store = SqliteStore(path, trains)
-    with counter(backlog=9, store=store, keeper=store) as served:
-        group = served.desk.results.get(timeout=60)
-        assert isinstance(group, Group) and {each.uuid for each in group.episodes} == names
-        assert [lease.order for lease in store.closed()] == [group.order]
+        assert not served.is_playing and served.expects_results, "a server that is asked to end waits for it, too"
+        assert isinstance(served.take(), Group) and not served.expects_results
+    store = open_sqlite_store(path)
+    with start_serving(backlog=9, store=store, keeper=store) as served:
+        group = served.take_group()
+        assert {each.uuid for each in group.episodes} == names
+        assert served.complete_orders() == [group.order]

@@ -14,15 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from ajet.engine.contract import Sampling
-from ajet.gateway.limits import Limits, Shared
-from tests.gateway_fixtures import bench
-from tests.served_fixtures import Counter, counter
+from tests.support.gateways import Sampling, start_gateway
+from tests.support.served import Limits, RunningServer, hold_wrong_keys, start_serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -30,7 +27,7 @@ READ_SOON = Limits(unread_seconds=0.4)
 
 
 @contextmanager
-def raw(served: Counter, sent: bytes = b"") -> Iterator[socket.socket]:
+def raw(served: RunningServer, sent: bytes = b"") -> Iterator[socket.socket]:
     """A connection by which `sent` was sent."""
     url = served.client.base_url
     with socket.create_connection((url.host, url.port), timeout=30) as connection:
@@ -73,7 +70,7 @@ FLOODS = {
 
 @pytest.fixture(scope="module")
 def shared():
-    with counter(limits=Limits(head_seconds=60)) as served:
+    with start_serving(limits=Limits(head_seconds=60)) as served:
         yield served
 
 
@@ -102,7 +99,7 @@ def test_what_is_no_request_is_told_so_in_json(shared):
 
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD[:9], b"\r\n"], ids=["nothing", "half", "less", "a line"])
 def test_a_request_that_does_not_come_is_not_waited_for(sent):
-    with counter(limits=Limits(head_seconds=0.2)) as served, raw(served, sent) as connection:
+    with start_serving(limits=Limits(head_seconds=0.2)) as served, raw(served, sent) as connection:
         assert rest(connection)[:13] == (b"HTTP/1.1 408 " if sent else b"")
 
 
@@ -112,46 +109,45 @@ def asking(key: str, length: int) -> bytes:
 
 
 def test_a_body_that_stops_coming_is_not_waited_for():
-    with counter() as served:
+    with start_serving() as served:
         opened = served.open(task="a")
-        shared = served.gateway._server.shared
-        usual, shared.limits = shared.limits, Limits(body_seconds=0.2)  # of those who come now
-        with raw(served, asking(opened["api_key"], 900) + b"{") as connection:
+        with (
+            served.limits_for_new_connections(Limits(body_seconds=0.2)),
+            raw(served, asking(opened["api_key"], 900) + b"{") as connection,
+        ):
             assert rest(connection) == b""
-        shared.limits = usual
         assert served.ask(opened).status_code == 200, "the key is good for others still"
 
 
 def test_a_client_that_reads_nothing_of_its_reply_does_not_hold_its_episode_open():
     """It hangs, or its machine is gone: what it was to read waits in no buffer, and nobody waits for it, for good."""
-    with bench(["long " * 600], chunk=1, max_model_len=9000, max_response_tokens=8000, limits=READ_SOON) as served:
-        assert httpx.get(f"{served.gateway.base_url.removesuffix('/v1')}/health").status_code == 200
-        (acceptor,) = served.gateway._server.servers
-        acceptor._listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with start_gateway(
+        ["long " * 600], chunk=1, max_model_len=9000, max_response_tokens=8000, limits=READ_SOON
+    ) as served:
+        assert httpx.get(f"{served.root_url}/health").status_code == 200
+        served.shrink_send_buffers(4096)
         session = served.open(sampling=Sampling(8000))
-        key = session("agent", "agent", None).api_key
+        key = session.endpoint("agent").api_key
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
-        place = urlsplit(served.gateway.base_url)
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect((place.hostname, place.port))
+            connection.connect(served.address)
             connection.sendall(asking(key, len(body)) + body)
-            assert until(lambda: session.calls and session._ledger.idle), "the reply is made"
-            assert until(lambda: session.idle and not acceptor._open, seconds=20)
-        assert served.gateway._serving.load.clients == 0
+            assert until(lambda: session.calls and not session.is_sampling), "the reply is made"
+            assert until(lambda: session.is_idle and not served.open_connections(), seconds=20)
+        assert served.clients == 0
 
 
 def test_a_connection_that_was_reset_is_not_kept_until_it_would_have_been_idle(shared):
     with raw(shared, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") as connection:
         assert b"200" in connection.recv(4096)
-        (acceptor,) = shared.gateway._server.servers
-        kept = [weakref.ref(each) for each in acceptor._open]
+        kept = [weakref.ref(each) for each in shared.gateway.open_connections()]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert kept and until(lambda: gc.collect() >= 0 and any(each() is None for each in kept), seconds=20)
 
 
 def test_bodies_are_bounded_in_all():
-    with counter(limits=Limits(body_bytes=1000)) as served:
+    with start_serving(limits=Limits(body_bytes=1000)) as served:
         opened = served.open(task="a")
         with raw(served, asking(opened["api_key"], 1000) + b" " * 900) as first:
             answer = served.ask(opened, "x" * 400)
@@ -168,7 +164,7 @@ def test_bodies_are_bounded_in_all():
 
 
 def test_the_oldest_stranger_makes_room_and_who_has_shown_a_key_does_not():
-    with counter(limits=Limits(strangers=3)) as served:
+    with start_serving(limits=Limits(strangers=3)) as served:
         opened = served.open(task="a")  # by a connection that goes on
         held = [socket.create_connection((served.client.base_url.host, served.client.base_url.port)) for _ in range(9)]
         try:
@@ -183,7 +179,7 @@ def test_the_oldest_stranger_makes_room_and_who_has_shown_a_key_does_not():
 
 
 def test_as_many_connections_as_there_is_room_for_and_the_next_waits():
-    with counter(limits=Limits(connections=2)) as served:
+    with start_serving(limits=Limits(connections=2)) as served:
         head = f"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: {served.client.headers['authorization'][7:]}\r\n\r\n"
         with raw(served, head.encode()) as first:
             assert first.recv(13) == b"HTTP/1.1 200 "  # it has shown its key, and makes room for nobody
@@ -202,7 +198,7 @@ def test_as_many_connections_as_there_is_room_for_and_the_next_waits():
 def test_idle_connections_leave_the_record_its_descriptors(tmp_path: Path):
     """1,024 descriptors in all, which is usual, are here those that are open and some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with counter(backlog=9, num_repeat=1, pending=tmp_path / "pending") as served:
+    with start_serving(backlog=9, num_repeat=1, pending=tmp_path / "pending") as served:
         opened = served.open(task="a")
         assert served.ask(opened).status_code == 200
         free = max(int(name) for name in os.listdir("/proc/self/fd")) + 1  # none above it is open
@@ -221,7 +217,7 @@ def test_idle_connections_leave_the_record_its_descriptors(tmp_path: Path):
                 assert httpx.get(f"{served.client.base_url}/health", timeout=30).status_code == 200
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert served.desk.results.get(timeout=60).episodes[0].reward == 1.0  # type: ignore[union-attr]
+        assert served.take_group().episodes[0].reward == 1.0
 
 
 @contextmanager
@@ -243,28 +239,27 @@ def test_a_server_takes_all_descriptors_that_it_may_have():
     free = max(int(name) for name in os.listdir("/proc/self/fd")) + 1  # none above it is open
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1, free + 300), hard))
     try:
-        with counter() as served:
+        with start_serving() as served:
             assert served.client.get("/health").status_code == 200
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_guesses_keys_waits_and_who_has_one_does_not(shared, monkeypatch):
-    pause = Shared.pause_after_guess
-    monkeypatch.setattr(Shared, "pause_after_guess", lambda self, address: 60.0 if pause(self, address) else 0.0)
+def test_who_guesses_keys_waits_and_who_has_one_does_not(shared):
     url = shared.client.base_url
     opened = shared.open(task="a", train=False)
     wrong = b"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: wrong\r\n\r\n"
     held = [socket.create_connection((url.host, url.port), timeout=30) for _ in range(120)]
     try:
-        for connection in held:
-            connection.sendall(wrong)
-        assert held[0].recv(13) == b"HTTP/1.1 401 "
-        assert shared.ask(opened).status_code == 200
-        held[-1].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            held[-1].recv(13)
+        with hold_wrong_keys(60.0):
+            for connection in held:
+                connection.sendall(wrong)
+            assert held[0].recv(13) == b"HTTP/1.1 401 "
+            assert shared.ask(opened).status_code == 200
+            held[-1].setblocking(False)
+            with pytest.raises(BlockingIOError):
+                held[-1].recv(13)
     finally:
         for connection in held:
             connection.close()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.run.auditing.audit import audit_whole
-from tests.ajet_command import ajet, metric_rows, start
+from tests.support.runs import ajet, audit, metric_rows, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 6
@@ -53,5 +52,5 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, objective):
     done = ajet(*launch(objective, "killed"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert outcome(run) == outcome(tmp_path / "launcher_record" / "whole")
-    audited = audit_whole(run)
-    assert audited.ok and audited.state is not None and len(audited.state.steps) == STEPS, audited.changes
+    audited = audit(run)
+    assert audited["ok"] and audited["chain"]["steps"] == STEPS, audited["changes"]

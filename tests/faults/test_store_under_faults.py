@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ajet.store import sqlite_store
-from tests.store_injector import Connection, Faults, SqliteGround, World
+from tests.support.store_world import Connection, Faults, SqliteGround, World
+from tests.support.stores import mongo_operations_fail, sqlite_connections_fail
 
 TURNS = 400
 SERVE_TURNS = 300
@@ -25,14 +26,13 @@ def test_nothing_is_lost_and_nothing_is_trained_twice(
     least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, seed, counts, trained = [0.0], 0, Counter[str](), Counter[str]()
-    monkeypatch.setattr(sqlite_store.time, "time", lambda: clock[0])
-    connect = sqlite_store.connect
+    monkeypatch.setattr(time, "time", lambda: clock[0])
     while counts.total() < least:
         seed += 1
         faults = Faults(random.Random(seed), SqliteGround.happens())
-        monkeypatch.setattr(sqlite_store, "connect", lambda path, faults=faults: Connection(connect(path), faults))
         clock[0] = 1_000_000.0
-        trained += played(tmp_path / str(seed), lambda folder: SqliteGround(folder, clock), seed, faults)
+        with sqlite_connections_fail(lambda base, faults=faults: Connection(base, faults)):
+            trained += played(tmp_path / str(seed), lambda folder: SqliteGround(folder, clock), seed, faults)
         counts += faults.counts
     assert set(counts) >= {"kill", "disk full", "stop", "clock"} and trained["uses"] > trained["groups"] > seed
     report(counts, seed, trained)
@@ -42,8 +42,7 @@ def test_nothing_is_lost_and_nothing_is_trained_twice(
     "least", [pytest.param(60, marks=pytest.mark.slow), pytest.param(4_000, marks=pytest.mark.extra_slow)]
 )
 def test_the_same_of_what_ajet_serve_acknowledged(least: int, tmp_path: Path) -> None:
-    from tests.faulty_disk import Kind, ServeFaults, faulty
-    from tests.serve_injector import ServedWorld
+    from tests.support.served_world import Kind, ServedWorld, ServeFaults, faulty
 
     seed, counts, done = 0, Counter[str](), Counter[str]()
     while counts.total() < least:
@@ -64,28 +63,15 @@ def test_the_same_of_what_ajet_serve_acknowledged(least: int, tmp_path: Path) ->
 
 @pytest.mark.extra_slow
 def test_the_same_over_a_server_whose_connections_are_cut_and_which_is_killed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     mongod = request.getfixturevalue("mongod")
-    from ajet.store.mongo import connection, positions
-    from tests.mongo_injector import MongoGround, Way
+    from tests.support.mongo_world import MongoGround, Way
 
-    monkeypatch.setattr(positions, "EXPIRES_EVERY", 0.0)
-    asked, armed = connection.Connection._asked, list[Faults]()
-
-    def with_faults(self: Any, operation: Any, base: Any) -> Any:
-        def one(base: Any) -> Any:
-            armed[-1].point(statement=True)
-            answer = operation(base)
-            armed[-1].point(statement=True)
-            return answer
-
-        return asked(self, one, base)
-
-    monkeypatch.setattr(connection.Connection, "_asked", with_faults)
+    armed = list[Faults]()
     seed, counts, trained = 0, Counter[str](), Counter[str]()
     wanted = {"kill", "connections cut", "mongod killed", "mongod stopped", "stop", "clock"}
-    with Way(mongod.port) as way:
+    with Way(mongod.port) as way, mongo_operations_fail(lambda: armed[-1].point(statement=True)):
         while counts.total() < MONGO_FAULTS or not wanted <= set(counts):  # what is drawn depends on how it went
             seed += 1
             ground = MongoGround(mongod, way, random.Random(-seed))

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from ajet.engine.contract import TokenRequest
-from ajet.engine.scripted import ScriptedReply
-from ajet.rollout import verdicts
+from ajet import Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import EnvironmentFailure
-from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow
-from tests import rollout_workflows as flows
-from tests.rollout_fixtures import AnswerJudge, stage, time_is_up
+from tests.support.rollouts import (
+    AnswerJudge,
+    ScriptedReply,
+    TokenRequest,
+    flows,
+    judge_time_is_up,
+    stage,
+    time_is_up,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -75,8 +78,7 @@ def test_each_fault_costs_its_own_episode_only(isolation: str) -> None:
         ) as made,  # what fails here fails for good: that is no outage
     ):
         groups = made.play(20)
-        tally = made.rollout.tally
-    assert tally.failures == {
+    assert made.failures == {
         ("agent", "ValueError"): 10,
         ("agent", "timeout"): 10,
         ("agent", "returned_nothing"): 10,
@@ -86,7 +88,7 @@ def test_each_fault_costs_its_own_episode_only(isolation: str) -> None:
         ("environment", "EnvironmentFailure"): 10,
         ("judge", "ArithmeticError"): 10,
     }
-    assert tally.statuses == {"failed": 80, "completed": 20} and tally.retries == 20
+    assert made.statuses == {"failed": 80, "completed": 20} and made.retries == 20
     episodes = [episode for group in groups for episode in group.episodes]
     assert Counter(episode.reward for episode in episodes) == {1.0: 10, None: 90}
     for episode in episodes:
@@ -116,14 +118,14 @@ def test_a_late_client_finds_its_key_dead() -> None:
     with time_is_up(asked.is_set), stage(Late) as made:
         try:
             episode = made.episode()
-            before = made.engine.requests
+            before = made.requests
             reply = requests.post(
                 f"{endpoints[0].base_url}/chat/completions",
                 headers={"Authorization": f"Bearer {endpoints[0].api_key}"},
                 json={"model": "ajet", "messages": [{"role": "user", "content": "hello?"}]},
                 timeout=60,
             )
-            assert reply.status_code in (401, 410) and made.engine.requests == before
+            assert reply.status_code in (401, 410) and made.requests == before
             assert len(episode.calls) == 1
         finally:
             flows.RELEASE.set()
@@ -131,16 +133,16 @@ def test_a_late_client_finds_its_key_dead() -> None:
 
 def test_a_timeout_frees_the_engine() -> None:
     with (
-        time_is_up(lambda: made.engine.running == 1),
+        time_is_up(lambda: made.running == 1),
         stage(flows.Asks, lambda _: ScriptedReply("yes", latency=3600)) as made,
     ):
         episode = made.episode()
         assert episode.failure is not None and episode.failure.kind == "timeout"
         assert [call.finish for call in episode.calls] == ["aborted"]
         end = time.monotonic() + 60
-        while made.engine.running and time.monotonic() < end:
+        while made.running and time.monotonic() < end:
             time.sleep(0.01)
-        assert made.engine.running == 0
+        assert made.running == 0
 
 
 def test_a_judge_that_blocks_its_loop_does_not_hold_up_the_rollout() -> None:
@@ -153,7 +155,7 @@ def test_a_judge_that_blocks_its_loop_does_not_hold_up_the_rollout() -> None:
             return Verdict(1.0)
 
     flows.RELEASE.clear()
-    with time_is_up(blocks.is_set, verdicts), stage(flows.Asks, judge=Blocks()) as made:
+    with judge_time_is_up(blocks.is_set), stage(flows.Asks, judge=Blocks()) as made:
         try:
             episode = made.episode()  # ends while the judge blocks: it is let go of below
             assert episode.failure is not None and episode.failure.boundary == "judge"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.contract.test_observe import endpoint, observed
-from tests.gateway_fixtures import ASK, bench, post
 from tests.hostile_requests import lattice, objects
-from tests.served_fixtures import counter
+from tests.support.gateways import ASK, post, start_gateway
+from tests.support.observed import endpoint, observed
+from tests.support.served import start_serving
 
 REPLY = json.dumps({"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()
 
@@ -45,8 +45,8 @@ def test_lattice_schema_does_not_stop_other_clients(kind):
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": lattice(26)}}
     asked = {"tools": [tool]} if kind == "strict tool" else {"response_format": schema}
     statuses = []
-    with bench(reply) as on:
-        to = on.open()("a", "a", None)
+    with start_gateway(reply) as on:
+        to = on.open().endpoint("a")
 
         def hostile():
             statuses.append(post(to, {"model": "m", "messages": ASK, **asked}).status_code)
@@ -70,7 +70,7 @@ def in_two_parts(values: bytes) -> tuple[Callable[[], Iterator[bytes]], threadin
 def test_long_episode_request_does_not_stop_other_clients():
     values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
     statuses = []
-    with counter() as desk:
+    with start_serving() as desk:
         desk.client.get("/episodes").raise_for_status()
         body, sent = in_two_parts(values)
 
@@ -97,8 +97,8 @@ def test_long_observed_request_does_not_stop_other_clients(tmp_path):
 
 @pytest.mark.parametrize("size", [4 << 20, 16 << 20])
 def test_chat_request_of_many_values_is_refused(size):
-    with bench(lambda request: "yes") as on:
-        to = on.open()("a", "a", None)
+    with start_gateway(lambda request: "yes") as on:
+        to = on.open().endpoint("a")
         answer = post(to, b'{"model": "m", "messages": ' + objects(size) + b"}")
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
         text = "[{,:" * 500_000  # in a string they are no values
@@ -107,7 +107,7 @@ def test_chat_request_of_many_values_is_refused(size):
 
 @pytest.mark.parametrize("path", ["/episodes", "/episodes/any/finish"])
 def test_episode_request_of_many_values_is_refused(path):
-    with counter() as desk:
+    with start_serving() as desk:
         answer = desk.client.post(path, content=b'{"metadata": ' + objects(8 << 20) + b"}")
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.gateway.plain_parser import PlainParser
-from tests.served_fixtures import KEY, Counter, counter
+from tests.support.served import KEY, RunningServer, start_serving
 
 QUESTION = {"task": {"question": "MY OWN QUESTION é", "answer": "3"}}
 JAVA = """
@@ -34,8 +34,8 @@ public class Player {
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Counter]:
-    with counter(tasks=1) as made:
+def served() -> Iterator[RunningServer]:
+    with start_serving(tasks=1) as made:
         yield made
 
 
@@ -106,7 +106,7 @@ def test_pipelined_bodies_survive_any_cut(bodies, cuts):
         assert offer == "Upgrade: h2c" or b"upgrade" not in names
 
 
-def exchanged(served: Counter, wire: bytes) -> bytes:
+def exchanged(served: RunningServer, wire: bytes) -> bytes:
     """All that the server answers until it closes the connection."""
     url = served.client.base_url
     with socket.create_connection((url.host, url.port), timeout=20) as connection:

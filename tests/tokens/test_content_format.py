@@ -5,13 +5,12 @@ import json
 import pytest
 
 from ajet.context_tracker.proof import prove
-from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, result
 from ajet.tokens.template import ChatTemplate
 from ajet.tokens.template_doctor import examine
 from tests.chat_templates import made
-from tests.gateway_fixtures import bench, post
 from tests.published_templates import published
+from tests.support.gateways import Renderer, TemplateRefused, post, start_gateway
 
 TEXTS = [
     {"role": "system", "content": "Be brief."},
@@ -114,9 +113,9 @@ def test_doctor_and_gateway_agree_about_tools():
     assert states["system message"] == "warning" and states["tool call"] == "ok" and states["tools"] == "ok"
     spelled = json.dumps({"name": "look_up", "arguments": {"word": "skiff"}})
     replies = [f"<tool_call>\n{spelled}\n</tool_call>", "A small boat.", "Yes."]
-    with bench(replies, words=words) as b:
+    with start_gateway(replies, words=words) as b:
         session = b.open()
-        endpoint, messages = session("a", "a", None), [TEXTS[1]]
+        endpoint, messages = session.endpoint("a"), [TEXTS[1]]
         first = post(endpoint, {"model": "m", "messages": messages, "tools": [TOOL]}).json()["choices"][0]["message"]
         messages += [first, result(first["tool_calls"][0], "a small boat")]
         assert post(endpoint, {"model": "m", "messages": messages, "tools": [TOOL]}).status_code == 200
@@ -127,9 +126,9 @@ def test_doctor_and_gateway_agree_about_tools():
 
 def test_prompts_of_parts_extend_and_are_proven():
     words = renderer("smolvlm.jinja")
-    with bench(["A cat.", "Black."], words=words) as b:
+    with start_gateway(["A cat.", "Black."], words=words) as b:
         session = b.open()
-        endpoint, messages = session("a", "a", None), TEXTS[:2]
+        endpoint, messages = session.endpoint("a"), TEXTS[:2]
         first = post(endpoint, {"model": "m", "messages": messages}).json()["choices"][0]["message"]
         post(endpoint, {"model": "m", "messages": [*messages, first, TEXTS[3]]}).raise_for_status()
         capture = session.close()

@@ -14,7 +14,7 @@ from loguru import logger
 from ajet.client import Client, EpisodeLost
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, LeaseLost, StoreAway
-from tests.served_fixtures import KEY, Counter, counter
+from tests.support.served import KEY, RunningServer, start_serving
 
 LIMITS = {"num_repeat": 3, "group_deadline": 600, "min_group": 1}
 
@@ -33,7 +33,7 @@ def lost(*given: Any) -> None:
     raise LeaseLost("position 0 is another's by now, or over")
 
 
-def ends_the_idle(served: Counter) -> None:
+def ends_the_idle(served: RunningServer) -> None:
     """Who looks for those whose time is over still does."""
     made = served.open(train=False, task="alone")
     served.forgotten(made["episode"])
@@ -53,7 +53,7 @@ class Full:
 def test_a_position_that_is_anothers_by_now_ends_no_time_limits(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         heard() as said,
-        counter(backlog=9, keeper=None if ended else Full(), gateway={"idle_timeout": 900}, **LIMITS) as served,
+        start_serving(backlog=9, keeper=None if ended else Full(), gateway={"idle_timeout": 900}, **LIMITS) as served,
     ):
         monkeypatch.setattr(served.store, "close", lost)
         monkeypatch.setattr(served.store, "give_back", lost)
@@ -83,7 +83,7 @@ class Elsewhere:
 
 
 def test_an_end_at_a_position_that_is_anothers_counts_nowhere_and_the_client_is_told(tmp_path: Path) -> None:
-    with counter(backlog=9, pending=tmp_path, keeper=Elsewhere(), gateway={"idle_timeout": 900}) as served:
+    with start_serving(backlog=9, pending=tmp_path, keeper=Elsewhere(), gateway={"idle_timeout": 900}) as served:
         answer = served.finish(served.open(task="q"), reward=1.0)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "place_lost")
         served.looked()
@@ -94,7 +94,7 @@ def test_an_end_at_a_position_that_is_anothers_counts_nowhere_and_the_client_is_
 
 
 def test_a_store_that_is_away_is_said_once_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with heard() as said, counter(backlog=9, keeper=Full(), **LIMITS) as served:
+    with heard() as said, start_serving(backlog=9, keeper=Full(), **LIMITS) as served:
         for task in ("q", "r"):
             served.client.delete(f"/episodes/{served.open(task=task)['episode']}")
         asked, plain = list[int](), served.store.give_back
@@ -118,7 +118,7 @@ def test_a_store_that_is_away_is_said_once_until_it_is_back(monkeypatch: pytest.
 def test_a_mistake_in_ajet_ends_the_server_and_not_its_limits_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with counter(backlog=9, pending=tmp_path, **LIMITS) as served:
+    with start_serving(backlog=9, pending=tmp_path, **LIMITS) as served:
         monkeypatch.setattr(served.store, "close", lambda lease: {}["mistake"])
         served.play(1.0, task="q")
         served.overdue()

@@ -14,7 +14,7 @@ from ajet import WorkflowOutput
 from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.own_loop import OwnLoop
 from tests.rollout_fixtures import stage
-from tests.served_fixtures import counter
+from tests.support.served import start_serving
 
 
 def descriptors() -> int:
@@ -93,7 +93,7 @@ def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
     for _ in range(3):
         with stage(Says) as played:
             assert played.episode().reward == 1.0
-        with counter(backlog=9, pending=tmp_path) as served:
+        with start_serving(backlog=9, pending=tmp_path) as served:
             served.open(task="q")
         assert played.rollout._loop.is_closed() and served.desk._loop.is_closed()
         until = time.monotonic() + 60

@@ -15,18 +15,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.context_tracker import pack, timelines
+from ajet.context_tracker import pack
 from ajet.context_tracker.matching import Conversations, Match
 from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
 from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.scripted import ScriptedEngine, ScriptedReply
-from ajet.gateway import Capture
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
-from ajet.tokens import Renderer
 from tests.chat_templates import made, tokenizer
-from tests.gateway_fixtures import ADD, ASK, Bench, bench, client_of, spelled_out
+from tests.support.gateways import (
+    ADD,
+    ASK,
+    Capture,
+    Renderer,
+    RunningGateway,
+    ScriptedEngine,
+    ScriptedReply,
+    client_of,
+    renderer_of_style,
+    spelled_out,
+    start_gateway,
+    timelines,
+)
 from tests.unit.context_tracker_fixtures import episodes
 
 ARRAYS = ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")
@@ -41,10 +51,10 @@ async def ask(endpoint: Endpoint, messages: list[dict[str, Any]], **more: Any) -
     return done.choices[0].message.model_dump(exclude_none=True)
 
 
-async def tool_episode(b: Bench) -> Capture:
+async def tool_episode(b: RunningGateway) -> Capture:
     """Two turns with a tool, then a client that changes what was said, then one without tools."""
     session = b.open()
-    endpoint = session("solver", "", None)
+    endpoint = session.endpoint("solver", "")
     messages = [*ASK]
     reply = await ask(endpoint, messages, tools=[ADD])
     result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "3"}
@@ -58,7 +68,7 @@ async def tool_episode(b: Bench) -> Capture:
 
 def captured(style: str = "qwen25", script: Any = None, play: Callable[..., Any] = tool_episode) -> Capture:
     """What a session of that play leaves behind; every reply is spelled one character a token."""
-    with bench(lambda _: next(replies), style=style) as b:
+    with start_gateway(lambda _: next(replies), style=style) as b:
         said = script or [SPELLED, "It is 3.", "Yes.", "No: 4.", "I think so."]
         replies = iter([spelled_out(b, text) for text in said])
         return asyncio.run(play(b))
@@ -106,9 +116,9 @@ def test_another_end_of_a_reply_is_found(capture, changed, index):
 
 
 def test_a_reply_that_was_cut_is_proven():
-    async def play(b: Bench) -> Capture:
+    async def play(b: RunningGateway) -> Capture:
         session = b.open()
-        await ask(session("solver", "", None), ASK, max_tokens=4)
+        await ask(session.endpoint("solver", ""), ASK, max_tokens=4)
         return session.close()
 
     capture = captured(script=["It is 3, I think."], play=play)
@@ -125,11 +135,11 @@ class LengthFirst(ScriptedEngine):
 
 
 def test_an_end_token_ends_a_reply_whatever_the_engine_says():
-    words = Renderer(tokenizer("qwen25"))
+    words = renderer_of_style()
     engine = LengthFirst(["Yes."], encode=lambda text: words.encode(text).tolist(), end_id=words.end_ids[0])
-    with bench(words=words, engine=engine) as b:
+    with start_gateway(words=words, engine=engine) as b:
         session = b.open()
-        asyncio.run(ask(session("solver", "", None), ASK))
+        asyncio.run(ask(session.endpoint("solver", ""), ASK))
         capture = session.close()
     assert [call.finish for call in capture.calls] == ["stop"]
     assert proven(capture).ok
@@ -137,11 +147,11 @@ def test_an_end_token_ends_a_reply_whatever_the_engine_says():
 
 @pytest.mark.parametrize("style", ["smollm2", "qwen3", "llama3"])
 def test_other_templates(style):
-    async def play(b: Bench) -> Capture:
+    async def play(b: RunningGateway) -> Capture:
         session = b.open()
         messages = [*ASK]
         for text in ("Sure?", "Why?", "Thanks."):
-            reply = await ask(session("solver", "", None), messages)
+            reply = await ask(session.endpoint("solver", ""), messages)
             messages += [reply, {"role": "user", "content": text}]
         return session.close()
 
@@ -163,9 +173,9 @@ def reordered(value: Any) -> Any:
 def test_tools_are_recorded_in_the_order_shown(style):
     orders = [[ADD], reordered([ADD]), [ADD]]
 
-    async def play(b: Bench) -> Capture:
+    async def play(b: RunningGateway) -> Capture:
         session = b.open()
-        endpoint, messages = session("solver", "", None), [*ASK]
+        endpoint, messages = session.endpoint("solver", ""), [*ASK]
         for tools in orders:
             messages = [*messages, await ask(endpoint, messages, tools=tools), {"role": "user", "content": "Sure?"}]
         return session.close()
@@ -191,19 +201,19 @@ def test_called_functions_are_recorded_in_the_order_shown():
     words = Renderer(made(mistral, ("<|end|>",), "<|end|>"))
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     result = {"role": "tool", "tool_call_id": "c", "content": "3"}
-    with bench(lambda _: "Yes.", words=words) as b:
+    with start_gateway(lambda _: "Yes.", words=words) as b:
         session = b.open()
         for each in (call, reordered(call)):
             told = [*ASK, {"role": "assistant", "content": None, "tool_calls": [each]}, result]
-            asyncio.run(ask(session("solver", "", None), told, tools=[ADD]))
+            asyncio.run(ask(session.endpoint("solver", ""), told, tools=[ADD]))
         capture = session.close()
     proof = prove(capture.calls, capture.messages, capture.tools, words, episode="e")
     assert proof.ok, str(proof)
 
 
 def test_choices_that_change_a_prompt_or_its_reading():
-    async def play(b: Bench) -> Capture:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Capture:
+        endpoint = (session := b.open()).endpoint("solver", "")
         named = {"type": "function", "function": {"name": "add"}}
         await ask(endpoint, ASK, tools=[ADD], tool_choice=named)
         await ask(endpoint, ASK, tools=[ADD], tool_choice="required")
@@ -220,16 +230,16 @@ def test_choices_that_change_a_prompt_or_its_reading():
 
 
 def test_parallel_calls_that_said_the_same_in_other_tokens():
-    async def play(b: Bench) -> Capture:
+    async def play(b: RunningGateway) -> Capture:
         session = b.open()
-        endpoint = session("solver", "", None)
+        endpoint = session.endpoint("solver", "")
         for _ in range(4):
             replies = await asyncio.gather(*[ask(endpoint, ASK) for _ in range(4)])
             more = [*ASK, replies[0], {"role": "user", "content": "Sure?"}]
             await asyncio.gather(ask(endpoint, ASK), *[ask(endpoint, more) for _ in range(3)])
         return session.close()
 
-    with bench(lambda _: next(replies), latency=0.002) as b:
+    with start_gateway(lambda _: next(replies), latency=0.002) as b:
         said = [ScriptedReply(ids=b.ids("It is 3."), ended=False), spelled_out(b, "It is 3.")]
         replies = itertools.cycle([said[0], said[1], said[1]])
         capture = asyncio.run(play(b))
@@ -275,14 +285,14 @@ def _all_open(self, agent, messages):
 def test_without_verbatim_extension_a_token_is_wrong(monkeypatch, where, name, mutant):
     monkeypatch.setattr(where, name, mutant)
 
-    async def play(b: Bench) -> Capture:
-        endpoint = (session := b.open())("solver", "", None)
+    async def play(b: RunningGateway) -> Capture:
+        endpoint = (session := b.open()).endpoint("solver", "")
         reply = await ask(endpoint, ASK)
         await ask(endpoint, [*ASK, reply, {"role": "user", "content": "Sure?"}])
         return session.close()
 
     capture = captured(script=["It is the answer.", "Yes."], play=play)
-    words, sampled = Renderer(tokenizer("qwen25")), full_ids(capture.calls, 0)
+    words, sampled = renderer_of_style(), full_ids(capture.calls, 0)
     again = words.encode(words.decode(sampled))
     apart = int(np.flatnonzero(sampled[: again.size] != again)[0])
     proof = proven(capture)
@@ -302,10 +312,10 @@ def test_a_swapped_id_of_a_prompt(capture, call):
     assert [(token.call, token.position) for token in wrong] == [(call, position)], wrong
 
 
-async def completing_episode(b: Bench) -> Capture:
+async def completing_episode(b: RunningGateway) -> Capture:
     """A text, then that text with its reply and more; then one that leaves the reply's end token out."""
     session = b.open()
-    endpoint = session("solver", "", None)
+    endpoint = session.endpoint("solver", "")
     text = "One plus two"
     for more in (" is", " or so.", ""):
         url, headers = f"{endpoint.base_url}/completions", {"authorization": f"Bearer {endpoint.api_key}"}

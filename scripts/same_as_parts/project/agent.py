@@ -11,6 +11,7 @@ from pathlib import Path
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 
 HERE = Path(__file__).parent
+METRICS = HERE / "launcher_record" / "same" / "metrics.jsonl"
 ITEMS = ("eel", "fig", "ham", "jam", "nut", "oat", "pea", "yam")
 SYSTEM = {"role": "system", "content": "You know no prices. Look them up, then answer in \\boxed{}."}
 TOOL = {
@@ -113,12 +114,15 @@ class TurnAgent(PriceAgent):
         while len(list(HERE.glob("played-*"))) < turn:
             await asyncio.sleep(0.02)
         output = await super().execute(workflow_task, tuner)
-        output.reward += len(output.metadata["final_answer"]) / 100  # attempts differ, so that each step learns
+        output.reward += 0.5 * workflow_task.task_thread_index  # attempts differ, so that each step learns
         (HERE / f"played-{turn}").touch()
         next_batch = turn // batch + 1
-        last = next_batch == tuner.config.ajet.trainer_common.total_training_steps
-        while not last and len(list(HERE.glob("played-*"))) < (next_batch + 1) * batch:
-            await asyncio.sleep(0.02)
+        if next_batch < tuner.config.ajet.trainer_common.total_training_steps:
+            while len(list(HERE.glob("played-*"))) < (next_batch + 1) * batch:
+                await asyncio.sleep(0.02)
+        else:  # the trainer takes groups as they close: the batch before must be trained first
+            while len(METRICS.read_text().splitlines()) < next_batch - 1:
+                await asyncio.sleep(0.02)
         return output
 
 

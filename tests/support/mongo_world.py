@@ -94,7 +94,7 @@ class Way:
 
 
 class MongoGround:
-    """An empty store at a server, over a way that is cut. See `store_injector.Ground`."""
+    """An empty store at a server, over a way that is cut. See `store_world.Ground`."""
 
     def __init__(self, mongod: Mongod, way: Way, draw: random.Random) -> None:
         self._mongod, self._way, self._draw = mongod, way, draw

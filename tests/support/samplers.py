@@ -1,0 +1,120 @@
+"""Samplers and trainers of one store in this process, and what they would refuse.
+
+Invariant: as in `runs` and `stores`, gates name none of what is inside; `Experiment` and `Terms` are handed back as
+they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone.decoupled.terms import _NAMES, OVER, Terms
+from ajet.config import Experiment, load_experiment
+from ajet.engine import followed
+from ajet.engine.model_source import locate
+from ajet.engine.models import load_tokenizer
+from ajet.run.launch import launch
+from ajet.run.options import LaunchOptions
+from ajet.run.sampling.sample import SampleOptions, sample
+from ajet.run.sampling.sampler import Sampler
+from ajet.store import Address, SharedStore, open_shared
+from ajet.task_reader import TaskOrder, open_reader
+from tests.sample_fixtures import HELD_FROM, kept_of, project_in
+
+__all__ = [
+    "CHECKED",
+    "HELD_FROM",
+    "Experiment",
+    "announce_training",
+    "end_training",
+    "kept_of",
+    "load_experiment",
+    "model_folder",
+    "project_in",
+    "require_same_terms",
+    "sample_here",
+    "samplers_keep_old_weights",
+    "samplers_meet_bug",
+    "terms_of",
+    "train_here",
+]
+
+CHECKED = tuple(_NAMES.values())
+"""What a trainer and a sampler must agree in, by the words that a refusal has for it."""
+
+
+def train_here(experiment: Experiment, store: Address | None = None) -> int:
+    """Train in this process, from a store that others fill, if one is named. Raises UserError."""
+    more: dict[str, Any] = {} if store is None else {"from_store": store}
+    return launch(experiment, LaunchOptions(rehearsal=False, **more))
+
+
+def sample_here(experiment: Experiment, store: Address, *, name: str, **more: Any) -> None:
+    """Play for a store in this process until its training is over. Raises UserError."""
+    sample(experiment, SampleOptions(store, name=name, **more))
+
+
+def terms_of(experiment: Experiment) -> Terms:
+    """What a sampler with this experiment would play."""
+    tasks = TaskOrder(open_reader(experiment).tasks("train"), experiment.ajet.seed, experiment.ajet.data.shuffle)
+    return Terms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
+
+
+def announce_training(experiment: Experiment, ledger: SharedStore | None, *, below: int = 3) -> Any:
+    """The policy of a training with this experiment that has just begun, announced in a store if one is given."""
+    policy = terms_of(experiment).policy("run", 0, 0, None, below, over=False)
+    if ledger is not None:
+        ledger.announce(policy)
+    return policy
+
+
+def require_same_terms(experiment: Experiment, policy: Any, store: str) -> None:
+    """Raises UserError where a sampler with this experiment would play something else than the policy's."""
+    terms_of(experiment).require_same(policy, store)
+
+
+def end_training(store: Address) -> None:
+    """Say in a store that its training is over, as a trainer does that ends."""
+    if (announced := open_shared(store).announced()) is not None:
+        ledger = open_shared(store, rolls=True, run=announced.policy.run)
+        ledger.announce(replace(announced.policy, told={**announced.policy.told, OVER: True}))
+
+
+def model_folder(model: str) -> Path:
+    """The folder with the files of a model that ajet ships."""
+    folder = locate(model).folder
+    assert folder is not None
+    return folder
+
+
+@contextmanager
+def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[None]:
+    """A sampler meets a bug of ajet when it takes in what was played; `seen` is called before."""
+
+    def breaks(self: Sampler, timeout: float) -> None:
+        seen()
+        raise problem
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sampler, "_take_in", breaks)
+        yield
+
+
+@contextmanager
+def samplers_keep_old_weights() -> Iterator[None]:
+    """Samplers say that they took newer weights, and did not."""
+
+    def lies(self: Any, folder: Path, version: int, *about: object, leads: bool = True) -> bool:
+        with self.engine.paused():
+            self.engine.weights_changed(version)
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(followed._Transformers, "take", lies)
+        yield

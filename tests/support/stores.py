@@ -1,0 +1,62 @@
+"""Open shared stores as samplers and trainers do, and let what they stand on fail.
+
+Invariant: of the tests that are gates, only this module names what lies inside `ajet.store`. Faults are those of a
+database: what a connection does at a statement, or at an operation of its server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ajet.store import Address, Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store.seal import ALTERED
+
+__all__ = [
+    "ALTERED",
+    "Address",
+    "Fenced",
+    "Kept",
+    "Lease",
+    "LeaseLost",
+    "Policy",
+    "SharedStore",
+    "mongo_operations_fail",
+    "open_shared",
+    "sqlite_connections_fail",
+]
+
+
+@contextmanager
+def sqlite_connections_fail(wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Every connection that a store of SQLite opens is the one that `wrap` makes of it."""
+    connect = sqlite_store.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_store, "connect", lambda path: wrap(connect(path)))
+        yield
+
+
+@contextmanager
+def mongo_operations_fail(point: Callable[[], None]) -> Iterator[None]:
+    """`point`, which may raise, is called before and after each operation of a store of MongoDB, and each operation
+    looks for leases that have ended."""
+    from ajet.store.mongo import connection, positions
+
+    asked = connection.Connection._asked
+
+    def with_faults(self: Any, operation: Any, base: Any) -> Any:
+        def one(base: Any) -> Any:
+            point()
+            answer = operation(base)
+            point()
+            return answer
+
+        return asked(self, one, base)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "EXPIRES_EVERY", 0.0)
+        patch.setattr(connection.Connection, "_asked", with_faults)
+        yield
