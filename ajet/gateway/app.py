@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from ajet.gateway.callers import PATH_KEY, grant_of
@@ -61,7 +61,8 @@ def build_app(serving: Serving, *, opens_later: bool = False) -> App:
             soon = Refused("The server is being started.", status=503, code="starting")
             return JSONResponse(error_body(request, soon), status_code=503, headers={"retry-after": "1"})
         told = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
-        return JSONResponse(error_body(request, told), status_code=error.status_code)
+        headers = {"allow": ", ".join(_allowed_methods(app.routes, request.scope))} if told.status == 405 else None
+        return JSONResponse(error_body(request, told), status_code=error.status_code, headers=headers)
 
     async def failed(request: Request, error: Exception) -> Response:
         logger.opt(exception=error).error("the gateway failed on {} {}", request.method, request.url.path)
@@ -141,6 +142,14 @@ class App:
             scope = {**scope, "path": path, "raw_path": path.encode()}
         place = self._endpoints.get(path) if scope.get("method") == "POST" else None
         await (place or self._others)(scope, receive, send)
+
+
+def _allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """The methods of all routes with this path: HTTP requires a 405 to name them."""
+    found = [
+        route.methods or () for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE
+    ]
+    return sorted({method for methods in found for method in methods})
 
 
 def session_of(serving: Serving, request: Request) -> Session:

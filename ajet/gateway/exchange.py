@@ -336,10 +336,12 @@ async def answer(
     await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
-async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
+async def refuse(
+    send: Send, refused: Refused, body: Mapping[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Send an error."""
     later = refused.retry_after
-    told = [] if later is None else [(b"retry-after", str(later).encode())]
+    told = [*headers] if later is None else [*headers, (b"retry-after", str(later).encode())]
     told += [NO_RETRY] if refused.final else []
     await answer(send, refused.status, body, tuple(told))
 
