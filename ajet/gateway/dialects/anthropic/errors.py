@@ -31,7 +31,7 @@ def error_body(refused: Refused) -> dict[str, Any]:
     if refused.code == "context_length_exceeded":  # the words by which clients know that they must shorten
         message = f"prompt is too long: {message}"
     kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    if refused.code == "engine_failure":
+    if refused.code == "engine_failure" and refused.status == 503:  # it is broken, not overloaded
         kind = "api_error"
     error: dict[str, Any] = {"type": kind, "message": message}
     param = "output_config.format" if refused.param == "response_format" else refused.param
