@@ -72,6 +72,7 @@ class EventWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": usage_of(prompt_tokens, 0),
         }
         return _event("message_start", message=message) + _event("ping")
