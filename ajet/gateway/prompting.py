@@ -88,7 +88,9 @@ async def _raw(
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(placed.prompt.ids):
-        raise Refused("the prompt is empty: this model needs a token to begin with", param="prompt")
+        raise Refused(
+            "the prompt is empty: this model needs a token to begin with", param="prompt", code="invalid_value"
+        )
     return Prompt(placed.prompt, match, placed.parent, placed.before, placed.fork, placed.encoded)
 
 
