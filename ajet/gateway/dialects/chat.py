@@ -153,6 +153,8 @@ class _ChunkWriter:
         self._dialect, self._options = dialect, options
         self._head = _head(options, "chat.completion.chunk")
         self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
+        self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+        """With usage in the last chunk, the others say null: so has OpenAI's reference."""
 
     def start(self, choice: int) -> bytes:
         return self._plain(choice, _ROLE)
@@ -183,12 +185,12 @@ class _ChunkWriter:
         if logprobs is None and delta.keys() == _TEXT:  # almost all there are
             return self._plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
         told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
-        return f"{self._before}{told}]}}\n\n".encode()
+        return f"{self._before}{told}{self._after}".encode()
 
     def _plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
         """An event without logprobs, of JSON texts."""
         told = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
-        return f"{self._before}{told}]}}\n\n".encode()
+        return f"{self._before}{told}{self._after}".encode()
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -201,7 +201,8 @@ class _ChunkWriter:
         return event(self._dialect.error(refused))
 
     def _chunk(self, choice: int, text: str, told: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
-        return event({**self._head, "choices": [_choice(choice, text, told, finish)]})
+        usage = {"usage": None} if self._options.include_usage else {}
+        return event({**self._head, "choices": [_choice(choice, text, told, finish)], **usage})
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
