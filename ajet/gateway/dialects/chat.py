@@ -60,6 +60,7 @@ class _Options:
     include_usage: bool
     logprobs: bool
     top_logprobs: int
+    is_call_named: bool
     id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -110,7 +111,7 @@ class ChatDialect:
         stream = fields.boolean(body, "stream", False)
         usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
-        return Asked(choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top))
+        return Asked(choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None))
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
         """A chat.completion."""
@@ -120,7 +121,7 @@ class ChatDialect:
                 "index": index,
                 "message": {"refusal": None, **turn.message},
                 "logprobs": self._logprobs(options, turn.ids, turn.logprobs, turn.top) if options.logprobs else None,
-                "finish_reason": turn.finish,
+                "finish_reason": _finish_reason(options, turn),
             }
             for index, turn in enumerate(turns)
         ]
@@ -170,7 +171,7 @@ class _ChunkWriter:
         return b"".join(events)
 
     def end(self, choice: int, turn: Turn) -> bytes:
-        return self._plain(choice, "{}", f'"{turn.finish}"')
+        return self._plain(choice, "{}", f'"{_finish_reason(self._options, turn)}"')
 
     def close(self, turns: Sequence[Turn]) -> bytes:
         usage = b""
@@ -191,6 +192,11 @@ class _ChunkWriter:
         """An event without logprobs, of JSON texts."""
         told = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
         return f"{self._before}{told}{self._after}".encode()
+
+
+def _finish_reason(options: _Options, turn: Turn) -> str:
+    """A call that the client demanded by name ends with `stop`, as at OpenAI and vLLM."""
+    return "stop" if options.is_call_named and turn.finish == "tool_calls" else turn.finish
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
