@@ -44,6 +44,8 @@ LOST = "ajet.lost"
 WATCH = "ajet.watch"
 """In a scope's state: takes what to call when the client leaves (None: nothing any more). Where it is absent, a task
 waits for what `receive` says."""
+REQUEST_ID = "ajet.request_id"
+"""In a scope's state: the id of the request, which its answer bears in a header."""
 Leave = Callable[[], None]
 NO_RETRY = (b"x-should-retry", b"false")
 """By which OpenAI's and Anthropic's clients hear that they should not ask again."""
@@ -67,7 +69,7 @@ class Endpoint:
         except Refused as refused:
             if refused.status == 401:
                 await after_wrong_key(scope)
-            await self._refuse(send, refused)
+            await self._refuse(scope, send, refused)
             return
         grant.session.requests += 1
         try:
@@ -110,10 +112,10 @@ class Endpoint:
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
-            await self._refuse(send, refused)
+            await self._refuse(scope, send, refused)
             return
         except RecursionError:
-            await self._refuse(send, Refused("The request is nested too deeply.", code="invalid_json"))
+            await self._refuse(scope, send, Refused("The request is nested too deeply.", code="invalid_json"))
             return
         body = b""  # it is not held for as long as the reply takes
         asking.count = max(asking.count, signal.count)
@@ -136,8 +138,8 @@ class Endpoint:
         read = partial(self._dialect.read, told, caller_of(grant, headers, told))
         return await asyncio.to_thread(read) if is_long or _asks_for_schema(told) else read()
 
-    async def _refuse(self, send: Send, refused: Refused) -> None:
-        await refuse(send, refused, self._dialect.error(refused))
+    async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
+        await refuse(send, refused, self._dialect.error(refused, scope["state"][REQUEST_ID]))
 
 
 class _Exchange:
@@ -160,6 +162,7 @@ class _Exchange:
 
     async def run(self, scope: Scope, receive: Receive) -> None:
         asking, session = self._asking, self._session
+        self._request_id = scope["state"][REQUEST_ID]
         asking.join(session.make, session.check)
         unwatch = self._watch(scope, receive)
         self._load.clients += 1
@@ -253,6 +256,9 @@ class _Exchange:
                     raise error
         return None
 
+    async def _send_error(self, refused: Refused) -> None:
+        await refuse(self._send, refused, self._dialect.error(refused, self._request_id))
+
     async def _write_whole(self) -> None:
         while not self._settled() and not self._left:
             self._news.clear()
@@ -268,7 +274,7 @@ class _Exchange:
                 refused = error
         if refused is not None:
             self._note(refused)
-            await refuse(self._send, refused, self._dialect.error(refused))
+            await self._send_error(refused)
         else:
             self._count_delivery()
             await answer(self._send, 200, told)
@@ -305,7 +311,7 @@ class _Exchange:
                     else:
                         self._note(refused)
                     if refused is not None and not started and not events:
-                        await refuse(self._send, refused, self._dialect.error(refused))
+                        await self._send_error(refused)
                         break
                     turns = [] if refused else [task.result() for task in self._tasks]
                     events.append(writer.error(refused) if refused else writer.close(turns))

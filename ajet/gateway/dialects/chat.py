@@ -111,7 +111,9 @@ class ChatDialect:
         stream = fields.boolean(body, "stream", False)
         usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
-        return Asked(choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None))
+        return Asked(
+            choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None)
+        )
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
         """A chat.completion."""
@@ -131,7 +133,7 @@ class ChatDialect:
         """See Writer."""
         return _ChunkWriter(self, asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused)
 

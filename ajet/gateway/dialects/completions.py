@@ -119,7 +119,7 @@ class CompletionsDialect:
         """See Writer."""
         return _ChunkWriter(self, asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused, {"messages": "prompt"})
 

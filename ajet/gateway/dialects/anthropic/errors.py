@@ -25,8 +25,8 @@ _TYPES = {
 }
 
 
-def error_body(refused: Refused) -> dict[str, Any]:
-    """The body of an error reply, and the data of an `error` event."""
+def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any]:
+    """The body of an error reply, and the data of an `error` event, which has no `request_id`."""
     message = refused.message
     if refused.code == "context_length_exceeded":  # the words by which clients know that they must shorten
         message = f"prompt is too long: {message}"
@@ -38,4 +38,4 @@ def error_body(refused: Refused) -> dict[str, Any]:
     details = {"error_code": refused.code, "param": param}
     if known := {name: value for name, value in details.items() if value is not None}:
         error["details"] = known
-    return {"type": "error", "error": error}
+    return {"type": "error", "error": error} | ({"request_id": request_id} if request_id else {})

@@ -190,7 +190,7 @@ class ResponsesDialect:
         """See Writer."""
         return _EventWriter(asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused, _PARAMS)
 
