@@ -85,6 +85,8 @@ class ChatDialect:
         if top and not logprobs:
             raise fields.wrong("top_logprobs", "'logprobs' to be true with it")
         fields.seed(body)
+        stream = fields.boolean(body, "stream", False)
+        usage = fields.include_usage(body, stream)
         images: list[str] = []
         request = TurnRequest(
             agent=caller.agent,
@@ -103,13 +105,12 @@ class ChatDialect:
             stop=fields.stop_strings(body.get("stop")),
             logprobs=logprobs,
             top_logprobs=top,
+            counts_tokens=usage or not stream,
             json_schema=read_response_format(body.get("response_format")),
             passed=fields.not_neutral(body, _NEUTRAL),
             asides=fields.given(body, _ASIDES),
             notes={"model": model} if model else {},
         )
-        stream = fields.boolean(body, "stream", False)
-        usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
         return Asked(
             choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None)
@@ -226,7 +227,14 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: " + _ENCODE(value).encode() + b"\n\n"
 
 
-def _usage(turns: Sequence[Turn]) -> dict[str, int]:
-    prompt = turns[0].prompt_tokens
-    completion = sum(turn.completion_tokens for turn in turns)
+def _usage(turns: Sequence[Turn]) -> dict[str, int] | None:
+    return usage_of(turns[:1], turns)
+
+
+def usage_of(prompts: Sequence[Turn], turns: Sequence[Turn]) -> dict[str, int] | None:
+    """The tokens of these prompts and of these replies; None where a server did not count them."""
+    told = [turn.prompt_tokens for turn in prompts], [turn.completion_tokens for turn in turns]
+    if None in told[0] or None in told[1]:
+        return None
+    prompt, completion = (sum(filter(None, counts)) for counts in told)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.gateway.dialects import fields
-from ajet.gateway.dialects.chat import error_body, event
+from ajet.gateway.dialects.chat import error_body, event, usage_of
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 from ajet.tokens.decoding import IncrementalDecoder
@@ -94,6 +94,7 @@ class CompletionsDialect:
             stop=fields.stop_strings(body.get("stop")),
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
+            counts_tokens=usage or not stream,
             passed=fields.not_neutral(body, _NEUTRAL),
             asides=fields.given(body, ("user",)),
             notes={"model": model} if model else {},
@@ -213,10 +214,8 @@ def _head(options: _Options) -> dict[str, Any]:
     return {"id": options.id, "object": "text_completion", "created": options.created, "model": options.model}
 
 
-def _usage(options: _Options, turns: Sequence[Turn]) -> dict[str, int]:
-    prompt = sum(turn.prompt_tokens for turn in turns[:: options.count])
-    completion = sum(turn.completion_tokens for turn in turns)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def _usage(options: _Options, turns: Sequence[Turn]) -> dict[str, int] | None:
+    return usage_of(turns[:: options.count], turns)
 
 
 def _prompts(value: Any) -> list[Prompt]:

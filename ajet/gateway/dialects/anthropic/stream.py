@@ -60,7 +60,7 @@ class EventWriter:
     def error(self, refused: Refused) -> bytes:
         return _event("error", error=error_body(refused)["error"])
 
-    def _begin(self, prompt_tokens: int) -> bytes:
+    def _begin(self, prompt_tokens: int | None) -> bytes:
         if self._begun:
             return b""
         self._begun = True
