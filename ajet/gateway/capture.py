@@ -119,9 +119,13 @@ class Recorder:
         fork: ForkReason | None = None,
         temperature: float = 1.0,
     ) -> Entry:
-        """A call is asked. `prompt` None: a chat engine's, without ids. `before`: the parent's prompt, where this one
-        extends it verbatim; otherwise it shares with the parent what they happen to have in common."""
+        """A call is asked. `prompt` None: a chat engine's, without ids. `before`: the prompt of `parent`, where this
+        one extends it verbatim; otherwise the call shares with its parent what they happen to have in common: a raw
+        prompt with `parent`, messages with the call that has the longest beginning of the same tools and messages."""
         calls = self.capture.calls
+        tool_list = self._tool_list(tools)
+        if messages and before is None:
+            parent = self.conversations.nearest(match.keys, tool_list)
         prefix, shared, text = 0, 0, ""
         suffix = _NO_IDS
         if prompt is None:
@@ -152,7 +156,7 @@ class Recorder:
             versions=(),
             finish="aborted",
             messages=tuple([self._message(message) for message in messages]),
-            tools=self._tool_list(tools),
+            tools=tool_list,
             reply=None,
             fork=fork,
             temperature=temperature,
@@ -171,7 +175,7 @@ class Recorder:
         calls.append(call)
         self.entries.append(entry)
         if entry.count:
-            self.conversations.asked(call.index, match)
+            self.conversations.asked(call.index, match, tool_list)
         return entry
 
     def settle(
