@@ -176,6 +176,8 @@ class Recorder:
         self.entries.append(entry)
         if entry.count:
             self.conversations.asked(call.index, match, tool_list)
+        elif prompt is not None:
+            self.texts.asked(call.index, prompt.text)
         return entry
 
     def settle(
@@ -224,7 +226,8 @@ class Recorder:
     def _goes_on_from(self, later: Entry, call: Call) -> bool:
         """True if the later call repeats the reply of `call` as it was given."""
         own = call.prefix + len(call.suffix_ids)
-        raw = not later.count and later.call.parent == call.index and later.call.prefix > own
+        raw = later.call.prefix - own >= max(1, len(call.response_ids) - 1)  # the token that ended it is not shown
+        raw = raw and not later.count and later.call.parent == call.index
         return later.extends == call.index or raw
 
     def _owner(self, parent: int, prefix: int, shared: int) -> tuple[int, int]:
