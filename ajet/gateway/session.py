@@ -84,7 +84,7 @@ class Session:
         self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
         self._lock = threading.Lock()
         self._room_for_uses = IN_ALL
-        self._left_out = False
+        self._left_out = self._settled = False
         self._on_use: Callable[[ToolUse], None] | None = None
 
     @property
@@ -140,9 +140,12 @@ class Session:
             self._left_out = True
             logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
 
-    def note(self, refused: Refused) -> None:
-        """A request of this episode was refused; so many are kept as say what goes wrong."""
+    def note(self, refused: Refused, *, answered: bool = True) -> None:
+        """A request of this episode was refused; so many are kept as say what goes wrong. `answered` False: calls were
+        made for it, and it is the last request, even if one of them ended after the failure."""
         capture = self._ledger.recorder.capture
+        if not answered:
+            capture.refused = refused.code
         kept, told = capture.refusals, (refused.code, str(refused))
         capture.unanswered = str(refused)
         if len(kept) < MOST_REFUSALS and told not in kept:
@@ -269,5 +272,13 @@ class Session:
         with self._lock:
             self._ledger.closed = True
             self._serving.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
-        self._reach.on_loop(self._ledger.abort_all)
+        self._reach.on_loop(self._end)
         return self._ledger.recorder.capture
+
+    def _end(self) -> None:
+        """Settle every call, once: after that the capture belongs to the caller."""
+        if not self._settled:
+            self._settled = True
+            self._ledger.abort_all()
+            for lost in self.askings.list_lost():
+                self._ledger.recorder.mark_lost(*lost)

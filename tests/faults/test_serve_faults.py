@@ -160,7 +160,8 @@ def test_unknown_episodes_and_methods(shared):
     for method, path in (("GET", "/episodes/x"), ("DELETE", "/episodes/x"), ("POST", "/episodes/x/finish")):
         answer = shared.client.request(method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "episode_not_found")
-    assert shared.client.put("/episodes").status_code == 405
+    wrong = shared.client.put("/episodes")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_an_engine_that_fails_in_the_last_call_fails_the_episode():

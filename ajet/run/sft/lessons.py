@@ -176,7 +176,7 @@ def _enter(
         tools=tools,
         match=match,
         prompt=prompt,
-        parent=match.nearest,
+        parent=match.extends if before is not None else None,
         before=before,
         fork=fork,
     )
