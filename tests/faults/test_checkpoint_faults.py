@@ -18,6 +18,7 @@ import pytest
 
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
+from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -32,6 +33,9 @@ def fill(step: int, folder: Path) -> None:
                 file.flush()
 
 
+BEST = Measurement({"a": (1.0,)})
+
+
 def write_for_ever(folder: Path, step: int, told: Connection) -> None:
     """Saves every step twice and tells each that is saved; a process of its own, which is killed."""
     checkpoints = Checkpoints(folder, keep=2)
@@ -39,7 +43,7 @@ def write_for_ever(folder: Path, step: int, told: Connection) -> None:
     told.send(0)
     while True:
         for _ in range(2):
-            checkpoints.save(step, partial(fill, step), {"step": step}, score=1.0 if step == 1 else 0.0)
+            checkpoints.save(step, partial(fill, step), {"step": step}, measured=BEST if step == 1 else None)
         told.send(step)
         step += 1
 

@@ -34,12 +34,12 @@ def experiment(folder: Path, **more: Any) -> Experiment:
     return Experiment.from_dict({"ajet": tree, "own": own}, base=folder)
 
 
-def save(run: RunDirectory, step: int, score: float | None = None) -> None:
+def save(run: RunDirectory, step: int) -> None:
     """A step as the training loop leaves it: episodes, a row, a checkpoint."""
     run.take_up()
     run.episodes.write(step, "train", [episode(f"e{step}", step=step)])
     run.metrics.log(step, {"train/reward": step / 10}, tasks=[step])
-    run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step}, score)
+    run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step})
 
 
 def trained(root: Path, *steps: int, **more: Any) -> str:
