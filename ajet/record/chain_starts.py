@@ -43,8 +43,8 @@ class OpenedRun(Protocol):
     checkpoints: Checkpoints
 
 
-def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
-    """The facts of a process that has just opened a run's folder. `first`: there is no chain yet."""
+def start_facts(run: OpenedRun) -> dict[str, Any]:
+    """The facts of a process that has just opened a run's folder."""
     me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
     facts: dict[str, Any] = {
         "run": run.run_id,
@@ -56,8 +56,6 @@ def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
     }
     if (base := run.resumed) is not None:
         facts["from"] = _base(base, own=base.path.parent.resolve() == run.checkpoints.folder.resolve())
-        if first and (rows := _rows_upto(run.path, base.step)):
-            facts["before"] = {"step": base.step, "rows": rows}
     return facts
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 FILE = "run.json"
-CHAINED = "chained"
-"""The key in it that claims that the run has a chain; runs of earlier versions lack it."""
 SHOWN = 12
 EARLIER_DEFAULTS: dict[str, Any] = {"ajet.trainer_common.algorithm.is_cap": None}
 """Of keys whose default has changed: the one of versions that did not write which keys were given."""
@@ -61,9 +59,8 @@ class RunIdentity:
     `settings`; and `judge`, true where what scores changed."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run folder, with the claim that the run has a chain."""
-        content = {**asdict(self), CHAINED: True}
-        write_atomically(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        """Keep it in the run folder: a run that has it has a chain, too."""
+        write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
