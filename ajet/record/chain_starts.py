@@ -61,7 +61,7 @@ def start_facts(run: OpenedRun) -> dict[str, Any]:
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
     """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
-    facts: dict[str, Any] = {"rows_kept": _rows_upto(folder, step)}
+    facts: dict[str, Any] = {}
     with _linked(folder) as known:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
         files = [folder / "episodes" / name for name in names]
@@ -85,10 +85,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _rows_upto(folder: Path, step: int) -> int:
-    return sum(row.get("step", -1) <= step for row in read_rows(folder / METRICS))
 
 
 @contextmanager

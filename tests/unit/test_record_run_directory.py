@@ -124,27 +124,6 @@ def test_a_resumed_run_keeps_the_defaults_that_it_began_with(tmp_path: Path) -> 
         assert anew.experiment.ajet.rollout.top_p == 1.0
 
 
-@pytest.mark.parametrize(("then", "kept"), [(None, True), (1.0, False)])
-def test_a_run_of_before_the_cap_keeps_none_where_it_had_none(tmp_path: Path, then: float | None, kept: bool) -> None:
-    """Its version did not write which keys were given; a value that was no default then, somebody gave."""
-    trained(tmp_path, 1)
-    file = tmp_path / "demo" / "run.json"
-    began = json.loads(file.read_text())
-    del began["given"]
-    began["training"]["ajet.trainer_common.algorithm.is_cap"] = then
-    file.write_text(json.dumps(began))
-    if not kept:
-        with pytest.raises(UserError, match=r"is_cap: 1.0 then, 2.0 now"):
-            RunDirectory.open(experiment(tmp_path).served(), root=tmp_path)
-        return
-    for _ in range(2):
-        with RunDirectory.open(experiment(tmp_path).served(), root=tmp_path) as again:
-            assert again.resumed is not None and again.experiment.ajet.trainer_common.importance_cap is None
-            assert any("is_cap stays null" in note for note in again.notes)
-    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as in_turns:
-        assert in_turns.notes == []
-
-
 def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> None:
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
         run.metrics.log(0, {"validation/reward": 0.1})
