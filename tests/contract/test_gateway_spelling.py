@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from ajet.context_tracker import prove, timelines
-from ajet.context_tracker.matching import Conversations
 from ajet.schema.call import prompt_ids
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
@@ -144,23 +143,6 @@ def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_i
         and words.decode(line.ids[line.mask]) == "Look.\nObservation:More.\nObservation:It is 7.<|im_end|>"
     )
     assert prove(capture.calls, capture.messages, capture.tools, words).ok
-
-
-def test_a_record_in_which_that_forked_is_proven_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier versions took it for an edit of the client's."""
-
-    async def play(b: Bench) -> Any:
-        endpoint = (session := b.open())("solver", "", None)
-        said = await asked(endpoint, ASK, stop=["Observation:"])
-        await asked(endpoint, [*ASK, {"role": "assistant", "content": said["content"] + "Observation: 3"}])
-        return session.close()
-
-    with bench(lambda _: next(replies)) as b, monkeypatch.context() as earlier:
-        earlier.setattr(Conversations, "_begun", lambda *_: ())
-        replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
-        capture = asyncio.run(play(b))
-    assert [call.fork for call in capture.calls] == [None, "client_edit"]
-    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
 
 
 @pytest.mark.parametrize("inside", ["Look. Observation: 3", "Look.\nResult: 3"])
