@@ -14,7 +14,6 @@ import pytest
 
 from ajet.algorithm import discarded
 from ajet.config import Experiment
-from ajet.record import EpisodeFiles
 from ajet.run.accounting import check_tokens
 from ajet.run.serving.batch import Batch
 from ajet.run.serving.serve import _held_out
@@ -375,24 +374,6 @@ def test_what_a_step_used_is_no_longer_taken_up_and_a_torn_end_is_not_read(tmp_p
     (lines,) = tmp_path.glob("*.jsonl")
     lines.write_bytes(lines.read_bytes() + b'{"half": ')
     assert [one.uuid for one in kept_in(tmp_path, saved)] == [ended[2]["episode"]]
-
-
-def test_ends_that_an_earlier_version_kept_are_taken_up_and_used_once(tmp_path):
-    """They named a place of the reader's order, or none, and knew positions of their own for no other."""
-    files = EpisodeFiles(tmp_path)
-    for number, (alone, source) in enumerate([(True, None), (True, None), (False, 1), (False, None)]):
-        ended = record_fixtures.episode(f"e{number}", repeat=0, order=-1)
-        files.write(
-            number, "train", [ended], notes={ended.uuid: {"alone": alone, "source": source, "ended_by": "client"}}
-        )
-    with counter(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
-        found = [served.desk.results.get(timeout=60) for _ in range(4)]
-        alone = [each for each in found if isinstance(each, Episode)]
-        groups = [each for each in found if isinstance(each, Group)]
-        assert sorted(each.uuid for each in alone) == ["e0", "e1"]
-        assert {each.episodes[0].uuid: each.order >= 0 for each in groups} == {"e2": True, "e3": False}
-        served.store.use([each.order for each in found], step=1)
-        assert served.open()["task_id"] == "t0" and served.open()["task_id"] == "t2", "t1 was played"
 
 
 def kept_in(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
