@@ -542,14 +542,15 @@ def test_a_process_id_used_again_by_another_process_does_not_hold(tmp_path: Path
     assert lock.take() is None
     content = json.loads(lock.path.read_text())
     lock.release()
-    lock.path.write_text(json.dumps({"pid": content["pid"], "started": content["started"] - 1000} | HERE))
+    before = {"started": content["started"] - 1000, "ticks": content["ticks"] - 1000, "kernel": False}
+    lock.path.write_text(json.dumps(content | before))
     assert RunLock(tmp_path / "demo").take() is None
 
 
-def test_a_living_holder_of_an_earlier_version_is_respected(tmp_path: Path) -> None:
-    """It holds no lock of the kernel's; its file has three keys."""
+def test_a_living_holder_without_a_kernels_lock_is_respected(tmp_path: Path) -> None:
+    """As where the file system has none and the system no /proc."""
     (tmp_path / "demo").mkdir()
-    mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+    mine = {"pid": os.getpid(), "started": psutil.Process().create_time(), "kernel": False}
     (tmp_path / "demo" / "lock.json").write_text(json.dumps(mine | HERE))
     assert str(os.getpid()) in str(RunLock(tmp_path / "demo").take())
 
