@@ -24,8 +24,10 @@ from ajet.cli.launcher import main
 from ajet.config import Experiment
 from ajet.context_tracker import timelines
 from ajet.record.chain import Chain
+from ajet.record.checkpoint import digest_of, own_digest
 from ajet.record.episode_codec import decode as decode_episode
 from ajet.record.episode_codec import encode as encode_episode
+from ajet.record.held_out import Measurement
 from ajet.record.logs import main_log
 from ajet.record.metrics import Metrics
 from ajet.record.process_identity import ProcessIdentity
@@ -36,6 +38,7 @@ from tests.ajet_command import Forked, ajet, command, environment, metric_rows, 
 __all__ = [
     "LOCK_HOLDER",
     "Forked",
+    "Measurement",
     "Ran",
     "ajet",
     "audit",
@@ -43,6 +46,7 @@ __all__ = [
     "command",
     "count_tasks",
     "decode_episode",
+    "digest_of",
     "encode_episode",
     "environment",
     "interrupted_twice",
@@ -51,6 +55,7 @@ __all__ = [
     "launch_breaks",
     "main_log",
     "metric_rows",
+    "own_digest",
     "prove",
     "prove_store",
     "run_here",

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 BEGAN = "began"
 """In what a policy tells: the version that its trainer went on from."""
 PROBE = "probe"
-"""Told: what this version and some before it say of one text (`ajet.engine.probe`)."""
-ON_DEMAND = "probe_on_demand"
-"""Told: that the probe is said once a sampler at a server elsewhere is there."""
+"""Told: what this version and some before it say of one text (`ajet.engine.probe`). verl's trainer tells it once a
+sampler at a server elsewhere is there."""
 SERVER = "server"
 """What a sampler says of itself: the server elsewhere that it samples from, "" for none."""
 MOST = "max_staleness"
