@@ -28,7 +28,7 @@ from ratios import kept
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, Session, TurnRequest
-from tests.rollout_fixtures import renderer
+from tests.support.rollouts import renderer
 
 BYTES_A_TOKEN = 24
 FLAT = 1 << 20

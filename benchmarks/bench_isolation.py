@@ -34,7 +34,7 @@ from ajet.rollout import Rollout
 from ajet.rollout.isolation import pace
 from ajet.schema.task import Task
 from benchmarks.bench_rollout import CALLS, Talks, a_gateway, of_agents, opening
-from tests.rollout_fixtures import AnswerJudge
+from tests.support.rollouts import AnswerJudge
 
 PAUSE_S = 0.05
 

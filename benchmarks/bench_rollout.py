@@ -39,7 +39,7 @@ from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.wiring import limits_of
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
-from tests.rollout_fixtures import AnswerJudge, renderer
+from tests.support.rollouts import AnswerJudge, renderer
 
 CALLS = 5
 LIMIT = 0.95
