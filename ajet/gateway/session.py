@@ -7,10 +7,9 @@ client's wishes wherever a call trains. Everything but `__call__` and `close` ru
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any, cast
@@ -21,12 +20,12 @@ from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
 from ajet.gateway.keys import Grant
 from ajet.gateway.proxy import chat_turn
-from ajet.gateway.reply import Reader, Reply
+from ajet.gateway.reply import Reply
 from ajet.gateway.retries import Askings
 from ajet.gateway.running_calls import Inspect, RunningCalls
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.token_turn import TokenTurns
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.turn import Refused, Turn, TurnRequest
 from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.tool_use import ToolUse
@@ -165,10 +164,6 @@ class Session:
                 )
             return endpoint
 
-    async def turn(self, request: TurnRequest) -> Turn:
-        """Sample one reply, whole. Raises Refused. Cancelling it frees the engine."""
-        return await self.make(Reply(request))
-
     async def make(self, reply: Reply) -> Turn:
         """Make a reply, or go on with it where its client left and came back. Raises Refused. Cancelling it frees the
         engine."""
@@ -204,26 +199,6 @@ class Session:
                     self._ledger.recorder.capture.refused = refused.code
                     self.note(refused)
                     raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
-
-    async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
-        """Sample one reply as pieces, ended by the Turn; closing the iterator aborts the call."""
-        news = asyncio.Event()
-        reply = Reply(request, streamed=True)
-        reader = Reader(reply, news.set)
-        task = asyncio.create_task(self.make(reply))
-        task.add_done_callback(lambda _: news.set())
-        try:
-            while True:
-                news.clear()
-                for piece in reader.read():
-                    yield piece
-                if task.done():
-                    break
-                await news.wait()
-            yield await task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""

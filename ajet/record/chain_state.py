@@ -40,8 +40,6 @@ from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
 from ajet.record.unlinked import UnlinkedWindow
 
-READ_AT_ONCE = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

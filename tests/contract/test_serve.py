@@ -10,11 +10,11 @@ import pytest
 
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.tool_use import digest_of
+from tests.support.rollouts import outages_pause
 from tests.support.served import (
     AwayStore,
     StoreAway,
     StoreDown,
-    begin_outages_with_pause,
     kept_ends,
     start_serving,
 )
@@ -53,7 +53,7 @@ def test_an_episode_from_its_opening_to_its_record():
 
 
 def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see():
-    with begin_outages_with_pause(60.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
+    with outages_pause(60.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
         opened = served.open(task="x")
         assert served.ask(opened).status_code == 200
         lost = served.finish(opened, error="no world", boundary="environment").json()
@@ -73,7 +73,7 @@ def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see():
 
 
 def test_who_was_admitted_before_an_outage_is_no_probe_of_it():
-    with begin_outages_with_pause(0.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
+    with outages_pause(0.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
 
         def meanwhile():
             served.begin_outage("engine")

@@ -28,7 +28,6 @@ from ajet.context_tracker import prove, timelines
 from ajet.engine.contract import Sampling, TokenEngine
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
 from ajet.gateway import Capture, Gateway, Session, exchange, running_calls, worker_threads
-from ajet.gateway.limits import Limits
 from ajet.gateway.token_turn import TRIES
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     import openai
 
 __all__ = [
-    "ADD", "ASK", "Capture", "EpisodeSession", "GatedRenderer", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway",
+    "ADD", "ASK", "Capture", "EpisodeSession", "GatedRenderer", "LONG_PROMPT", "Renderer", "RunningGateway",
     "Sampling", "ScriptedChat", "ScriptedEngine", "ScriptedReply", "TOOL", "TRIES", "TemplateRefused", "call",
     "client_of", "gather_stream_events", "limit_bodies", "own_reply", "post", "prove", "render_in_threads",
     "renderer_of_config", "renderer_of_style", "result", "scripted_logprob", "seeing_renderer", "spelled_out",
