@@ -163,7 +163,7 @@ def test_a_setting_that_both_versions_refuse_needs_permission(tmp_path: Path):
     for allowed, other, equal in ((["grpo"], [], True), (["rloo"], ["^loss$"], False), ([], [], False)):
         args = argparse.Namespace(allow_missing=allowed, ignore=other)
         assert compare_setting("grpo", sides, tmp_path, args) is equal, allowed
-    (sides[0].code / "ajet" / "__main__.py").write_text("raise SystemExit(1)")
+    (sides[0].code / "ajet" / "__main__.py").write_text("import sys; sys.exit(1)")
     assert not compare_setting("grpo", sides, tmp_path, argparse.Namespace(allow_missing=["grpo"], ignore=[]))
 
 
