@@ -1,8 +1,9 @@
 """`python scripts/same_as COMMIT`: compares how this working tree trains with how that commit does, bit for bit.
 
 Exit code: 0 if every setting ran with both versions and nothing differs; 1 if something differs or did not run; 2 for a
-wrong call. Bits differ between processors, so nothing is stored: both versions run here, one after the other, in the
-same folder. The worktree of the commit and all results are removed at the end, however it ends.
+wrong call. Only a setting of `--allow-missing` may be refused by both versions, as a sandbox is on some machines.
+Bits differ between processors, so nothing is stored: both versions run here, one after the other, in the same folder.
+The worktree of the commit and all results are removed at the end, however it ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with add_worktree(args.commit, folder / "code") as code:
             sides = [Checkout("before", code, folder / "before", [ROOT]), Checkout("now", ROOT, folder / "now", [code])]
             print(f"{'setting':18} {'verdict':58} {'seconds':>7} {'cpu':>5}", flush=True)
-            unequal = [name for name in args.only if not compare_setting(name, sides, folder, args.ignore)]
+            unequal = [name for name in args.only if not compare_setting(name, sides, folder, args)]
     print(f"Not equal to {args.name}: {', '.join(unequal)}." if unequal else f"All equal to {args.name}.")
     return 1 if unequal else 0
 
@@ -49,17 +50,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="same_as", description="Compare how this working tree trains with how COMMIT does, bit for bit."
     )
     parser.add_argument("name", nargs="?", metavar="COMMIT")
-    parser.add_argument("--only", metavar="A,B,C", help="These settings alone.")
+    parser.add_argument("--only", metavar="A,B,C", type=_split, default=list(NAMES), help="These settings alone.")
     parser.add_argument("--list", action="store_true", help="Print the settings and what each covers.")
+    parser.add_argument(
+        "--allow-missing", metavar="A,B,C", type=_split, default=[],
+        help="Settings that may be refused by both versions, such as isolation-sandbox where there is no sandbox.",
+    )  # fmt: skip
     parser.add_argument(
         "--ignore", action="append", metavar="PATTERN", default=[],
         help="A regular expression of metrics or fields (such as ^proof/) that were meant to change; may be repeated.",
     )  # fmt: skip
     args = parser.parse_args(arguments)
-    args.only = args.only.split(",") if args.only else list(NAMES)
-    unknown = [name for name in args.only if name not in SETTINGS]
+    unknown = [name for name in (*args.only, *args.allow_missing) if name not in SETTINGS]
     if unknown:
-        parser.error(f"--only: no setting {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"no setting {', '.join(unknown)}; there are {', '.join(NAMES)}")
     if args.list:
         return args
     if args.name is None:
@@ -84,8 +88,8 @@ def add_worktree(commit: str, place: Path) -> Iterator[Path]:
         _git("worktree", "prune")
 
 
-def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored: Sequence[str]) -> bool:
-    """Run a setting with both versions, print its line, and return True if they are equal."""
+def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, args: argparse.Namespace) -> bool:
+    """Run a setting with both versions, print its line, and return True if they are equal or may be missing."""
     began, used = time.monotonic(), _cpu_seconds()
     ran: list[Results] = []
     failed: list[tuple[str, RunError]] = []
@@ -94,10 +98,10 @@ def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored:
             ran.append(run_setting(name, side, folder))
         except RunError as problem:
             failed.append((side.name, problem))
-    refused = SETTINGS[name].optional and len(failed) == 2 and all(problem.code == 2 for _, problem in failed)
-    different = [] if failed else list(find_differences(*ran, ignored))
+    refused = len(failed) == 2 and all(problem.code == 2 for _, problem in failed)
+    different = [] if failed else list(find_differences(*ran, args.ignore))
     if refused:
-        verdict = "NOT COMPARED: neither version can run it on this machine"
+        verdict = "NOT COMPARED: both versions refuse to run it"
     elif failed:
         verdict = f"did not run: {' and '.join(side for side, _ in failed)}"
     else:
@@ -108,7 +112,7 @@ def compare_setting(name: str, sides: Sequence[Checkout], folder: Path, ignored:
     for side, problem in failed:
         print(f"    {side}: {problem}".rstrip().replace("\n", "\n    "))
     sys.stdout.flush()
-    return refused or not (failed or different)
+    return refused and name in args.allow_missing or not (failed or different)
 
 
 def run_setting(name: str, side: Checkout, folder: Path) -> Results:
@@ -137,6 +141,10 @@ def require_results(name: str, results: Results) -> None:
     lacking = [what for word, what in wanted.items() if not any(word in place for place in places)]
     if lacking:
         raise RunError(f"it left no {' and no '.join(lacking)}")
+
+
+def _split(names: str) -> list[str]:
+    return names.split(",")
 
 
 def _cpu_seconds() -> float:

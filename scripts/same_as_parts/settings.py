@@ -23,8 +23,6 @@ class Setting:
     summary: str
     overrides: tuple[str, ...] = ()
     procedure: Procedure = procedures.train
-    optional: bool = False
-    """True if a machine may lack what it needs; then both versions refuse it with exit code 2."""
 
 
 SETTINGS: dict[str, Setting] = {
@@ -74,9 +72,8 @@ SETTINGS: dict[str, Setting] = {
         ("rollout.isolation=process", "rollout.num_repeat=2", "data.train_batch_size=2", "rollout.max_env_worker=2"),
     ),
     "isolation-sandbox": Setting(
-        "a sandbox per attempt, where the machine has one",
+        "a sandbox per attempt",
         ("rollout.isolation=sandbox", "rollout.num_repeat=2", "data.train_batch_size=2", "rollout.max_env_worker=2"),
-        optional=True,
     ),
     "sft": Setting("supervised fine-tuning, with held-out rows", procedure=procedures.train_sft),
     "dpo": Setting("direct preference optimization", procedure=procedures.train_dpo),

@@ -501,6 +501,8 @@ def test_closing_a_session_aborts_what_runs_and_kills_its_keys():
         thread.join(60)
         assert got[0].status_code == 410 and got[0].json()["error"]["code"] == "episode_finished"
         assert post(endpoint, {"messages": ASK}).status_code == 410
+        key = {"authorization": f"Bearer {endpoint.api_key}"}
+        assert httpx.get(f"{endpoint.base_url}/models", headers=key).status_code == 410, "what needs no episode, too"
         assert session.close() is capture
         with pytest.raises(Exception, match="ended"):
             session.endpoint("b")

@@ -35,14 +35,14 @@ RETRY = {"x-stainless-retry-count": "1"}
 
 
 class Halting(ScriptedEngine):
-    """Answers with `text`; the first `halts` replies stop after `after` tokens until they are let go or cancelled. A
-    prompt that holds the beginning of the text gets the rest."""
+    """Answers with `text`; the first `halts` replies stop after `after` tokens until they are let go or cancelled, and
+    come one token in `pace` seconds from then on. A prompt that holds the beginning of the text gets the rest."""
 
-    def __init__(self, *, after=3, halts=1, text=TEXT):
+    def __init__(self, *, after=3, halts=1, text=TEXT, pace=0.0):
         self.renderer = renderer_of_style()
         self.whole = [*self.renderer.encode(text).tolist(), self.renderer.end_ids[0]]
         super().__init__(self._rest, chunk=1)
-        self.after, self.halts = after, halts
+        self.after, self.halts, self.between = after, halts, pace
         self.asked = []
         self.halted, self.go = threading.Semaphore(0), threading.Event()
 
@@ -61,6 +61,8 @@ class Halting(ScriptedEngine):
                 self.halted.release()
                 while not self.go.is_set():
                     await asyncio.sleep(0.001)
+            if halt and self.between:
+                await asyncio.sleep(self.between)
 
 
 def http_of(endpoint, way):
@@ -512,7 +514,7 @@ def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
 @pytest.mark.parametrize("way", WAYS)
 def test_streams_of_many_clients_gather_tokens_and_lose_none(way):
     """40 clients, and room for one event a second: each gathers until its reply ends."""
-    engine = Halting(after=1, halts=40)
+    engine = Halting(after=1, halts=40, pace=0.02)
     with gather_stream_events(per_second=1), start_gateway(engine=engine) as on:
         session = on.open()
         endpoint = session.endpoint("a")

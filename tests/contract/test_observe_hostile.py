@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -118,11 +119,17 @@ def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypat
     with limit_copied_replies(1 << 16), endpoint([packed]) as (url, _), observed(url, tmp_path) as observing:
         request = httpx.Request("POST", observing.url + CHAT, json=ASK)
         with httpx.Client(timeout=60) as client:
-            reply = client.send(request, stream=True)
-            assert b"".join(reply.iter_raw()) == packed
-            reply.close()
+            tracemalloc.start()
+            try:
+                reply = client.send(request, stream=True)
+                assert b"".join(reply.iter_raw()) == packed
+                reply.close()
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
     [call] = observing.episodes[0].calls
     assert call.finish == "error" and "larger than what is kept" in call.error
+    assert peak < 1 << 23, "half of what it unpacks to"
 
 
 def _packed(self):

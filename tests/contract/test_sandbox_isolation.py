@@ -88,6 +88,16 @@ class Hangs(Workflow):
                 continue
 """
 
+SEES = """
+import os
+from ajet import Workflow, WorkflowOutput
+
+class Sees(Workflow):
+    def execute(self, task, tuner):
+        files = ["pyvenv.cfg", "bin/python"]
+        return WorkflowOutput(reward=1.0, metadata={"here": [os.path.lexists(f"PREFIX/{file}") for file in files]})
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -143,6 +153,19 @@ def test_a_workflow_plays_and_nothing_of_this_machine_is_within_its_reach(
     }  # fmt: skip
     assert episode.printed == "looked around \n" and len(episode.calls) == 1 and episode.timelines
     assert [(use.name, use.result) for use in episode.tool_uses] == [("look", "shut")]
+
+
+def test_environment_outside_the_project_starts_sandboxes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip install` into a virtual environment far from the project: no folder on the path holds the environment."""
+    environment = project.parent / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch(mode=0o644)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    (project / "flow.py").write_text(SEES.replace("PREFIX", str(environment)))
+    with play(project, "Sees") as made:
+        episode = made.episode()
+    assert episode.metadata.get("here") == [True, True], (episode.failure, episode.printed)
 
 
 @pytest.mark.extra_slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs import Ran, audit_run, count_tasks, interrupted_twice, metric_rows, run_here
+from tests.support.runs import Ran, audit_run, count_tasks, interrupted_twice, metric_rows, record_refuses, run_here
 
 STEPS, SAVED, TORN = 4, 2, 4
 """Of a run; the step of the last checkpoint that is due before the one in which it is interrupted."""
@@ -131,3 +131,12 @@ def test_a_run_that_its_agent_ends_keeps_what_it_learned(project):
     assert done.code == 2 and f"step {SAVED + 2}" in done.printed and "the tool is away" in done.printed, done.printed
     assert steps(folder) == [SAVED, SAVED + 1] and audit_run(folder)["ok"]
     assert json.loads((folder / "status.json").read_text())["outcome"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_recorded_is_not_saved(project):
+    """Its update has moved the weights: a checkpoint would be of no step."""
+    with record_refuses(TORN, "the disk takes nothing"):
+        done = run(project, "played", "unrecorded")
+    assert done.code == 2 and "the disk takes nothing" in done.printed, done.printed
+    assert steps(project / "unrecorded") == [SAVED] and len(metric_rows(project / "unrecorded")) == TORN - 1

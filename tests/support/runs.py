@@ -232,6 +232,20 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
 
 
 @contextmanager
+def record_refuses(step: int, reason: str) -> Iterator[None]:
+    """The record takes nothing of the `step`th step, whose update has moved the weights."""
+    from ajet.run import learn
+    from ajet.schema.errors import UserError
+
+    def refuse() -> None:
+        raise UserError(reason)
+
+    with pytest.MonkeyPatch.context() as patch:
+        _at_call(patch, learn, "conclude", step, refuse)
+        yield
+
+
+@contextmanager
 def validation_is_interrupted() -> Iterator[None]:
     """Within the block Ctrl-C is pressed as the first validation is about to begin."""
     from ajet.run import train

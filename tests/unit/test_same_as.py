@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 import subprocess
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from same_as_parts.checkout import Checkout, RunError  # noqa: E402
+from same_as_parts.command import compare_setting  # noqa: E402
 from same_as_parts.compare import Difference, Results, find_differences, parse_results  # noqa: E402
 from same_as_parts.reader import read_run  # noqa: E402
 from same_as_parts.settings import NAMES, SETTINGS  # noqa: E402
@@ -154,13 +156,24 @@ def test_a_run_without_modules_of_ours_is_refused(tmp_path: Path):
         side.check_modules()
 
 
+def test_a_setting_that_both_versions_refuse_needs_permission(tmp_path: Path):
+    sides = [checkout_of(tmp_path, name, []) for name in ("before", "now")]
+    for side in sides:
+        (side.code / "ajet" / "__main__.py").write_text("raise SystemExit(2)")
+    for allowed, other, equal in ((["grpo"], [], True), (["rloo"], ["^loss$"], False), ([], [], False)):
+        args = argparse.Namespace(allow_missing=allowed, ignore=other)
+        assert compare_setting("grpo", sides, tmp_path, args) is equal, allowed
+    (sides[0].code / "ajet" / "__main__.py").write_text("import sys; sys.exit(1)")
+    assert not compare_setting("grpo", sides, tmp_path, argparse.Namespace(allow_missing=["grpo"], ignore=[]))
+
+
 def same_as(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts" / "same_as"), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
 def test_wrong_calls_end_with_two():
-    for arguments in (("no-such-commit",), ("HEAD", "--only", "nothing"), ()):
+    for arguments in (("no-such-commit",), ("HEAD", "--only", "nothing"), ("HEAD", "--allow-missing", "nothing"), ()):
         done = same_as(*arguments)
         assert done.returncode == 2 and done.stderr, arguments
 

@@ -55,6 +55,7 @@ class Shown:
     """Folders that are seen inside, and what of them is empty there."""
 
     folders: tuple[str, ...]
+    """And single files: a virtual environment's `pyvenv.cfg`."""
     secrets: tuple[str, ...]
     """Files of keys, and of locks where no rule closes them."""
     records: tuple[str, ...] = ()

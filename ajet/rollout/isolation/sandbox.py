@@ -48,7 +48,13 @@ _MEMORY = ("ajet", "environment", "sandbox_limits", "memory")
 DOOR = "/run/ajet/gateway"
 _FOLDERS = "ajet-door-"
 _PROBE_S = 30.0
-_PROBE = "import os, sys; [os.listdir(folder) for folder in sys.argv[1:]]; print('ready')"
+_PROBE = """\
+import os, sys
+for path in sys.argv[1:]:
+    os.listdir(path) if os.path.isdir(path) else open(path).close()
+print('ready')
+"""
+"""Not only folders: of a virtual environment, `pyvenv.cfg` is shown by itself."""
 
 
 class SandboxIsolation(ProcessIsolation):
@@ -93,7 +99,7 @@ class Box:
         return self._started(command, ends.output, (ends.channel, ends.life))
 
     def probe(self) -> None:
-        """Start a Python in one, which looks at the folders that it is shown. Raises ConfigError."""
+        """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         said, says = os.pipe()
         words = ""

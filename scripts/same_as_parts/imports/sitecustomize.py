@@ -12,8 +12,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SIDE = json.loads((HERE / "side.json").read_text())
-CODE = os.path.join(SIDE["code"], "")
-DRIVERS = os.path.join(SIDE["drivers"], "")
+CODE = os.path.join(os.path.realpath(SIDE["code"]), "")  # a sandbox moves what lies in /tmp, and links to it
+DRIVERS = os.path.join(os.path.realpath(SIDE["drivers"]), "")
 NAMES = {"ajet", "train", "env"}
 
 
