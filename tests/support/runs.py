@@ -241,7 +241,7 @@ def record_refuses(step: int, reason: str) -> Iterator[None]:
         raise UserError(reason)
 
     with pytest.MonkeyPatch.context() as patch:
-        _at_call(patch, learn, "conclude", step, refuse)
+        _run_at_call(patch, learn, "conclude", step, refuse)
         yield
 
 
