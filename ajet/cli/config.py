@@ -69,7 +69,8 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         runner_of(experiment.backbone).check(experiment, looking=True)
     algorithm = algorithm_of(experiment)
     idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
+    defaults = runner_of(experiment.backbone).describe_replaced_defaults(experiment)
     review = review_lines(review_settings(experiment.ajet, algorithm), experiment)
-    for told in (not_looked_at(require_present(experiment), conf), overridden, idle, review):
+    for told in (not_looked_at(require_present(experiment), conf), overridden, defaults, idle, review):
         if told:
             console.print(told, markup=False, highlight=False, soft_wrap=True)

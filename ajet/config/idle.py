@@ -179,11 +179,11 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
 
 def _beside_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
     """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
-    for path, layer, ours, advice in find_unread_keys(users):
+    for path, layer, ours, value, advice in find_unread_keys(users):
         node: Any = config
         for name in ours.split(".")[1:]:
             node = getattr(node, name, None)
-        if not ours or node != layer.value(path):
+        if not ours or node != value:
             yield _key(path, path[:-1], layer, users, advice)
 
 

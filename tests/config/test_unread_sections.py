@@ -80,3 +80,28 @@ def test_lines_that_are_there_are_not_suggested_again(tmp_path: Path) -> None:
         load_experiment(tmp_path / "m.yaml", overrides=["data.train_batch_size=8"]).require_ready()
     assert "max_response_length: 1024" in caught.value.do
     assert not any(each in caught.value.do for each in ("num_repeat", "backbone", "train_batch_size"))
+
+
+@pytest.mark.parametrize(
+    ("section", "reference"),
+    [
+        ("custom_reward_function: {path: reward.py, name: score}", "reward.py->score"),
+        ("custom_reward_function: {path: /data/reward.py}", "/data/reward.py->compute_score"),
+        ("reward: {custom_reward_function: {path: reward.py, name: score}}", "reward.py->score"),
+        ("verl: {reward: {custom_reward_function: {path: reward.py}}}", "reward.py->compute_score"),
+    ],
+)
+def test_the_lines_to_add_name_the_reward_function(tmp_path: Path, section: str, reference: str) -> None:
+    (tmp_path / "m.yaml").write_text(f"{section}\n{VERL}")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(tmp_path / "m.yaml").require_ready()
+    assert f"judge_protocol: {reference}" in caught.value.do
+    judged = f"ajet: {{task_judge: {{judge_protocol: '{reference}'}}}}\n"
+    found = unread(tmp_path, judged + f"{section}\n{VERL}", "verl")
+    assert not any("custom_reward_function" in name for name in found), "ours says the same"
+
+
+def test_the_folder_of_the_files_needs_no_word(tmp_path: Path) -> None:
+    here = "ajet: {task_reader: {huggingface_dat_repo: {dataset_path: data}}}\n"
+    assert "data.train_files" not in unread(tmp_path, here + VERL, "verl")
+    assert "dataset_path: data" in unread(tmp_path, OURS + VERL, "verl")["data.train_files"][1]

@@ -7,9 +7,11 @@ read by these names: who gives one is told.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 _FILES = (
-    "task_reader.type: huggingface_dat_repo with task_reader.huggingface_dat_repo.dataset_path, a folder of Parquet"
+    "task_reader.type: huggingface_dat_repo with task_reader.huggingface_dat_repo.dataset_path, a Parquet file or a "
+    "folder of them"
 )
 _REWARD = "task_judge.judge_protocol: reward.py->reward, or task_judge.scorer"
 
@@ -36,6 +38,39 @@ LIKE: Mapping[str, str] = {
     "trainer.logger": "trainer_common.logger",
 }
 """Keys in sections of verl's own that ours decide and do not fill as they are: `nearest_key` cannot see them."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "algorithm.adv_estimator": "gae",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "actor_rollout_ref.actor.clip_ratio_c": 3.0,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.use_dynamic_bsz": False,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "actor_rollout_ref.actor.optim.betas": [0.9, 0.999],
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": False,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 16384,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "actor_rollout_ref.rollout.max_model_len": None,
+    "actor_rollout_ref.rollout.max_num_seqs": 256,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "trainer.total_epochs": 30,
+    "trainer.val_before_train": True,
+    "trainer.test_freq": -1,
+    "trainer.save_freq": -1,
+    "trainer.v1.sampler.max_off_policy_threshold": 8,
+    "trainer.v1.separate_async.parameter_sync_step": 4,
+}
+"""verl's own default of each key for which verl gets another one here. Not listed: seeds, names and places."""
 
 
 SHORT: Mapping[str, str] = {
