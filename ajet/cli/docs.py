@@ -83,7 +83,7 @@ def verl_keys_md() -> str:
     from ajet.backbone.verl.config.defaults import list_replaced_defaults, spell_value
     from ajet.config import Experiment
     from ajet.config.nearest_key import list_counterparts
-    from ajet.config.schema.verls import HERE, LIKE
+    from ajet.config.schema.verls import HERE, LIKE, ROWS, UNREAD
 
     filled = {".".join(map(str, path)): near for path, near in list_counterparts(VERL.filled).items()}
     cells = {
@@ -93,6 +93,7 @@ def verl_keys_md() -> str:
     }
     cells |= {verl: f"other | `{ours}`" for verl, ours in LIKE.items()}
     cells |= {verl: f"other | {_cell(ours)}" for verl, ours in HERE.items()}
+    cells |= {verl: f"not read | {_cell(ours)}" for verl, ours in (UNREAD | ROWS).items()}
     order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
     rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
     page = (ROOT / "docs" / "verl_keys.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import yaml
@@ -28,7 +28,10 @@ _FIRST_LINES = ("ajet.model.path", "ajet.rollout.num_repeat", "ajet.data.")
 _REWARDS: tuple[KeyPath, ...] = (("custom_reward_function",), ("reward", "custom_reward_function"))
 """Where verl's configuration names a reward function, by `path` and `name`."""
 _FILES: tuple[KeyPath, ...] = (("data", "train_files"), ("data", "val_files"))
-_TO_FILL_IN = {"ajet.rollout.user_workflow": "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>"}
+_TURNS: KeyPath = ("actor_rollout_ref", "rollout", "multi_turn")
+_SERVERS = "mcp_servers_config_path"
+_WORKFLOW = "ajet.rollout.user_workflow"
+_TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>"}
 
 
 class UnreadKey(NamedTuple):
@@ -71,7 +74,7 @@ def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
         if not any(_advise(path, own, owner)[2] for path in own):
             continue
         tree: dict[str, Any] = {}
-        for key, value in _copy_values(own, owner, lacking).items():
+        for key, value in _copy_values(own, owner, lacking, document).items():
             *sections, name = key.split(".")
             if any(layer.value((*sections, name)) is not ABSENT for layer in users):
                 continue
@@ -88,7 +91,7 @@ def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
     return ""
 
 
-def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str]) -> dict[str, Any]:
+def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str], layer: Layer) -> dict[str, Any]:
     """Return values of our keys from a backbone's own, and something to fill in where those that lack have none."""
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
@@ -98,10 +101,33 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequenc
             values[near.key] = value
     folder = _find_data_folder(own.get(("data", "train_files")))
     to_fill_in = _TO_FILL_IN | ({_DATA_SET: folder} if folder else {})
+    if isinstance(tools := own.get((*_TURNS, "tool_config_path")), str):
+        to_fill_in[_WORKFLOW] = "mcp_agent"
+        values["ajet.environment.use"] = _find_servers(tools, layer)
+        if (turns := own.get((*_TURNS, "max_assistant_turns"))) is not None:
+            values["ajet.rollout.mcp_agent.max_steps"] = turns
     values |= {key: to_fill_in[key] for key in lacking if key in to_fill_in and key not in values}
     if judge := next((found for prefix in _REWARDS if (found := _find_judge(own, prefix))), ""):
         values[JUDGE] = judge
     return values
+
+
+def _find_servers(tools: str, layer: Layer) -> str:
+    """Return the file of MCP servers that verl's file of tools names, or something to fill in."""
+    base = layer.document.path.parent if layer.document is not None else Path()
+    named = list_servers_files(base / tools)
+    return named[0] if named else "<YOUR_MCP_SERVERS>"
+
+
+def list_servers_files(tools: Path) -> list[str]:
+    """Return the files of MCP servers that a file of tools in verl's format names; none for any other file."""
+    try:
+        read = yaml.safe_load(tools.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    listed = read.get("tools") if isinstance(read, dict) else None
+    parts = [each["mcp"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("mcp"), dict)]
+    return list(dict.fromkeys(part[_SERVERS] for part in parts if isinstance(part.get(_SERVERS), str)))
 
 
 def _find_data_folder(files: Any) -> str:

@@ -124,6 +124,7 @@ def test_settings_that_the_model_does_not_take(ajet, model, said):
         (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "no pipeline parallel"),
         (f"{ROLLOUT}.expert_parallel_size", 2, "expert_parallel_size is 2"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "is 1.5"),
+        (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "ajet.rollout.user_workflow"),
     ],
 )
 @pytest.mark.parametrize("below", ["verl.", ""])

@@ -39,6 +39,40 @@ LIKE: Mapping[str, str] = {
 }
 """Keys in sections of verl's own that ours decide and do not fill as they are: `nearest_key` cannot see them."""
 
+_ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+_TURNS = "rollout.multi_turn.max_steps, for `mcp_agent` rollout.mcp_agent.max_steps"
+_TOOLS = "environment.use, with rollout.user_workflow: mcp_agent (docs/mcp.md), or tools of your own workflow"
+_AS_SAMPLED = "needless: tokens are trained as they were sampled"
+_BY_TOKENS = "trainer_common.micro_batch_tokens: passes are counted in tokens while use_dynamic_bsz is true"
+
+UNREAD: Mapping[str, str] = {
+    f"{_ROLLOUT}.multi_turn.enable": "needless: the workflow decides how many turns there are",
+    f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,
+    f"{_ROLLOUT}.multi_turn.function_tool_path": _TOOLS,
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": _TURNS,
+    f"{_ROLLOUT}.multi_turn.max_user_turns": _TURNS,
+    f"{_ROLLOUT}.multi_turn.max_parallel_calls": "rollout.mcp_agent.parallel",
+    f"{_ROLLOUT}.multi_turn.max_tool_response_length": "rollout.mcp_agent.max_result_tokens, which counts tokens",
+    f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": "rollout.mcp_agent.max_result_tokens; the end is cut",
+    f"{_ROLLOUT}.multi_turn.use_inference_chat_template": _AS_SAMPLED,
+    f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode": _AS_SAMPLED,
+    f"{_ROLLOUT}.multi_turn.format": "needless: it is read from the model's chat template (`ajet doctor MODEL`)",
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": "rollout.num_repeat",
+    f"{_ACTOR}.clip_ratio": "clip_ratio_low and clip_ratio_high, or trainer_common.algorithm.clip_low and clip_high",
+    "trainer.logger": "trainer_common.logger names the trackers of the run; this one is verl's alone",
+    "trainer.experiment_name": "experiment_name names the run's folder; this name is verl's alone",
+}
+"""Keys in sections that verl reads, which decide nothing in a run of ajet's: what does in their place."""
+ROWS: Mapping[str, str] = dict.fromkeys(
+    (
+        *(f"{_ACTOR}.ppo_micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+        *(f"{part}.log_prob_micro_batch_size{end}" for part in (_REF, _ROLLOUT) for end in ("", "_per_gpu")),
+    ),
+    _BY_TOKENS,
+)
+"""The same while `use_dynamic_bsz` is true, as it is unless somebody sets it."""
+DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
+
 DEFAULTS: Mapping[str, Any] = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
@@ -55,8 +89,6 @@ DEFAULTS: Mapping[str, Any] = {
     "actor_rollout_ref.actor.optim.betas": [0.9, 0.999],
     "actor_rollout_ref.actor.fsdp_config.param_offload": False,
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
-    "actor_rollout_ref.ref.fsdp_config.param_offload": False,
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 16384,
     "actor_rollout_ref.model.enable_gradient_checkpointing": True,
     "actor_rollout_ref.rollout.n": 1,
     "actor_rollout_ref.rollout.temperature": 1.0,
@@ -70,7 +102,8 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.v1.sampler.max_off_policy_threshold": 8,
     "trainer.v1.separate_async.parameter_sync_step": 4,
 }
-"""verl's own default of each key for which verl gets another one here. Not listed: seeds, names and places."""
+"""verl's own default of each key for which verl gets another one here. Not listed: seeds, names,
+places, and what the reference model has as the actor has it."""
 
 
 SHORT: Mapping[str, str] = {

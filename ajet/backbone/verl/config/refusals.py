@@ -392,7 +392,20 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
         )
 
 
+def _agent_loop(s: Settings) -> Iterator[ConfigError]:
+    """verl: AgentLoopWorkerTQ, which plays by the loop of this name."""
+    key = f"{ROLLOUT}.agent.default_agent_loop"
+    if (name := s.value(key, "ajet")) != "ajet":
+        yield s.problem(
+            f"With the agent loop {name} the workflow would not be played.",
+            key,
+            "rollout.user_workflow",
+            expected="ajet",
+            do="leave it out: ajet.rollout.user_workflow names the agent",
+        )
+
+
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
     _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _trees, _engine, _memory, _lengths, _sampling,
-    _learning, checkpoints, _modes, _credit,
+    _learning, checkpoints, _modes, _credit, _agent_loop,
 )  # fmt: skip
