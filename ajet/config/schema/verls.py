@@ -1,6 +1,6 @@
 """Settings of verl's that AWorld's `run.sh` gives it, and what says the same here where no layer shows it.
 
-Invariant: a key that stands here is a key of ours; docs/aworld.md has a row for each, with the same keys. Nothing is
+Invariant: a key that stands here is a key of ours; docs/verl_keys.md has a row for each. Nothing is
 read by these names: who gives one is told.
 """
 
@@ -107,14 +107,15 @@ places, and what the reference model has as the actor has it."""
 
 
 SHORT: Mapping[str, str] = {
+    "actor_rollout_ref.actor.clip_ratio": "trainer_common.algorithm.clip_low and clip_high",
     "rollout.n": "rollout.num_repeat",
     "rollout.val_kwargs.n": "rollout.val_kwargs.num_repeat",
 }
-"""Names of verl's in sections that have the same name here."""
+"""Names of verl's in sections that have the same name here, and of keys that verl itself does not follow."""
 
 
 def advice(dotted: str) -> str:
     """What to do with a setting of verl's by that name; "" for one that is not among these."""
     if dotted in SHORT:
         return f"verl's {dotted} is here {SHORT[dotted]}"
-    return f"verl's {dotted} is here {HERE[dotted]} (docs/aworld.md)" if dotted in HERE else ""
+    return f"verl's {dotted} is here {HERE[dotted]} (docs/verl_keys.md)" if dotted in HERE else ""
