@@ -66,11 +66,32 @@ def _machines(s: Settings) -> Iterator[ConfigError]:
     if device != "cpu":
         return
     if s.megatron or s.ajet.trainer_common.strategy == "megatron":
-        yield s.problem("Megatron needs GPUs.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2 with device: cpu")
+        yield s.problem(
+            f"Megatron needs GPUs{_why_cpu(s)}.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2", do=_with_gpus(s)
+        )
     if s.value(f"{ROLLOUT}.name") == "sglang":
         yield s.problem(
-            "sglang needs GPUs.", f"{ROLLOUT}.name", "rollout.name", expected="vllm, which has a version for CPUs"
+            f"sglang needs GPUs{_why_cpu(s)}.",
+            f"{ROLLOUT}.name",
+            "rollout.name",
+            expected="vllm, which has a version for CPUs",
+            do=_with_gpus(s),
         )
+
+
+def _why_cpu(s: Settings) -> str:
+    return ", and this machine has none" if _is_device_open(s) else ""
+
+
+def _is_device_open(s: Settings) -> bool:
+    return s.ajet.trainer_common.device == "auto" and not s.name("trainer.device")
+
+
+def _with_gpus(s: Settings) -> str:
+    """Return how a configuration for other machines is checked on one without GPUs."""
+    if not _is_device_open(s):
+        return f"or ajet.{TRAINER}.device: cuda, on a machine with GPUs"
+    return f"to check it for machines with GPUs: ajet.{TRAINER}.device=cuda, or `ajet plan --gpu`"
 
 
 def _strategy(s: Settings) -> Iterator[ConfigError]:
@@ -164,6 +185,7 @@ def _trees(s: Settings) -> Iterator[ConfigError]:
             yield s.problem(
                 "verl splits sequences by flash attention, which needs GPUs.",
                 *ULYSSES,
+                do=_with_gpus(s) if where == "a CPU" else "",
                 expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
