@@ -18,7 +18,7 @@ from ajet.record.console import console, counted
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
     from ajet.run.gpu_estimate import GpuName
     from ajet.store import Address
@@ -183,6 +183,7 @@ def _show_plan(
     else:
         played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
         plan.add_row("a step", f"{played}, {counted(trainer.mini_batch_num, 'update')}")
+        plan.add_row("steps", describe_steps(settings, an_epoch))
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         plan.add_row("both sides", _sides(experiment))
     if trainer.mode != "sync":
@@ -207,6 +208,22 @@ def _show_plan(
     )
     if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_steps(settings: AjetConfig, an_epoch: int) -> str:
+    """Return how many steps a run takes, and what becomes of tasks that fill no step.
+
+    Args:
+        an_epoch: tasks of an epoch.
+    """
+    trainer, batch = settings.trainer_common, settings.data.train_batch_size
+    steps = settings.total_steps(an_epoch)
+    if trainer.total_training_steps:
+        return f"{steps}, which is {steps * batch / an_epoch:.1f} epochs of {counted(an_epoch, 'task')}"
+    epochs = f"{counted(trainer.total_epochs, 'epoch')} of {counted(an_epoch, 'task')}"
+    if further := steps * batch - trainer.total_epochs * an_epoch:
+        epochs += f"; no task is left out: a step goes on into the next epoch, the last one by {further}"
+    return f"{steps}, for {epochs}"
 
 
 def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:

@@ -5,6 +5,7 @@ Invariant: it imports nothing of theirs, starts nothing and asks no network; wha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -29,9 +30,20 @@ _FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
 """Readers of files on this machine."""
 
 
-def require_present(experiment: Experiment) -> list[str]:
-    """What was not looked at, in words. Raises UserError for a reference, a file of tasks or a model on this machine
-    that is not there."""
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What was found, and what was not looked at."""
+
+    unseen: list[str]
+    """In words."""
+    train: int | None
+    """Training tasks; None: they are not on this machine."""
+    validates: bool
+    """True if there are held-out tasks."""
+
+
+def require_present(experiment: Experiment) -> Presence:
+    """Raise UserError for a reference, a file of tasks or a model on this machine that is not there."""
     settings = experiment.ajet
     for path, _, notes in walk(type(settings)):
         value = value_at(settings, path)
@@ -43,7 +55,8 @@ def require_present(experiment: Experiment) -> list[str]:
     if settings.sft.objective is not None:
         _require_given(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
-    if not _read_local_tasks(experiment):
+    counts = _count_local_tasks(experiment)
+    if counts is None:
         unseen.append("the tasks")
     model = settings.model.path
     if settings.rollout.engine == "endpoint":
@@ -55,24 +68,24 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None:
         refuse_hosted(model)
         unseen.append(f"whether the hub has {model}")
-    return unseen
+    found = counts or {}
+    return Presence(unseen, found.get("train"), bool(found.get("validation")))
 
 
-def _read_local_tasks(experiment: Experiment) -> bool:
-    """Read the tasks that lie in files on this machine. Returns False for any others. Raises UserError."""
+def _count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
+    """Count the tasks of each split that lie in files on this machine. Returns None for any others. Raises
+    UserError."""
     reader = experiment.ajet.task_reader
     data = reader.huggingface_dat_repo.dataset_path
     if reader.type == "huggingface_dat_repo":
         if data is None or not (data.startswith(_LOCAL) or find(data, experiment.base)):
-            return False
+            return None
         require_place(data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
     elif reader.type not in _FILES:
-        return False
+        return None
     opened = open_reader(experiment)
-    for split in get_args(TaskSplit):
-        if opened.has(split):
-            opened.tasks(split)
-    return True
+    splits: tuple[TaskSplit, ...] = get_args(TaskSplit)
+    return {split: len(opened.tasks(split)) for split in splits if opened.has(split)}
 
 
 def _require_given(experiment: Experiment) -> None:

@@ -247,3 +247,50 @@ def test_the_command_of_a_plan_on_verl_starts_ray(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert "--backbone verl --with-ray" in planned(capsys, "--backbone", "verl", "trainer_common.device=cuda")
     assert "--with-ray" not in planned(capsys, "--backbone", "local")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "further"),
+    [
+        (
+            ("trainer_common.total_training_steps=null", "trainer_common.total_epochs=3", "data.train_batch_size=16"),
+            8,
+            8,
+        ),
+        (
+            ("trainer_common.total_training_steps=null", "trainer_common.total_epochs=2", "data.train_batch_size=8"),
+            10,
+            0,
+        ),
+        (("trainer_common.total_training_steps=3", "data.train_batch_size=16"), 3, 0),
+    ],
+)
+def test_a_plan_says_how_many_steps(
+    project: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], steps: int, further: int
+) -> None:
+    rows = "".join(json.dumps({"question": f"{number}?", "answer": "1"}) + "\n" for number in range(40))
+    (project / "rows.jsonl").write_text(rows)
+    reader = ("task_reader.type=jsonl_dataset_file", "task_reader.jsonl_dataset_file.training.file_path=rows.jsonl")
+    said = planned(capsys, "--backbone", "local", *reader, *settings)
+    assert f" steps {steps}, " in said and (f"by {further} " in said) == bool(further)
+
+
+def test_validate_compares_the_batch_with_the_tasks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "rows.jsonl").write_text('{"question": "1?"}\n' * 5)
+    reader = ("task_reader.type=jsonl_dataset_file", "task_reader.jsonl_dataset_file.training.file_path=rows.jsonl")
+    for batch, named in (("6", True), ("5", False)):
+        with pytest.raises(SystemExit) as ended:
+            launcher.main(
+                [
+                    "config",
+                    "validate",
+                    "--conf",
+                    "x.yaml",
+                    "--backbone",
+                    "local",
+                    *reader,
+                    f"data.train_batch_size={batch}",
+                ]
+            )
+        assert ended.value.code == 0
+        assert ("ajet.data.train_batch_size (" in capsys.readouterr().out) == named
