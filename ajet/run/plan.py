@@ -128,7 +128,7 @@ def _show_plan(
     from ajet.rollout.wiring import renderer_of, workflow_of
     from ajet.run.review import review_run
     from ajet.run.runner import algorithm_of
-    from ajet.run.tool_room import tool_room
+    from ajet.run.tool_room import counts_tools_later, tool_room
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
     from ajet.task_reader.contamination import overlap
@@ -172,7 +172,9 @@ def _show_plan(
         if (found := tool_room(experiment, task, tokenizer, start=False)) is not None:
             rendered, beside = found.prompt, f", {found.tokens} of them for {counted(len(found.tools), 'tool')}"
         else:
-            rendered, beside = renderer_of(settings, tokenizer).render(messages), ""
+            later = counts_tools_later(experiment)
+            beside = ", without tools: a launch starts their server and counts them" if later else ""
+            rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens{beside}\n{rendered.shown}")
     if services:
         plan.add_row("services", "; ".join(services) + ": there")

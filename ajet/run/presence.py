@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from ajet.config.handed import known
 from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
@@ -17,6 +18,8 @@ from ajet.engine.embedded import require_embedded
 from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import is_local, locate
 from ajet.record.find_run import known_run
+from ajet.rollout.wiring import workflow_of
+from ajet.run.launchable import require_rewards
 from ajet.store import look_at_store, store_address
 from ajet.task_reader import TaskSplit, open_reader
 from ajet.task_reader.contract import find, find_file, require_place
@@ -54,7 +57,12 @@ def require_present(experiment: Experiment) -> Presence:
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
     if settings.sft.objective is not None:
         _require_given(experiment)
+    elif settings.rollout.user_workflow in known().workflows:
+        workflow_of(experiment)  # ours, whose own check starts nothing
+        require_rewards(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
+    if settings.environment.use:
+        unseen.append("the tools of environment.use")
     counts = _count_local_tasks(experiment)
     if counts is None:
         unseen.append("the tasks")

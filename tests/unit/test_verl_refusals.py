@@ -323,3 +323,10 @@ def test_groups_are_filtered_by_the_reward_alone():
     assert "max_num_gen_batches" in str(refusal(verl={"algorithm": {"filter_groups": {**filters, "metric": "reward"}}}))
     passes(verl={"algorithm": {"filter_groups": {**filters, "enable": False}}})
     passes(verl={"algorithm": {"filter_groups": {"enable": True, "metric": "seq_reward"}}})
+
+
+def test_a_default_is_refused_by_the_users_file():
+    with pytest.raises(ConfigError) as caught:
+        verl_config(experiment(), model=ModelLimits(positions=1024))
+    assert "experiment.yaml" in caught.value.where and "default_config" not in caught.value.where
+    assert "ajet.rollout.max_model_len: 1024" in caught.value.do

@@ -286,6 +286,7 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             key,
             ours,
             expected=f"at most {s.model.positions}",
+            do=f"set {s.name(key, ours)}: {s.model.positions}, and data.max_prompt_length below it",
         )
     border = s.model.rotary_border
     if border is not None and longest > border:
