@@ -12,6 +12,9 @@ from ajet.run.runner import algorithm_of, runner_of
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError, UserError
 
+_SHIPPED = "ajet.workflow."
+"""How a reference to a workflow of ajet's begins."""
+
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.store import Address
@@ -69,11 +72,13 @@ def require_teacher(experiment: Experiment) -> None:
 
 
 def require_rewards(experiment: Experiment) -> None:
-    """Raise ConfigError for a workflow that sets no reward where no judge, scorer or teacher is there to give one."""
+    """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
     from ajet.rollout.wiring import workflow_of
     from ajet.task_reader import open_reader
 
-    judge = experiment.ajet.task_judge
+    judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
+    if workflow is None or not (workflow in known().workflows or workflow.startswith(_SHIPPED)):
+        return  # a user's own code says by itself what it returns
     own_types = judge.judge_type != "customized_protocol"
     if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages or judge.judges:
         return
@@ -84,7 +89,7 @@ def require_rewards(experiment: Experiment) -> None:
         return
     reward = next((each for each in find_unread_keys(users_layers(experiment.layers)) if each.ours == JUDGE), None)
     raise ConfigError(
-        f"The workflow {experiment.ajet.rollout.user_workflow} sets no reward, and no judge gives one.",
+        f"The workflow {workflow} sets no reward, and no judge gives one.",
         where=experiment.layers.where(("ajet", "rollout", "user_workflow"), value=True),
         expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
         do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",
