@@ -301,3 +301,12 @@ def _advice_on_script(path: Path, text: str) -> str:
         "give the script's overrides as arguments, --conf FILE.yaml trainer.total_epochs=3 …, or write them as YAML "
         "(docs/coming_from_verl.md)"
     )
+
+
+def leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+    """Every value that is no mapping or list, with its path."""
+    if isinstance(tree, dict):
+        return [leaf for name, value in tree.items() for leaf in leaves(value, (*path, name))]
+    if isinstance(tree, list):
+        return [leaf for index, value in enumerate(tree) for leaf in leaves(value, (*path, index))]
+    return [(path, tree)]

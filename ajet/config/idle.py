@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from ajet.config.backbone_names import described, shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import ABSENT, Layer, Layers, leaves
-from ajet.config.document import KeyPath
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED

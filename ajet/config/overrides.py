@@ -14,6 +14,7 @@ from typing import Any
 
 from ajet.config.keys import first_names, may_be_set
 from ajet.config.schema.accepted import moved
+from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
 _OPENERS = ("[", "{", "'", '"', "")
@@ -90,8 +91,6 @@ def as_override(key: str, text: str) -> str:
 
 
 def _unknown(path: tuple[str, ...], text: str, also: Collection[str] = ()) -> ConfigError:
-    from ajet.config.unknown_key import unknown_key  # which reads composed layers, and those are made of overrides
-
     return unknown_key(path, where=f"override {text}", also=also)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.config.backbone_names import shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import leaves
+from ajet.config.document import leaves
 from ajet.config.keys import first_names, nearest_key
 from ajet.config.nearest_key import list_counterparts, nearest_of_ours
 from ajet.config.schema import agentrl, verls

@@ -16,8 +16,8 @@ import yaml
 
 from ajet.config.backbone_names import shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import ABSENT, Layer, Layers, leaves
-from ajet.config.document import KeyPath
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import find_first_filled, nearest_of_ours
 from ajet.config.schema.verls import HERE, LIKE
 

@@ -14,8 +14,8 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ajet.config.compose import Layers, leaves
-from ajet.config.document import KeyPath
+from ajet.config.compose import Layers
+from ajet.config.document import KeyPath, leaves
 from ajet.config.keys import find_key, keys_of
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted

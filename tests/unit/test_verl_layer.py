@@ -15,7 +15,7 @@ from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.settings import verl_settings
 from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
-from ajet.config.compose import leaves
+from ajet.config.document import leaves
 from ajet.config.generate import defaults_yaml
 from ajet.config.locations import default_config
 from ajet.schema.errors import ConfigError, UserError

@@ -15,7 +15,7 @@ _FILES = (
 )
 _REWARD = "task_judge.judge_protocol: reward.py->reward, or task_judge.scorer"
 
-HERE: Mapping[str, str] = {
+HERE: dict[str, str] = {
     "data.train_files": _FILES,
     "data.val_files": _FILES,
     "data.return_raw_chat": "needless: it is so in any case",
@@ -28,7 +28,7 @@ HERE: Mapping[str, str] = {
 }
 """Below roots that are ours, or nobody's: what to write in its place."""
 
-LIKE: Mapping[str, str] = {
+LIKE: dict[str, str] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer_common.mini_batch_num",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer_common.micro_batch_tokens",
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": "trainer_common.micro_batch_tokens",
@@ -45,7 +45,7 @@ _TOOLS = "environment.use, with rollout.user_workflow: mcp_agent (docs/mcp.md), 
 _AS_SAMPLED = "needless: tokens are trained as they were sampled"
 _BY_TOKENS = "trainer_common.micro_batch_tokens: passes are counted in tokens while use_dynamic_bsz is true"
 
-UNREAD: Mapping[str, str] = {
+UNREAD: dict[str, str] = {
     f"{_ROLLOUT}.multi_turn.enable": "needless: the workflow decides how many turns there are",
     f"{_ROLLOUT}.multi_turn.tool_config_path": _TOOLS,
     f"{_ROLLOUT}.multi_turn.function_tool_path": _TOOLS,
@@ -63,7 +63,7 @@ UNREAD: Mapping[str, str] = {
     "trainer.experiment_name": "experiment_name names the run's folder; this name is verl's alone",
 }
 """Keys in sections that verl reads, which decide nothing in a run of ajet's: what does in their place."""
-ROWS: Mapping[str, str] = dict.fromkeys(
+ROWS: dict[str, str] = dict.fromkeys(
     (
         *(f"{_ACTOR}.ppo_micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
         *(f"{part}.log_prob_micro_batch_size{end}" for part in (_REF, _ROLLOUT) for end in ("", "_per_gpu")),
@@ -106,7 +106,7 @@ DEFAULTS: Mapping[str, Any] = {
 places, and what the reference model has as the actor has it."""
 
 
-SHORT: Mapping[str, str] = {
+SHORT: dict[str, str] = {
     "actor_rollout_ref.actor.clip_ratio": "trainer_common.algorithm.clip_low and clip_high",
     "rollout.n": "rollout.num_repeat",
     "rollout.val_kwargs.n": "rollout.val_kwargs.num_repeat",

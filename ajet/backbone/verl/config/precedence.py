@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from ajet.backbone.verl.config.effective import ACTOR, find_own
 from ajet.backbone.verl.config.layer import compose_sections
 from ajet.config.backbone_names import described
-from ajet.config.compose import leaves
-from ajet.config.document import KeyPath, read_document
+from ajet.config.document import KeyPath, leaves, read_document
 from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
 from ajet.config.keys import find_key
 from ajet.config.nearest_key import find_first_filled
