@@ -110,6 +110,7 @@ VERL = Descriptor(
         *("skip", "ray_kwargs"),
     ),
     shares_gpus=True,
+    defaults_page="docs/verl_keys.md",
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
         **dict.fromkeys(TIMES, FROM_STORE),

@@ -163,6 +163,11 @@ class Runner:
         """Return a line for each of the user's keys below `ajet` that such a section overrides; "" for none."""
         return ""
 
+    def describe_replaced_defaults(self, experiment: Experiment) -> str:
+        """Return lines on defaults that ajet has instead of the backbone's own, for a YAML in the backbone's own keys;
+        "" for none."""
+        return ""
+
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:

@@ -55,7 +55,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.record.console import console
     from ajet.run.launchable import refuse_untrainable
     from ajet.run.presence import not_looked_at, require_present
-    from ajet.run.review import review_lines, review_settings
+    from ajet.run.review import review_lines, review_settings, review_tasks
     from ajet.run.runner import algorithm_of, apply_sections, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
@@ -69,7 +69,12 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         runner_of(experiment.backbone).check(experiment, looking=True)
     algorithm = algorithm_of(experiment)
     idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
-    review = review_lines(review_settings(experiment.ajet, algorithm), experiment)
-    for told in (not_looked_at(require_present(experiment), conf), overridden, idle, review):
+    defaults = runner_of(experiment.backbone).describe_replaced_defaults(experiment)
+    present = require_present(experiment)
+    findings = review_settings(experiment.ajet, algorithm)
+    if present.train is not None and experiment.ajet.sft.objective is None:
+        findings += review_tasks(experiment, train=present.train, validates=present.validates)
+    review = review_lines(findings, experiment)
+    for told in (not_looked_at(present.unseen, conf), overridden, defaults, idle, review):
         if told:
             console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -2,8 +2,8 @@
 
 Invariant: docs/configuration.md, docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema,
 command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, that of
-algorithms in docs/algorithms.md what their descriptors say, that of verl's keys in docs/coming_from_verl.md what the
-layers of verl say, and the viewer's words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits
+algorithms in docs/algorithms.md what their descriptors say, those of docs/verl_keys.md what the layers of
+verl say, and the viewer's words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits
 1 and names what is stale. docs/public_surface.txt lists what users rely on (`ajet.cli.surface`); `--check` prints how
 it differs.
 """
@@ -23,6 +23,7 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 ALGORITHMS = "<!-- Generated from ajet/descriptors.py by `make docs`. -->"
+VERLS_DEFAULTS = "<!-- Defaults: generated from ajet/config/schema/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from default_config/verl by `make docs`. -->"
 WORDS = "ajet/record/viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. -->"
@@ -41,7 +42,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
-        ROOT / "docs" / "coming_from_verl.md": coming_from_verl_md(),
+        ROOT / "docs" / "verl_keys.md": verl_keys_md(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),
     }
@@ -71,11 +72,14 @@ def algorithms_md() -> str:
     return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
 
 
-def coming_from_verl_md() -> str:
-    """The page with its table of keys: each of verl's that a layer fills from one of ours, or that has a like."""
+def verl_keys_md() -> str:
+    """The page with its tables: verl's defaults that ajet replaces, and each key of verl's that a layer fills from one
+    of ours, or that has a like."""
     from ajet.backbone.descriptors import VERL
+    from ajet.backbone.verl.config.defaults import list_replaced_defaults, spell_value
+    from ajet.config import Experiment
     from ajet.config.nearest_key import list_counterparts
-    from ajet.config.schema.verls import HERE, LIKE
+    from ajet.config.schema.verls import HERE, LIKE, ROWS, UNREAD
 
     filled = {".".join(map(str, path)): near for path, near in list_counterparts(VERL.filled).items()}
     cells = {
@@ -85,10 +89,22 @@ def coming_from_verl_md() -> str:
     }
     cells |= {verl: f"other | `{ours}`" for verl, ours in LIKE.items()}
     cells |= {verl: f"other | {_cell(ours)}" for verl, ours in HERE.items()}
+    cells |= {verl: f"not read | {_cell(ours)}" for verl, ours in (UNREAD | ROWS).items()}
     order = sorted(cells, key=lambda verl: (VERL.sections.index(verl.split(".")[0]), verl))
     rows = [f"| `{verl}` | {cells[verl]} |" for verl in order]
-    page = (ROOT / "docs" / "coming_from_verl.md").read_text(encoding="utf-8")
-    return _with_table(page, VERLS_KEYS, ["| verl | | below `ajet:` |", "|---|---|---|", *rows])
+    page = (ROOT / "docs" / "verl_keys.md").read_text(encoding="utf-8")
+    page = _with_table(page, VERLS_KEYS, ["| verl | | below `ajet:` |", "|---|---|---|", *rows])
+    plain = Experiment.from_dict({"ajet": {"backbone": "verl", "model": {"path": "MODEL"}}}, base=ROOT)
+    defaults = [
+        f"| `{each.key}` | {spell_value(each.verl)} | {spell_value(each.ajet)} | {_code(each.ours)} |"
+        for each in list_replaced_defaults(plain)
+    ]
+    head = ["| key | verl | here | below `ajet:` |", "|---|---|---|---|"]
+    return _with_table(page, VERLS_DEFAULTS, [*head, *defaults])
+
+
+def _code(key: str) -> str:
+    return f"`{key.removeprefix('ajet.')}`" if key else ""
 
 
 def _compared(needs: Collection[str]) -> str:

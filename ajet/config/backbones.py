@@ -81,6 +81,8 @@ class Descriptor:
     """Root names of its own config; those that `roots` lacks count below its name alone."""
     filled: tuple[Path, ...] = ()
     """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
+    defaults_page: str = ""
+    """The page that compares its own defaults with ours, where they differ."""
     shares_gpus: bool = False
     """True if its trainer and its engine take turns on the same GPUs, over which the weights are sharded."""
     idle: Mapping[str, str | None] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.compose import leaves
+from ajet.config.document import leaves
 from ajet.config.reached_code import PROMPT_SUFFIXES, Module, ReachedCode, find_installed_files
 from ajet.config.references import RUNNING, code_file, parse_reference
 from ajet.config.schema.choices import is_reference

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.document import Document, KeyPath, read_document
+from ajet.config.document import Document, KeyPath, leaves, read_document
 from ajet.config.locations import default_config
 from ajet.config.overrides import Override
 from ajet.config.shapes import Parts
@@ -246,12 +246,3 @@ def _explained(error: Exception, layers: Layers) -> ConfigError:
         where="command line" if "override" in str(error) else layers.stack[-1].title,
         do="a key that does not exist yet is added by +key=value" if "struct" in f"{error}{cause}" else "",
     )
-
-
-def leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
-    """Every value that is no mapping or list, with its path."""
-    if isinstance(tree, dict):
-        return [leaf for name, value in tree.items() for leaf in leaves(value, (*path, name))]
-    if isinstance(tree, list):
-        return [leaf for index, value in enumerate(tree) for leaf in leaves(value, (*path, index))]
-    return [(path, tree)]

@@ -116,9 +116,8 @@ def parse_document(text: str, path: Path) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(
-            f"The YAML does not parse: {error.problem or error.context}.", where=where, do=_advice(error, text)
-        ) from error
+        do = _advice_on_script(path, text) or _advice(error, text)
+        raise ConfigError(f"The YAML does not parse: {error.problem or error.context}.", where=where, do=do) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML lets through what a tag such as !!int or !!bool finds in its text
         raise ConfigError(f"The YAML does not parse: {str(error)[:300]}", where=str(path)) from error
@@ -126,7 +125,10 @@ def parse_document(text: str, path: Path) -> Document:
         loader.dispose()
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"The YAML is a {type(tree).__name__}, not a mapping.", where=f"{path}:1:1", expected="`ajet:` and its keys"
+            f"The YAML is a {type(tree).__name__}, not a mapping.",
+            where=f"{path}:1:1",
+            expected="`ajet:` and its keys",
+            do=_advice_on_script(path, text),
         )
     return Document(path, text, tree, places)
 
@@ -289,3 +291,22 @@ _Dumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(items
 def dump_yaml(tree: Any) -> str:
     """YAML text that `parse_document` reads back to the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _advice_on_script(path: Path, text: str) -> str:
+    """Return what to do with a shell script of overrides; "" for any other file."""
+    if path.suffix not in (".sh", ".bash") and not text.startswith("#!"):
+        return ""
+    return (
+        "give the script's overrides as arguments, --conf FILE.yaml trainer.total_epochs=3 …, or write them as YAML "
+        "(docs/coming_from_verl.md)"
+    )
+
+
+def leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+    """Every value that is no mapping or list, with its path."""
+    if isinstance(tree, dict):
+        return [leaf for name, value in tree.items() for leaf in leaves(value, (*path, name))]
+    if isinstance(tree, list):
+        return [leaf for index, value in enumerate(tree) for leaf in leaves(value, (*path, index))]
+    return [(path, tree)]

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from ajet.config.backbone_names import described
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import ABSENT, Layers, collect_layers, compose, leaves
-from ajet.config.document import Document, dump_yaml, parse_document, read_document
+from ajet.config.compose import ABSENT, Layers, collect_layers, compose
+from ajet.config.document import Document, dump_yaml, leaves, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.idle import RESOLVED, Idle, idle_keys, idle_reason, users_layers
 from ajet.config.locations import preset_file

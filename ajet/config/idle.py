@@ -12,12 +12,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ajet.config.backbone_names import described, shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import ABSENT, Layer, Layers, leaves
-from ajet.config.document import KeyPath
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
@@ -25,7 +26,7 @@ from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
-from ajet.config.schema.verls import HERE, LIKE
+from ajet.config.schema.verls import DYNAMIC, HERE, LIKE, ROWS, UNREAD
 from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
@@ -106,7 +107,7 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     """The keys that a person set and this run does not read, in the order in which they were set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    others = [*_of_other_backbones(config, users), *_beside_ours(config, users)]
+    others = [*_of_other_backbones(config, users), *_decided_by_ours(config, users), *_beside_ours(config, users)]
     found = [*_undone(config, users, serving), *_accepted(users), *others]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
@@ -168,8 +169,9 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
             if layer is None or root in chosen.roots:
                 continue
             rest = False
-            for path, value in leaves({root: layer.value((root,))}):
-                why = _ours_for(path, value, config, owner)
+            paths = (tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in leaves(layer.tree))
+            for path in dict.fromkeys(path for path in paths if path[0] == root):
+                why = _ours_for(path, layer.value(path), config, owner)
                 rest = rest or not why
                 if why:
                     yield _key(path, path, layer, users, why)
@@ -177,13 +179,37 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
                 yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
+def _decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+    """Keys of the chosen backbone's own that a run does not follow."""
+    chosen = described(config.backbone)
+    counts_rows = any(layer.value(path) is False for layer in users for path in _places_of(DYNAMIC, chosen))
+    for key, why in (UNREAD | ({} if counts_rows else ROWS)).items():
+        for path in _places_of(key, chosen):
+            layer = last_with(path, users)
+            if layer is None or layer.value(path) in (None, False) or _is_said_by_ours(key, layer.value(path), config):
+                continue
+            yield _key(path, path, layer, users, f"not followed; {why}")
+
+
+def _places_of(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
+    """Where a key of a backbone's own may stand in a YAML; nowhere if the key is another backbone's."""
+    path = tuple(key.split("."))
+    return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
+
+
+def _is_said_by_ours(key: str, value: Any, config: AjetConfig) -> bool:
+    """True if our own key of that name has the value, so that nothing is lost."""
+    ours = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
+    return key in ours and (ours[key] == value or [ours[key]] == value)
+
+
 def _beside_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
     """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
-    for path, layer, ours, advice in find_unread_keys(users):
+    for path, layer, ours, value, advice in find_unread_keys(users):
         node: Any = config
         for name in ours.split(".")[1:]:
             node = getattr(node, name, None)
-        if not ours or node != layer.value(path):
+        if not ours or node != value:
             yield _key(path, path[:-1], layer, users, advice)
 
 
@@ -191,12 +217,12 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) 
     """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
     already."""
     own = path[1:] if path[0] == owner.name else path
-    near = nearest_of_ours(own, owner.filled)
+    near, dotted = nearest_of_ours(own, owner.filled), ".".join(map(str, own))
     if near is None:
-        dotted = ".".join(map(str, own))
-        if dotted in HERE:
-            return f"it is {owner.name}'s own; here it is {HERE[dotted]}"
-        return f"it is {owner.name}'s own; here `ajet.{LIKE[dotted]}` is its like" if dotted in LIKE else ""
+        if dotted in LIKE:
+            return f"it is {owner.name}'s own; here `ajet.{LIKE[dotted]}` is its like"
+        here = (HERE | UNREAD | ROWS).get(dotted, "")
+        return f"it is {owner.name}'s own; here it is {here}" if here else ""
     ours: Any = config
     for name in near.key.split(".")[1:]:
         ours = getattr(ours, name, None)

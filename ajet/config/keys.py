@@ -13,13 +13,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from ajet.config.schema import AjetConfig, agentrl, verls
+from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, sections_of, subsection, walk
-from ajet.schema.commands import command
-from ajet.schema.errors import ConfigError
-
-_SECTION = "my_section"
 
 
 def first_names() -> Collection[str]:
@@ -86,45 +82,3 @@ def nearest_key(path: Sequence[Any]) -> str | None:
         return max(names[alike[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
     whole = get_close_matches(wanted, dotted_keys(), 1, cutoff=0.75)
     return whole[0] if whole else None
-
-
-_NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
-REMOVED = {
-    "task_reader.tracing.deidentify": _NO_MASKING,
-    "task_reader.tracing.names": _NO_MASKING,
-    "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
-}
-"""Keys that existed once, each with what to write instead."""
-
-
-def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) -> ConfigError:
-    """The error for a key that is not in the schema; `also` are the user's own root names."""
-    shown = ".".join(str(part) for part in path)
-    if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
-        *above, last = dotted.split(".")
-        return ConfigError(
-            f"`{dotted}` is one key, with a dot in its name.",
-            where=where,
-            expected="one level of indentation for each name",
-            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
-        )
-    near = nearest_key(path)
-    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
-    brought = verls.advice(shown) or REMOVED.get(shown, "")
-    if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
-        brought = agentrl.advice(str(path[-1]))
-    if brought:
-        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=f"{brought}; {own}")
-    if near is None and also:
-        roots = get_close_matches(str(path[0]), list(also), 1)
-        near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
-        return ConfigError(
-            f"There is no key {shown}.",
-            where=where,
-            do=f"did you mean {near}?" if near else f"see `{command('config', 'show')}`",
-        )
-    return ConfigError(
-        f"There is no key ajet.{shown}.",
-        where=where,
-        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
-    )

@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ajet.config.compose import leaves
-from ajet.config.document import read_document
+from ajet.config.document import leaves, read_document
 from ajet.config.keys import find_key
 
 _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)\}")

@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.keys import first_names, may_be_set, unknown_key
+from ajet.config.keys import first_names, may_be_set
 from ajet.config.schema.accepted import moved
+from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
 _OPENERS = ("[", "{", "'", '"', "")
@@ -59,7 +60,7 @@ def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Ove
         if path[0] in first_names():
             path = ("ajet", *path)
         elif not sign and path[0] not in roots:
-            raise unknown_key(path, where=f"override {text}", also=roots)
+            raise _unknown(path, text, roots)
     if path[0] == "ajet":
         path = ("ajet", *moved(path[1:]))
     sign = _sign(sign, path, text, backbones)
@@ -88,6 +89,10 @@ def as_override(key: str, text: str) -> str:
     return f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quoted(text)}")
 
 
+def _unknown(path: tuple[str, ...], text: str, also: Collection[str] = ()) -> ConfigError:
+    return unknown_key(path, where=f"override {text}", also=also)
+
+
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
@@ -99,7 +104,7 @@ def _sign(sign: str, path: tuple[str, ...], text: str, backbones: Collection[str
     if path[0] != "ajet":
         return sign
     if not may_be_set(path[1:]):
-        raise unknown_key(path[1:], where=f"override {text}")
+        raise _unknown(path[1:], text)
     return "++" if sign != "~" else sign
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from ajet.config.backbone_names import shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import Layer, Layers, leaves
-from ajet.config.document import parse_document
+from ajet.config.compose import Layer, Layers
+from ajet.config.document import leaves, parse_document
 from ajet.config.experiment import Experiment
 from ajet.config.record_file import read_record_file
 from ajet.config.resolution import HIDDEN

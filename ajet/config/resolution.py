@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.compose import Layers, leaves
-from ajet.config.document import Document, KeyPath
+from ajet.config.compose import Layers
+from ajet.config.document import Document, KeyPath, leaves
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
 

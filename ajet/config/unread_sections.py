@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import yaml
 
 from ajet.config.backbone_names import shipped
 from ajet.config.backbones import Descriptor
-from ajet.config.compose import ABSENT, Layer, Layers, leaves
-from ajet.config.document import KeyPath
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import find_first_filled, nearest_of_ours
 from ajet.config.schema.verls import HERE, LIKE
 
 _DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
+JUDGE = "ajet.task_judge.judge_protocol"
 _FIRST_LINES = ("ajet.model.path", "ajet.rollout.num_repeat", "ajet.data.")
 """Keys, and a section, that are copied into the lines for a YAML that has none of ours."""
-_TO_FILL_IN = {"ajet.rollout.user_workflow": "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>"}
+_REWARDS: tuple[KeyPath, ...] = (("custom_reward_function",), ("reward", "custom_reward_function"))
+"""Where verl's configuration names a reward function, by `path` and `name`."""
+_FILES: tuple[KeyPath, ...] = (("data", "train_files"), ("data", "val_files"))
+_TURNS: KeyPath = ("actor_rollout_ref", "rollout", "multi_turn")
+_SERVERS = "mcp_servers_config_path"
+_WORKFLOW = "ajet.rollout.user_workflow"
+_TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>"}
 
 
 class UnreadKey(NamedTuple):
@@ -34,6 +41,8 @@ class UnreadKey(NamedTuple):
     layer: Layer
     ours: str
     """The key of ours that says the same; "" if there is none."""
+    value: Any
+    """What that key has to be to say the same."""
     advice: str
 
 
@@ -46,7 +55,8 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
             if root in owner.roots:
                 continue
             keys = {path: (layer, value) for layer in users for path, value in _list_keys(layer, root)}
-            found = [UnreadKey(path, layer, *_advise(path, value, owner)) for path, (layer, value) in keys.items()]
+            values = {path: value for path, (_, value) in keys.items()}
+            found = [UnreadKey(path, layer, *_advise(path, values, owner)) for path, (layer, _) in keys.items()]
             if has_others or any(each.advice for each in found):
                 rest = f"not read; {owner.name}'s own counts below `{owner.name}:`"
                 yield from (each if each.advice else each._replace(advice=rest) for each in found)
@@ -61,10 +71,10 @@ def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
         roots = [root for root in dict.fromkeys((*owner.roots, *owner.sections)) if root in document.tree]
         keys = {path: value for root in roots for path, value in _list_keys(document, root)}
         own = {path[1:] if path[0] == owner.name else path: value for path, value in keys.items()}
-        if not any(_advise(path, value, owner)[1] for path, value in own.items()):
+        if not any(_advise(path, own, owner)[2] for path in own):
             continue
         tree: dict[str, Any] = {}
-        for key, value in _copy_values(own, owner, lacking).items():
+        for key, value in _copy_values(own, owner, lacking, document).items():
             *sections, name = key.split(".")
             if any(layer.value((*sections, name)) is not ABSENT for layer in users):
                 continue
@@ -74,11 +84,14 @@ def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
             node[name] = value
         place = "add to `ajet:`" if document.tree.get("ajet") else "put before them"
         lines = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110).rstrip()
-        return f"the keys of {owner.name} in {', '.join(roots)} are known here; {place}:\n{lines}"
+        known = f"the keys of {owner.name} in {', '.join(roots)} are known here"
+        if owner.defaults_page:
+            known += f"; what they leave open has ajet's defaults ({owner.defaults_page})"
+        return f"{known}; {place}:\n{lines}"
     return ""
 
 
-def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str]) -> dict[str, Any]:
+def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str], layer: Layer) -> dict[str, Any]:
     """Return values of our keys from a backbone's own, and something to fill in where those that lack have none."""
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
@@ -86,10 +99,49 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequenc
         is_copied = near is not None and near.key.startswith(_FIRST_LINES)
         if near is not None and is_copied and path == find_first_filled(near.key, owner.filled):
             values[near.key] = value
-    files = own.get(("data", "train_files"))
+    folder = _find_data_folder(own.get(("data", "train_files")))
+    to_fill_in = _TO_FILL_IN | ({_DATA_SET: folder} if folder else {})
+    if isinstance(tools := own.get((*_TURNS, "tool_config_path")), str):
+        to_fill_in[_WORKFLOW] = "mcp_agent"
+        values["ajet.environment.use"] = _find_servers(tools, layer)
+        if (turns := own.get((*_TURNS, "max_assistant_turns"))) is not None:
+            values["ajet.rollout.mcp_agent.max_steps"] = turns
+    values |= {key: to_fill_in[key] for key in lacking if key in to_fill_in and key not in values}
+    if judge := next((found for prefix in _REWARDS if (found := _find_judge(own, prefix))), ""):
+        values[JUDGE] = judge
+    return values
+
+
+def _find_servers(tools: str, layer: Layer) -> str:
+    """Return the file of MCP servers that verl's file of tools names, or something to fill in."""
+    base = layer.document.path.parent if layer.document is not None else Path()
+    named = list_servers_files(base / tools)
+    return named[0] if named else "<YOUR_MCP_SERVERS>"
+
+
+def list_servers_files(tools: Path) -> list[str]:
+    """Return the files of MCP servers that a file of tools in verl's format names; none for any other file."""
+    try:
+        read = yaml.safe_load(tools.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    listed = read.get("tools") if isinstance(read, dict) else None
+    parts = [each["mcp"] for each in listed or () if isinstance(each, dict) and isinstance(each.get("mcp"), dict)]
+    return list(dict.fromkeys(part[_SERVERS] for part in parts if isinstance(part.get(_SERVERS), str)))
+
+
+def _find_data_folder(files: Any) -> str:
+    """Return the folder of verl's `train_files` or `val_files`, of which the first counts; "" for none."""
     first = files[0] if isinstance(files, list) and files else files
-    to_fill_in = _TO_FILL_IN | ({_DATA_SET: str(PurePosixPath(first).parent)} if isinstance(first, str) else {})
-    return values | {key: to_fill_in[key] for key in lacking if key in to_fill_in and key not in values}
+    return str(PurePosixPath(first).parent) if isinstance(first, str) else ""
+
+
+def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
+    """Return the reference to verl's own reward function at `prefix`; "" if none is named there."""
+    path, name = own.get((*prefix, "path")), own.get((*prefix, "name"), "compute_score")
+    if not isinstance(path, str):
+        return ""
+    return f"{path.removeprefix('file://').removeprefix('pkg://')}->{name}"
 
 
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
@@ -100,12 +152,17 @@ def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
             yield whole, value
 
 
-def _advise(path: KeyPath, value: Any, owner: Descriptor) -> tuple[str, str]:
-    """Return the key of ours for one of a backbone's, and what to do; twice "" for a key that is not known."""
-    dotted = ".".join(map(str, path))
+def _advise(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
+    """Return the key of ours for one of a backbone's, its value, and what to do; "", None, "" for a key that is not
+    known. `own`: the values of all of its keys."""
+    dotted, value = ".".join(map(str, path)), own[path]
     if (near := nearest_of_ours(path, owner.filled)) is not None:
         shown = f": {json.dumps(value, default=str)}" if near.same else ""
-        return near.key, f"not read; set {near.key}{shown}"
+        return near.key, value, f"not read; set {near.key}{shown}"
+    if path[:-1] in _REWARDS and (judge := _find_judge(own, path[:-1])):
+        return JUDGE, judge, f"not read; set {JUDGE}: {judge}"
+    if path in _FILES and (folder := _find_data_folder(value)):
+        return _DATA_SET, folder, f"not read; set {_DATA_SET}: {folder}"
     if dotted in LIKE:
-        return f"ajet.{LIKE[dotted]}", f"not read; set ajet.{LIKE[dotted]}"
-    return "", f"not read; here it is {HERE[dotted]}" if dotted in HERE else ""
+        return f"ajet.{LIKE[dotted]}", value, f"not read; set ajet.{LIKE[dotted]}"
+    return "", None, f"not read; here it is {HERE[dotted]}" if dotted in HERE else ""

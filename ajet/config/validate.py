@@ -14,12 +14,13 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ajet.config.compose import Layers, leaves
-from ajet.config.document import KeyPath
-from ajet.config.keys import find_key, keys_of, unknown_key
+from ajet.config.compose import Layers
+from ajet.config.document import KeyPath, leaves
+from ajet.config.keys import find_key, keys_of
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
 from ajet.config.schema.base import Section, described, meta, refused, subsection, type_name, walk
+from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")
@@ -94,7 +95,7 @@ def _explained(error: ValidationError, layers: Layers, refused: Mapping[KeyPath,
             found.setdefault(path[:2], refused[path[:2]])
             continue
         if item["type"] == "extra_forbidden":
-            found.setdefault(path, unknown_key(path, where=layers.where(("ajet", *path))))
+            found.setdefault(path, unknown_key(path, where=layers.where(("ajet", *path)), value=item["input"]))
             continue
         while path and find_key(path) is None:  # pydantic appends the names of union members
             path = path[:-1]

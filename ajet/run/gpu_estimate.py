@@ -173,7 +173,7 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
     shown = ", ".join(f"{label} {gib(value)}" for label, value in parts.items() if value)
     known = "" if size.layers else "; without activations and cache, whose size the name does not say"
     tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
-    where = f"each of {count_gpus(settings)} × {name} ({gib(gpu.memory)}; another: --gpu)"
+    where = f"each of {count_gpus(settings)} × {name} ({gib(gpu.memory)}; another: ajet plan --gpu)"
     most = max(held.update, held.sampling)
     fits = "" if most <= gpu.memory else f"; it does not fit: {gib(most)} of {gib(gpu.memory)}"
     if not held.cache:
@@ -200,3 +200,22 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
 def count_gpus(settings: AjetConfig) -> int:
     """Return the number of all GPUs, at least 1."""
     return max(1, settings.trainer_common.nnodes * settings.trainer_common.n_gpus_per_node)
+
+
+def find_own_gpu(settings: AjetConfig, *, on_cluster: bool = False) -> GpuName | None:
+    """Return the GPU that a run started here would use: this machine's, or H100 where that is not known; None if the
+    run would be on the CPU.
+
+    Args:
+        on_cluster: True if the run joins a cluster, whose machines have GPUs.
+    """
+    from ajet.backbone.verl.cluster.gpus import gpus, list_gpu_names
+    from ajet.backbone.verl.settings import find_device
+
+    if on_cluster or settings.trainer_common.device not in ("auto", "cpu"):
+        return "H100"
+    found = gpus()
+    if settings.trainer_common.device == "cpu" or find_device(found[0].total if found else None) == "cpu":
+        return None
+    names = " ".join(list_gpu_names())
+    return next((name for name in GPUS if name in names), "H100")

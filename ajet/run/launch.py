@@ -31,7 +31,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     if options.dry_run:
         from ajet.run.plan import dry_run
 
-        dry_run(experiment, options.services, options.from_store)
+        dry_run(experiment, options.services, options.from_store, on_cluster=options.with_ray_cluster)
     else:
         launched(experiment, options)
     return 0

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ajet.config.catalogue import Part
+from ajet.config.handed import known
+from ajet.config.idle import users_layers
+from ajet.config.unread_sections import JUDGE, find_unread_keys
 from ajet.run.runner import algorithm_of, runner_of
 from ajet.schema.commands import command
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
+
+_SHIPPED = "ajet.workflow."
+"""How a reference to a workflow of ajet's begins."""
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -24,6 +31,8 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
         runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
         if experiment.ajet.sft.objective is None:
             require_teacher(experiment)
+    if experiment.ajet.sft.objective is None and from_store is None:
+        require_rewards(experiment)
 
 
 def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
@@ -60,3 +69,28 @@ def require_teacher(experiment: Experiment) -> None:
         from ajet.backbone.local.teacher_source import teacher_source
 
         teacher_source(experiment, weights=False)
+
+
+def require_rewards(experiment: Experiment) -> None:
+    """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
+    from ajet.rollout.wiring import workflow_of
+    from ajet.task_reader import open_reader
+
+    judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
+    if workflow is None or not (workflow in known().workflows or workflow.startswith(_SHIPPED)):
+        return  # a user's own code says by itself what it returns
+    own_types = judge.judge_type != "customized_protocol"
+    if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages or judge.judges:
+        return
+    reader = known().readers.get(experiment.ajet.task_reader.type, Part())
+    if reader.scorer or ("trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs):
+        return
+    if not workflow_of(experiment).needs_judge(experiment.config) or open_reader(experiment).judge is not None:
+        return
+    reward = next((each for each in find_unread_keys(users_layers(experiment.layers)) if each.ours == JUDGE), None)
+    raise ConfigError(
+        f"The workflow {workflow} sets no reward, and no judge gives one.",
+        where=experiment.layers.where(("ajet", "rollout", "user_workflow"), value=True),
+        expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
+        do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",
+    )

@@ -5,6 +5,7 @@ Invariant: it names the same YAML, folder of records and overrides; only the bac
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ def command_for(experiment: Experiment, backbone: str) -> str:
     named = experiment.ajet.experiment_dir
     if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
         words += ["--exp-dir", _short(experiment.root)]
+    if "spreads" in described(backbone).can:
+        words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
     kept = [each for each in experiment.overrides if _concerns(each.partition("=")[0].strip("+ "), backbone)]
     return command(*words, *kept)
 

@@ -84,7 +84,9 @@ def step_line(pace: Pace, settings: AjetConfig) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time for a person: "40 s", "3 min", "2.5 h"."""
+    """A time for a person: "0.02 s", "40 s", "3 min", "2.5 h"."""
+    if seconds < 0.1:
+        return f"{seconds:.1g} s"
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

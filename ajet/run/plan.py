@@ -18,20 +18,30 @@ from ajet.record.console import console, counted
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
     from ajet.run.gpu_estimate import GpuName
     from ajet.store import Address
 
 
-def dry_run(experiment: Experiment, services: Sequence[str] = (), from_store: Address | None = None) -> None:
+def dry_run(
+    experiment: Experiment,
+    services: Sequence[str] = (),
+    from_store: Address | None = None,
+    *,
+    on_cluster: bool = False,
+) -> None:
     """The plan of a launch that was asked for with `--dry-run`, the services of `--with-NAME` and the store of
-    `--from-store`. Raises UserError for what is wrong."""
+    `--from-store`. Raises UserError for what is wrong.
+
+    Args:
+        on_cluster: True with `--with-ray-cluster`: the machines are the cluster's.
+    """
     from ajet.rollout.wiring import require_gateway
     from ajet.run.footprint import disk_of
 
     require_gateway(experiment.ajet)
-    started = show_plan(experiment, services, from_store, here=True)
+    started = show_plan(experiment, services, from_store, here=True, on_cluster=on_cluster)
     if why := disk_of(experiment)[0].refused:  # a plan may be of another machine's run; this one is not to start here
         raise UserError(
             f"The record of the run could not be written: {why}.",
@@ -48,6 +58,7 @@ def show_plan(
     from_store: Address | None = None,
     *,
     here: bool = False,
+    on_cluster: bool = False,
     gpu: GpuName = "H100",
 ) -> str:
     """Look at the store, ask the services, resolve references, read one task, render one prompt, print the plan, what
@@ -56,13 +67,17 @@ def show_plan(
 
     Args:
         here: True if the run is to be on this machine. False: a model of which only the size is known is planned, too.
-        gpu: the kind of GPU that memory and time are estimated for.
+        on_cluster: True if that run joins a cluster, whose machines have GPUs.
+        gpu: the kind of GPU that memory and time of a run elsewhere are estimated for.
     """
     from ajet.run.companions import beside
+    from ajet.run.gpu_estimate import find_own_gpu
     from ajet.run.launchable import require_launchable
     from ajet.run.runner import apply_sections
     from ajet.run.services import require_services
 
+    if not here and experiment.backbone.shares_gpus and experiment.ajet.trainer_common.device == "auto":
+        experiment = experiment.with_defaults({"ajet.trainer_common.device": "cuda"})  # planned for `gpu`
     experiment, overridden = apply_sections(experiment, from_store)
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
@@ -73,11 +88,13 @@ def show_plan(
             do="start it: the rows are read and counted before the first step",
         )
     require_launchable(experiment, from_store, here=here)
+    is_own = here and experiment.backbone.shares_gpus
+    estimated = find_own_gpu(experiment.ajet, on_cluster=on_cluster) if is_own else gpu
     store = _looked_at(experiment, from_store)
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
         there = [f"{each.name} at {each.address}" for each in require_services(experiment)]
         about = "" if store is None else store.shown
-        _show_plan(experiment, there, about, overridden, gpu=gpu, needs_tokenizer=here)
+        _show_plan(experiment, there, about, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
     return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
@@ -101,7 +118,7 @@ def _show_plan(
     store: str,
     overridden: str,
     *,
-    gpu: GpuName,
+    gpu: GpuName | None,
     needs_tokenizer: bool,
 ) -> None:
     from ajet.algorithm.staleness import importance_weights
@@ -111,7 +128,7 @@ def _show_plan(
     from ajet.rollout.wiring import renderer_of, workflow_of
     from ajet.run.review import review_run
     from ajet.run.runner import algorithm_of
-    from ajet.run.tool_room import tool_room
+    from ajet.run.tool_room import counts_tools_later, tool_room
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
     from ajet.task_reader.contamination import overlap
@@ -155,7 +172,9 @@ def _show_plan(
         if (found := tool_room(experiment, task, tokenizer, start=False)) is not None:
             rendered, beside = found.prompt, f", {found.tokens} of them for {counted(len(found.tools), 'tool')}"
         else:
-            rendered, beside = renderer_of(settings, tokenizer).render(messages), ""
+            later = counts_tools_later(experiment)
+            beside = ", without tools: a launch starts their server and counts them" if later else ""
+            rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens{beside}\n{rendered.shown}")
     if services:
         plan.add_row("services", "; ".join(services) + ": there")
@@ -166,6 +185,7 @@ def _show_plan(
     else:
         played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
         plan.add_row("a step", f"{played}, {counted(trainer.mini_batch_num, 'update')}")
+        plan.add_row("steps", describe_steps(settings, an_epoch))
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         plan.add_row("both sides", _sides(experiment))
     if trainer.mode != "sync":
@@ -190,6 +210,22 @@ def _show_plan(
     )
     if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_steps(settings: AjetConfig, an_epoch: int) -> str:
+    """Return how many steps a run takes, and what becomes of tasks that fill no step.
+
+    Args:
+        an_epoch: tasks of an epoch.
+    """
+    trainer, batch = settings.trainer_common, settings.data.train_batch_size
+    steps = settings.total_steps(an_epoch)
+    if trainer.total_training_steps:
+        return f"{steps}, which is {steps * batch / an_epoch:.1f} epochs of {counted(an_epoch, 'task')}"
+    epochs = f"{counted(trainer.total_epochs, 'epoch')} of {counted(an_epoch, 'task')}"
+    if further := steps * batch - trainer.total_epochs * an_epoch:
+        epochs += f"; no task is left out: a step goes on into the next epoch, the last one by {further}"
+    return f"{steps}, for {epochs}"
 
 
 def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:
@@ -241,7 +277,7 @@ def _planned_size(experiment: Experiment) -> ModelSize | None:
 
 
 def estimates(
-    experiment: Experiment, *, train: int, validates: bool, gpu: GpuName = "H100"
+    experiment: Experiment, *, train: int, validates: bool, gpu: GpuName | None = "H100"
 ) -> Iterator[tuple[str, str]]:
     """The rows of the plan on what a run would take. Nothing where nothing is trained."""
     from ajet.run.footprint import checkpoint_bytes, disk_of, footprint, gib, memory_words
@@ -260,7 +296,9 @@ def estimates(
     rows: dict[str, str] = {}
     if size is None:
         yield "takes", "not known: the model is not on this machine yet, and its name says no size"
-    elif experiment.backbone.shares_gpus and is_sharded:
+    elif experiment.backbone.shares_gpus and gpu is None:
+        rows["memory"] = "not estimated: without a GPU the run is on the CPU; `ajet plan --gpu` is for one with GPUs"
+    elif experiment.backbone.shares_gpus and gpu is not None and is_sharded:
         rows = dict(describe_estimate(size, settings, gpu))
     elif experiment.backbone.opens is None:
         rows["memory"] = f"not estimated: {settings.backbone} lays out processes of its own"

@@ -5,9 +5,11 @@ Invariant: it imports nothing of theirs, starts nothing and asks no network; wha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from ajet.config.handed import known
 from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
@@ -16,6 +18,8 @@ from ajet.engine.embedded import require_embedded
 from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import is_local, locate
 from ajet.record.find_run import known_run
+from ajet.rollout.wiring import workflow_of
+from ajet.run.launchable import require_rewards
 from ajet.store import look_at_store, store_address
 from ajet.task_reader import TaskSplit, open_reader
 from ajet.task_reader.contract import find, find_file, require_place
@@ -29,9 +33,20 @@ _FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
 """Readers of files on this machine."""
 
 
-def require_present(experiment: Experiment) -> list[str]:
-    """What was not looked at, in words. Raises UserError for a reference, a file of tasks or a model on this machine
-    that is not there."""
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What was found, and what was not looked at."""
+
+    unseen: list[str]
+    """In words."""
+    train: int | None
+    """Training tasks; None: they are not on this machine."""
+    validates: bool
+    """True if there are held-out tasks."""
+
+
+def require_present(experiment: Experiment) -> Presence:
+    """Raise UserError for a reference, a file of tasks or a model on this machine that is not there."""
     settings = experiment.ajet
     for path, _, notes in walk(type(settings)):
         value = value_at(settings, path)
@@ -42,8 +57,14 @@ def require_present(experiment: Experiment) -> list[str]:
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
     if settings.sft.objective is not None:
         _require_given(experiment)
+    elif settings.rollout.user_workflow in known().workflows:
+        workflow_of(experiment)  # ours, whose own check starts nothing
+        require_rewards(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]
-    if not _read_local_tasks(experiment):
+    if settings.environment.use:
+        unseen.append("the tools of environment.use")
+    counts = _count_local_tasks(experiment)
+    if counts is None:
         unseen.append("the tasks")
     model = settings.model.path
     if settings.rollout.engine == "endpoint":
@@ -55,24 +76,24 @@ def require_present(experiment: Experiment) -> list[str]:
     elif model is not None:
         refuse_hosted(model)
         unseen.append(f"whether the hub has {model}")
-    return unseen
+    found = counts or {}
+    return Presence(unseen, found.get("train"), bool(found.get("validation")))
 
 
-def _read_local_tasks(experiment: Experiment) -> bool:
-    """Read the tasks that lie in files on this machine. Returns False for any others. Raises UserError."""
+def _count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
+    """Count the tasks of each split that lie in files on this machine. Returns None for any others. Raises
+    UserError."""
     reader = experiment.ajet.task_reader
     data = reader.huggingface_dat_repo.dataset_path
     if reader.type == "huggingface_dat_repo":
         if data is None or not (data.startswith(_LOCAL) or find(data, experiment.base)):
-            return False
+            return None
         require_place(data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
     elif reader.type not in _FILES:
-        return False
+        return None
     opened = open_reader(experiment)
-    for split in get_args(TaskSplit):
-        if opened.has(split):
-            opened.tasks(split)
-    return True
+    splits: tuple[TaskSplit, ...] = get_args(TaskSplit)
+    return {split: len(opened.tasks(split)) for split in splits if opened.has(split)}
 
 
 def _require_given(experiment: Experiment) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
 """Learning rates of AdamW outside of which nothing moves, or any model comes apart; adapters bear more."""
-OFTEN = 4
-"""Times that a task may be played within one step before it is said."""
 REPLY = 16
 """Tokens without which a reply is none."""
 
@@ -86,6 +84,14 @@ def _of_settings(settings: AjetConfig, algorithm: Algorithm | None) -> Iterator[
             "trainer_common.optim.lr",
             f"a learning rate of {rate:g} tears a model apart within a few steps",
             f"{usual}; a model of a few million weights bears 1e-3",
+        )
+    tasks = settings.data.train_batch_size
+    if tasks % trainer.mini_batch_num and "trainer_common.mini_batch_num" not in described(settings.backbone).idle:
+        yield Finding(
+            "trainer_common.mini_batch_num",
+            f"{counted(tasks, 'task')} a step are not dealt out evenly to {trainer.mini_batch_num} updates; verl "
+            "refuses such a batch",
+            f"a divisor of {tasks}, or another data.train_batch_size",
         )
     room = rollout.max_model_len - settings.data.max_prompt_length
     if room < REPLY:
@@ -165,11 +171,13 @@ def _of_room(experiment: Experiment, train: int, validates: bool, beside: bool) 
 def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: type[Any] | None) -> Iterator[Finding]:
     settings = experiment.ajet
     trainer, batch = settings.trainer_common, settings.data.train_batch_size
-    if batch > OFTEN * train:
+    if batch > train:
+        least, most = batch // train, -(-batch // train)
+        times = f"{least} times" if least == most else f"{least} or {most} times"
         yield Finding(
             "data.train_batch_size",
-            f"{counted(batch, 'task')} a step and {train} in the data: each is played {batch // train} times within "
-            f"one step, {settings.rollout.num_repeat} attempts a time",
+            f"{counted(batch, 'task')} a step and {train} in the data: each is played {times} within one step, "
+            f"{settings.rollout.num_repeat} attempts a time",
             f"at most {train}",
         )
     users = users_layers(experiment.layers)

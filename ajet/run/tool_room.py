@@ -8,8 +8,13 @@ of all tools, and only where this process has the model's tokenizer.
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.mcp import CallFailed, servers_of
@@ -65,7 +70,9 @@ def tool_room(experiment: Experiment, task: Task, tokenizer: Any, *, start: bool
         with ThreadPoolExecutor(1) as thread:  # the caller's may run a loop
             told = thread.submit(asyncio.run, agent.told(experiment.config)).result()
     except CallFailed as problem:
-        raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do="mend or start their server") from None
+        others = [each.command[0] for each in servers if each.kind == "stdio" and _is_other_python(each.command)]
+        do = f"write {{python}} for {others[0]}, which is another Python" if others else "mend or start their server"
+        raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
     renderer = renderer_of(experiment.ajet, tokenizer)
     opening = agent.opening(experiment.config, task)
     prompt, bare = renderer.render(opening, told), renderer.render(opening)
@@ -93,3 +100,18 @@ def _knowable(experiment: Experiment) -> bool:
 
 def _some(names: tuple[str, ...]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def _is_other_python(command: Sequence[str]) -> bool:
+    """True for a Python that is not the one of ajet, and lacks what is installed there."""
+    found = shutil.which(command[0]) if command else None
+    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
+    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()
+
+
+def counts_tools_later(experiment: Experiment) -> bool:
+    """True if the tools of the first prompt are known only once a launch has started their server."""
+    if not _knowable(experiment):
+        return False
+    servers = servers_of(str(experiment.ajet.environment.use), experiment.base)
+    return any(server.kind == "stdio" for server in servers)

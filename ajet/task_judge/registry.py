@@ -88,7 +88,8 @@ def _by_reference(experiment: Experiment) -> Judging | None:
         kind = from_trl(kind, reference, what=key)
     elif is_scorers(kind):
         judge = experiment.ajet.task_judge.deciding(scorer=reference)
-        return ScorerJudge(replace(experiment, ajet=experiment.ajet.model_copy(update={"task_judge": judge})))
+        settings = experiment.ajet.model_copy(update={"task_judge": judge})
+        return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
     if is_function(kind):
         refuse_other_signature(kind, reference, what=key)
         kind = judge_from(kind, reference, what=key)

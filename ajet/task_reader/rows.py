@@ -136,7 +136,10 @@ def _no_question(row: Mapping[str, Any]) -> BadRow:
 
 
 def _nearest_question(row: Mapping[str, Any]) -> str | None:
-    """Return the column most like a usual name; else the first of text that is no answer or id. Dots look inside."""
+    """Return the first column of messages, which are all that the model is shown; else the column most like a usual
+    name; else the first of text that is no answer or id. Dots look inside."""
+    if (dialogue := next((name for name, value in row.items() if _is_dialogue(value)), None)) is not None:
+        return dialogue
     texts = [name for name, value in row.items() if isinstance(value, str | list)]
     texts += [
         f"{name}.{part}"
@@ -150,6 +153,14 @@ def _nearest_question(row: Mapping[str, Any]) -> str | None:
             return found
     taken = (*ANSWER_COLUMNS, *ID_COLUMNS)
     return next((name for name in texts if not any(usual in fold_name(name) for usual in taken)), None)
+
+
+def _is_dialogue(value: Any) -> bool:
+    """True for messages that wait for a reply, as those of a task do."""
+    if not (isinstance(value, list) and value):
+        return False
+    are_messages = all(isinstance(each, Mapping) and {"role", "content"} <= {*each} for each in value)
+    return are_messages and value[-1]["role"] != "assistant" and any(each["role"] == "user" for each in value)
 
 
 def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:

@@ -48,6 +48,11 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
     def check(cls, config: Any) -> None:
         """Called once before a run, with the composed config: raise a UserError for a section that cannot be used."""
 
+    @classmethod
+    def needs_judge(cls, config: Any) -> bool:
+        """True if an attempt never brings a reward of its own: without a judge a run would have none at all."""
+        return False
+
     @abstractmethod
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Play the task with an agent that talks to `tuner`, and say how it went.

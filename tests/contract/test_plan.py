@@ -205,3 +205,92 @@ def test_a_name_with_a_size_is_planned_without_the_hub(
         with pytest.raises(SystemExit) as ended:
             launcher.main(["plan", "--conf", "x.yaml", "--backbone", "verl", f"model.path={unknown}", *ON_GPUS])
         assert ended.value.code == 2 and unknown in capsys.readouterr().err
+
+
+SGLANG = """ajet:
+  model: {path: embedded:tiny-tools}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: agent.py->agent, max_model_len: 200, name: sglang}
+  data: {train_batch_size: 8, max_prompt_length: 100, max_response_length: 80}
+"""
+
+
+@without_verl
+@pytest.mark.parametrize("gpu", ["", "NVIDIA H200"])
+def test_estimates_are_for_the_device_of_the_run(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: str
+) -> None:
+    (project / "x.yaml").write_text(SGLANG)
+    row = "81559, 4, 9.0" if gpu else ""
+    (project / "nvidia-smi").write_text(f'#!/bin/sh\ncase "$1" in *memory*) echo "{row}";; *) echo "{gpu}";; esac\n')
+    (project / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}:/usr/bin:/bin")
+    assert "on each of 8 × A100" in planned(capsys, "--backbone", "verl", "--gpu", "A100"), "a plan is for that GPU"
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run"])
+    said = capsys.readouterr()
+    if gpu:
+        assert ended.value.code == 0 and "8 × H200" in said.out and "0.0 s" not in said.out
+        return
+    assert ended.value.code == 2 and "x.yaml:4" in said.err
+    assert "trainer_common.device=cuda" in said.err and "ajet plan --gpu" in said.err
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", "rollout.name=vllm"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0 and "H100" not in said.out and "s a step" not in said.out
+
+
+@without_verl
+def test_the_command_of_a_plan_on_verl_starts_ray(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert "--backbone verl --with-ray" in planned(capsys, "--backbone", "verl", "trainer_common.device=cuda")
+    assert "--with-ray" not in planned(capsys, "--backbone", "local")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "further"),
+    [
+        (
+            ("trainer_common.total_training_steps=null", "trainer_common.total_epochs=3", "data.train_batch_size=16"),
+            8,
+            8,
+        ),
+        (
+            ("trainer_common.total_training_steps=null", "trainer_common.total_epochs=2", "data.train_batch_size=8"),
+            10,
+            0,
+        ),
+        (("trainer_common.total_training_steps=3", "data.train_batch_size=16"), 3, 0),
+    ],
+)
+def test_a_plan_says_how_many_steps(
+    project: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], steps: int, further: int
+) -> None:
+    rows = "".join(json.dumps({"question": f"{number}?", "answer": "1"}) + "\n" for number in range(40))
+    (project / "rows.jsonl").write_text(rows)
+    reader = ("task_reader.type=jsonl_dataset_file", "task_reader.jsonl_dataset_file.training.file_path=rows.jsonl")
+    said = planned(capsys, "--backbone", "local", *reader, *settings)
+    assert f" steps {steps}, " in said and (f"by {further} " in said) == bool(further)
+
+
+def test_validate_compares_the_batch_with_the_tasks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "rows.jsonl").write_text('{"question": "1?"}\n' * 5)
+    reader = ("task_reader.type=jsonl_dataset_file", "task_reader.jsonl_dataset_file.training.file_path=rows.jsonl")
+    for batch, named in (("6", True), ("5", False)):
+        with pytest.raises(SystemExit) as ended:
+            launcher.main(
+                [
+                    "config",
+                    "validate",
+                    "--conf",
+                    "x.yaml",
+                    "--backbone",
+                    "local",
+                    *reader,
+                    f"data.train_batch_size={batch}",
+                ]
+            )
+        assert ended.value.code == 0
+        assert ("ajet.data.train_batch_size (" in capsys.readouterr().out) == named

@@ -26,10 +26,10 @@ def test_the_page_shows_the_lines_that_validate_prints(tmp_path: Path) -> None:
     load_experiment(tmp_path / "verl_grpo.yaml").require_ready()
 
 
-@pytest.mark.parametrize("page", ["coming_from_verl.md", "coming_from_trl.md"])
+@pytest.mark.parametrize("page", ["verl_keys.md", "coming_from_trl.md"])
 def test_keys_of_the_pages_are_keys_of_the_schema(page: str) -> None:
     text = (DOCS / page).read_text()
-    assert len(text.split()) <= 1200
+    assert len(re.sub(r"^\|.*$", "", text, flags=re.M).split()) <= 1200
     known, roots = {*dotted_keys()}, {key.split(".")[0] for key in dotted_keys()}
     last = [
         line.strip("| ").split(" | ", 1)[1] for line in text.splitlines() if line.startswith("| ") and " | " in line

@@ -14,7 +14,7 @@ FILES = [
     "docs/architecture.md",
     "docs/algorithms.md",
     "docs/cli.md",
-    "docs/coming_from_verl.md",
+    "docs/verl_keys.md",
     "docs/openapi.json",
     "docs/public_surface.txt",
     "ajet/record/viewer/page/definitions.js",

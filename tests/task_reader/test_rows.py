@@ -113,6 +113,10 @@ def test_the_bad_row_is_named_and_may_be_skipped(tmp_path: Path) -> None:
     assert "answer" in none_left.value.what
 
 
+ASKED = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2?"}]
+REPLIED = [*ASKED, {"role": "assistant", "content": "2"}]
+
+
 @pytest.mark.parametrize(
     ("row", "nearest"),
     [
@@ -122,6 +126,9 @@ def test_the_bad_row_is_named_and_may_be_skipped(tmp_path: Path) -> None:
         ({"Text": "no", "User query": "2?"}, "User query"),
         ({"input": {"Question": "2?"}, "gold": 2}, "input.Question"),
         ({"level": 2, "the prompts": [{"role": "user", "content": "2?"}]}, "the prompts"),
+        ({"extra_info": {"question": "no"}, "chat_prompts": ASKED}, "chat_prompts"),
+        ({"qestion": "no", "prompts_of_mine": ASKED, "tags": ["a"]}, "prompts_of_mine"),
+        ({"chosen": REPLIED, "rejected": REPLIED, "qestion": "2?"}, "qestion"),
     ],
 )
 def test_the_likeliest_column_is_named(row: dict[str, Any], nearest: str) -> None:

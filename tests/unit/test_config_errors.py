@@ -206,3 +206,28 @@ def test_a_file_is_not_similar_for_its_ending(tmp_path):
     with pytest.raises(ConfigError) as error:
         load_experiment(tmp_path / "nosuch.yaml")
     assert "did you mean" not in error.value.do
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("trainer: {total_epochs: 3, zzz: 1}", ":2:3", ["top level", "ajet.trainer_common.total_epochs"]),
+        ("trainer:\n    val_before_train: true", ":2:3", ["top level", "ajet.trainer_common.val_before_train"]),
+        ("actor_rollout_ref: {rollout: {n: 8}}", ":2:3", ["top level", "ajet.rollout.num_repeat"]),
+        ("algorithm: {adv_estimator: grpo}", ":2:3", ["top level", "ajet.trainer_common.algorithm.adv_estimator"]),
+        ("verl: {trainer: {nnodes: 2}}", ":2:3", ["top level", "ajet.trainer_common.nnodes"]),
+        ("reward_model: {enable: true}", ":2:3", ["`verl:`"]),
+        ("trainer: fsdp", ":2:3", ["docs/agentrl.md"]),
+        ("trainer_common: {clip_ratio: 0.2}", ":2:20", ["clip_low and clip_high"]),
+        ("trainer_common: {algorithm: {clip_ratio: 0.2}}", ":2:32", ["clip_low and clip_high"]),
+        ("trainer_common: {loss_agg_mode: token-mean}", ":2:20", ["algorithm.loss_aggregation"]),
+        ("trainer_common: {ppo_mini_batch_size: 8}", ":2:20", ["trainer_common.mini_batch_num"]),
+        ("rollout: {multi_turn: {tool_config_path: a}}", ":2:26", ["environment.use"]),
+        ("data: {train_files: a.parquet}", ":2:10", ["docs/verl_keys.md", "dataset_path"]),
+    ],
+)
+def test_a_key_of_verls_below_ajet_says_where_it_goes(tmp_path, text, line, words):
+    error = refused(tmp_path, f"ajet:\n  {text}\n")
+    assert f"x.yaml{line}" in error.where
+    for word in words:
+        assert word in error.do, error.do

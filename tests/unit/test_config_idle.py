@@ -82,7 +82,7 @@ def test_a_reward_function_given_as_verl_has_it_says_where_it_goes(tmp_path, bac
     [told] = load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()
     section = ".".join([*below, "custom_reward_function"])
     assert (told.name, told.where) == (f"{section} (2 keys)", f"{tmp_path}/x.yaml:2")
-    assert "task_judge.judge_protocol: reward.py->reward" in told.why and "not read" in told.why
+    assert "task_judge.judge_protocol: r.py->score" in told.why and "not read" in told.why
     (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: some/model}}}}\nverl: {{{text}}}\n")
     other = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()}
     assert backbone == "verl" or "task_judge.judge_protocol" in other[f"verl.{section}.path"]

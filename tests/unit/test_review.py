@@ -40,6 +40,8 @@ RATE = "trainer_common.optim.lr"
         ({"trainer_common": {"optim": {"lr": 1e-3}}}, []),
         ({"rollout": {"max_model_len": 3000}}, ["rollout.max_model_len"]),
         ({"rollout": {"max_model_len": 2000}, "data": {"max_prompt_length": 1000}}, []),
+        ({"data": {"train_batch_size": 6}, "trainer_common": {"mini_batch_num": 4}}, ["trainer_common.mini_batch_num"]),
+        ({"data": {"train_batch_size": 8}, "trainer_common": {"mini_batch_num": 4}}, []),
     ],
 )
 def test_settings_that_cannot_do_what_a_training_is_for(sections: dict[str, Any], found: list[str]) -> None:
@@ -83,8 +85,8 @@ def of_tasks(train: int = 8, validates: bool = False, **more: Any) -> list[str]:
 
 
 def test_tasks_that_do_not_fit_the_plan() -> None:
-    assert of_tasks() == of_tasks(train=2) == [], "that there is a default for it asks for no validation"
-    assert of_tasks(train=1) == ["data.train_batch_size"]
+    assert of_tasks() == [], "that there is a default for it asks for no validation"
+    assert of_tasks(train=1) == of_tasks(train=7) == ["data.train_batch_size"]
     assert of_tasks(trainer={"test_freq": 2}) == ["trainer_common.test_freq"]
     assert of_tasks(trainer={"val_before_train": True}) == ["trainer_common.val_before_train"]
     assert of_tasks(backbone="trinity", trainer={"test_freq": 2}) == [], "it plays none, whatever the reader has"

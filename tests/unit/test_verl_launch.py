@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from ajet.backbone.verl import cpu
 from ajet.backbone.verl.launch import VerlRunner
@@ -240,6 +241,21 @@ def test_what_processes_hold_is_looked_at_while_they_load_and_say_nothing(monkey
     """vLLM that is killed before the first step leaves its shared memory as any other does."""
     monkeypatch.setattr("ajet.backbone.verl.on_ray.LOOK_S", 0.0)
     assert listened(monkeypatch, [(False, []), (False, []), (True, [])]).looks == 3
+
+
+def test_a_long_start_says_who_printed_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ajet.backbone.verl.on_ray.START_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "the logs").mkdir()
+    (tmp_path / "the logs" / "run_vLLM_0.log").write_text("one\nloading weights\n")
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    try:
+        listened(monkeypatch, [(False, []), (False, [Phase("loading")]), (False, [Phase("rollout", 1)]), (True, [])])
+    finally:
+        logger.remove(sink)
+    said = [line for line in lines if "run_vLLM_0.log" in line]
+    assert len(said) == 2 and all("loading weights" in line for line in said), "until the first rollout"
 
 
 def test_a_run_that_learns_nothing_is_asked_to_end_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.settings import verl_settings
 from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
-from ajet.config.compose import leaves
+from ajet.config.document import leaves
 from ajet.config.generate import defaults_yaml
 from ajet.config.locations import default_config
 from ajet.schema.errors import ConfigError, UserError
@@ -264,6 +264,36 @@ def test_keys_that_nothing_of_verl_reads_are_refused_with_the_nearest():
         ConfigError, match=r"2 settings(.|\n)*no key actor_rollout_ref\.rollot(.|\n)*no key data\.train_fles"
     ):
         verl_config(experiment(verl={"actor_rollout_ref": {"rollot": {"n": 1}}, "data": {"train_fles": ["a"]}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("trainer.epochs", "trainer.total_epochs"),
+        (f"{ROLLOUT}.nn", f"{ROLLOUT}.n"),
+        (f"{ACTOR}.mini_batch", f"{ACTOR}.ppo_mini_batch_size"),
+        ("trainer.clip_ratio", f"{ACTOR}.clip_ratio"),
+        ("data.n", f"{ROLLOUT}.n"),
+        (f"{ACTOR}.policy_loss.foo", ""),
+        ("trainer.v1.sampler.max", ""),
+    ],
+)
+def test_a_name_known_elsewhere_is_refused(key, near):
+    with pytest.raises(ConfigError) as caught:
+        verl_config(experiment(verl=nested(key, 1)))
+    assert key in caught.value.what and "experiment.yaml:" in caught.value.where
+    assert f"verl.{near}?" in caught.value.do if near else "docs/verl_keys.md" in caught.value.do
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(f"{ROLLOUT}.enable_sleep_mode", f"{ACTOR}.fsdp_config.model_dtype", "trainer.remove_previous_ckpt_in_save"),
+        *("data.image_patch_size", f"{ACTOR}.entropy_checkpointing", "trainer.v1.sync.any_name"),
+    ],
+)
+def test_what_verl_reads_without_a_default_is_taken(key):
+    assert at(verl_config(experiment(verl=nested(key, 1))), key) == 1
 
 
 def test_what_verl_hands_on_may_hold_anything():

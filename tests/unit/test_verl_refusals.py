@@ -124,6 +124,7 @@ def test_settings_that_the_model_does_not_take(ajet, model, said):
         (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "no pipeline parallel"),
         (f"{ROLLOUT}.expert_parallel_size", 2, "expert_parallel_size is 2"),
         (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "is 1.5"),
+        (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "ajet.rollout.user_workflow"),
     ],
 )
 @pytest.mark.parametrize("below", ["verl.", ""])
@@ -322,3 +323,10 @@ def test_groups_are_filtered_by_the_reward_alone():
     assert "max_num_gen_batches" in str(refusal(verl={"algorithm": {"filter_groups": {**filters, "metric": "reward"}}}))
     passes(verl={"algorithm": {"filter_groups": {**filters, "enable": False}}})
     passes(verl={"algorithm": {"filter_groups": {"enable": True, "metric": "seq_reward"}}})
+
+
+def test_a_default_is_refused_by_the_users_file():
+    with pytest.raises(ConfigError) as caught:
+        verl_config(experiment(), model=ModelLimits(positions=1024))
+    assert "experiment.yaml" in caught.value.where and "default_config" not in caught.value.where
+    assert "ajet.rollout.max_model_len: 1024" in caught.value.do

@@ -48,6 +48,12 @@ class VerlRunner(Runner):
 
         return overridden_lines(find_overridden(experiment))
 
+    def describe_replaced_defaults(self, experiment: Experiment) -> str:
+        """Lines on verl's defaults that ajet replaces."""
+        from ajet.backbone.verl.config.defaults import describe_replaced_defaults
+
+        return describe_replaced_defaults(experiment)
+
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from loguru import logger
 
 from ajet.backbone.runner import Interrupts, RunnerOptions
 from ajet.backbone.verl.cluster.leftovers import Leftovers
+from ajet.backbone.verl.cluster.logs import find_last_line
 from ajet.backbone.verl.cluster.ray_cluster import ADDRESS, Needs, connected
 from ajet.backbone.verl.cluster.ray_errors import last_line
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
+START_S = 60.0
+"""How long between two lines on a start that is not over."""
 LOOK_S = 10.0
 """How long between two looks at what the processes hold, while none says what it does: they load for minutes, and may
 be killed then, too."""
@@ -118,7 +121,9 @@ class Ears:
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
         self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
-        self._looked = time.monotonic()
+        self._looked = self._told = self._began = time.monotonic()
+        self._has_begun = False
+        """True once a letter came that says more than that it loads."""
         self._waits = False
         """Whether it was said that the present step waits for groups."""
         self._asked: Any = None
@@ -172,6 +177,7 @@ class Ears:
                 if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
                     self._leftovers.look()
                     self._looked = time.monotonic()
+                self._log_start(letters)
             if hurries and self._tickets.lacking and not letters and not self._may_be_filled():
                 logger.warning(
                     "its present step waits for groups: it ends with the step before, which has a checkpoint"
@@ -183,6 +189,19 @@ class Ears:
                 except ray.exceptions.RayError as problem:
                     raise ended_by(self._whose, last_line(problem), self._logs) from problem
                 return stopping
+
+    def _log_start(self, letters: Sequence[Any]) -> None:
+        """Log once a minute, until the first episode or step, that the start goes on, and what was printed last."""
+        now = time.monotonic()
+        self._has_begun = self._has_begun or any(letter != Phase("loading") for letter in letters)
+        if letters:
+            self._told = now
+        if self._has_begun or now < self._told + START_S:
+            return
+        self._told = now
+        place, line = find_last_line(self._logs)
+        printed = f"; {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
+        logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._began, printed)
 
     def _taken(self, seconds: float) -> list[Any]:
         """Letters to record: those that an interrupt left, or the next, waited for so long."""

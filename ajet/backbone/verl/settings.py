@@ -36,7 +36,7 @@ def verl_settings(
     folder = model_folder or _folder_at_hand(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()
     gpu_bytes = min((gpu.total for gpu in gpus()), default=None)
-    device = _device(gpu_bytes) if own_cluster else "cuda"
+    device = find_device(gpu_bytes) if own_cluster else "cuda"
     return verl_config(
         experiment,
         model=model,
@@ -68,7 +68,7 @@ def _megatron(config: Mapping[str, Any]) -> bool:
     return bool(config["actor_rollout_ref"]["actor"]["strategy"] == "megatron")
 
 
-def _device(gpu_bytes: int | None) -> str:
+def find_device(gpu_bytes: int | None) -> str:
     """The kind of accelerator of this machine; cpu without one."""
     if gpu_bytes is not None:
         return "cuda"

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ajet.config.other_models import key_in
+from ajet.config.unread_sections import list_servers_files
 from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
 from ajet.environment.sandbox.engine import OF_THE_ENGINE, one_line
@@ -184,10 +185,12 @@ def _described(use: str, base: Path) -> tuple[Server, ...]:
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
     if not isinstance(entries, dict) or not entries:
+        named = list_servers_files(file)
         raise ConfigError(
             f"{file.name} describes no servers.",
             where=str(file),
             expected='{"mcpServers": {"NAME": {"command": …, "args": […]}}} or {"url": …, "headers": {…}} in it',
+            do=f"it is a file of tools as verl has it: set {KEY}: {named[0]}, which it names" if named else "",
         )
     found = [server_from(str(name), entry, file) for name, entry in entries.items()]
     servers = tuple(each for each in found if each is not None)

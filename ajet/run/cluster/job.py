@@ -109,7 +109,7 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
     import dotenv
 
-    from ajet.config.compose import leaves
+    from ajet.config.document import leaves
 
     names: set[str] = set()
     for place in {folder, experiment.yaml_path.parent}:

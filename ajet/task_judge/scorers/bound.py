@@ -138,19 +138,22 @@ class BoundScorer:
         if strange and len(required) == 2 == len(strange):  # (model_answer, ground_truth) under names of their own
             return [(_key(required[0]), ANSWER, True), (_key(required[1]), REFERENCE, True)]
         if strange:
-            raise self._wrong(f"asks for {', '.join(each.name for each in strange)}, which nothing is known by")
+            names = [each.name for each in strange]
+            like_verls = {each.name for each in plain} & {*OF_VERL}
+            do = f"name the parameters as verl passes them: ({', '.join(OF_VERL)})" if like_verls else ""
+            raise self._wrong(f"asks for {', '.join(names)}, which nothing is known by", do)
         if not plain:
             return [(name, name, name == REFERENCE) for name in OF_VERL] if takes_all else []
         return [(_key(each), each.name, each.default is each.empty) for each in open_ones if each.name in ARGUMENTS]
 
-    def _wrong(self, what: str) -> ConfigError:
+    def _wrong(self, what: str, do: str = "") -> ConfigError:
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         return ConfigError(
             f"The scorer {self.name} {what}.",
             where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._what,
             expected=f"a function whose parameters are called {', '.join(ARGUMENTS)}, or that takes an answer and the "
             "truth by position",
-            do=f"mend {self._what}, or the function",
+            do=do or f"mend {self._what}, or the function",
         )
 
 

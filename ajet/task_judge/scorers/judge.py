@@ -37,9 +37,16 @@ Wanted = tuple[str, float, Mapping[str, Any]]
 class ScorerJudge:
     """Asks scorers; made by `opened_scorers`."""
 
-    def __init__(self, experiment: Experiment, readers_own: str = "") -> None:
-        """`readers_own`: the scorer of rows for which nothing else is named, opened when it is first asked. Raises
-        ConfigError, UnresolvedReference, or the UserError that a scorer raises when it is made."""
+    def __init__(self, experiment: Experiment, readers_own: str = "", *, named_by: str = f"{KEY}.scorer") -> None:
+        """Open what the settings name.
+
+        Args:
+            readers_own: the scorer of rows for which nothing else is named, opened when it is first asked.
+            named_by: the key that names the only scorer.
+
+        Raises:
+            UserError: a ConfigError, an UnresolvedReference, or what a scorer raises when it is made.
+        """
         judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
         self._experiment, self._schema = experiment, judge.answer_schema
         self._others = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
@@ -54,7 +61,7 @@ class ScorerJudge:
         listed: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
         key = f"{KEY}.scorers"
         if judge.scorer:
-            listed, key = [(judge.scorer, 1.0, {})], f"{KEY}.scorer"
+            listed, key = [(judge.scorer, 1.0, {})], named_by
         self._usual = self._panel(listed, key) if listed else None
         usual = self._usual.name if self._usual else readers_own
         later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]

@@ -61,6 +61,12 @@ class CommandWorkflow(Workflow):
         cls.settings(config).venv(base_of(config))
 
     @classmethod
+    def needs_judge(cls, config: Any) -> bool:
+        """True unless the command prints the score or a subclass says what an attempt came to."""
+        is_own = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
+        return not is_own and cls.settings(config).score != "printed"
+
+    @classmethod
     def settings(cls, config: Any) -> CommandSettings:
         """The settings of the command, out of the composed config. Raises ConfigError."""
         return CommandSettings.read(config, cls.section)

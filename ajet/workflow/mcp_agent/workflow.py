@@ -44,6 +44,11 @@ class McpAgentWorkflow(Workflow):
         forget(_run_of(config))
 
     @classmethod
+    def needs_judge(cls, config: Any) -> bool:
+        """True unless a subclass says what an attempt came to."""
+        return cls.execute is McpAgentWorkflow.execute and cls.outcome is McpAgentWorkflow.outcome
+
+    @classmethod
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
         """The messages that an attempt at the task begins with."""
         form = form_of(task.metadata, config.ajet.task_judge.answer_schema)

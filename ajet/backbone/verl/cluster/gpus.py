@@ -35,6 +35,16 @@ def gpus() -> list[Gpu]:
         return []
 
 
+def list_gpu_names() -> list[str]:
+    """Return the product names of this machine's GPUs."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
 def refuse_busy(wanted: int) -> None:
     """Raises UserError when fewer than `wanted` GPUs of this machine are free."""
     found = gpus()

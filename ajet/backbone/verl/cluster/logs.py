@@ -18,6 +18,18 @@ HANDLER = "ray_print_logs"
 """Ray's own, which prints to the screen."""
 NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed but it is pending")
 """Lines that verl's libraries repeat hundreds of times."""
+_LINE = 160
+"""Characters of a line that the screen shows."""
+
+
+def find_last_line(folder: Path) -> tuple[str, str]:
+    """Return the name of the log that was written last, and its last line; twice "" if there is none."""
+    files = [each for each in folder.glob("*.log") if each.is_file()]
+    if not files:
+        return "", ""
+    newest = max(files, key=lambda each: each.stat().st_mtime)
+    lines = newest.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return newest.name, lines[-1].strip()[:_LINE] if lines else ""
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class Settings:
         self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
     ) -> None:
         self.ajet, self.layers, self.model, self._tree = experiment.ajet, experiment.layers, model, tree
+        self._yaml = experiment.yaml_path
         self.gpu_bytes = gpu_bytes
 
     def value(self, verl: str, default: Any = None) -> Any:
@@ -98,7 +99,10 @@ class Settings:
             if each.ours.removeprefix("ajet.") in ajet
         ]
         do = "; ".join([*([do] if do else []), *unread])
-        return ConfigError(what, where=self.layers.where(last, value=True), expected=expected, do=do)
+        where = self.layers.where(last, value=True)
+        if self.layers.winner(last) not in users_layers(self.layers):  # a default: nobody edits its file
+            where = f"{self._yaml}, which does not set {'.'.join(last)}"
+        return ConfigError(what, where=where, expected=expected, do=do)
 
     def _layer(self, path: tuple[str, ...]) -> int:
         layer = self.layers.winner(path)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.descriptors import VERL
 from ajet.backbone.verl.config.refusals import refuse
 from ajet.backbone.verl.config.resolvers import register
-from ajet.backbone.verl.config.unknown import refuse_unknown
+from ajet.backbone.verl.config.unknown import VerlSource, refuse_unknown
 from ajet.config.locations import default_config
 from ajet.config.references import within
 from ajet.config.resolution import HIDDEN, is_secret
@@ -73,7 +73,7 @@ def verl_config(
             raise MissingExtra("verl", extra, needed_for="The verl backbone")
         if merged := _merged_sections(experiment):
             plain: Any = OmegaConf.to_container(known, resolve=False)
-            refuse_unknown(experiment, merged, plain, folder.parents[1].rglob("*.py"))
+            refuse_unknown(experiment, merged, plain, VerlSource(folder.parents[1]))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
 
@@ -207,6 +207,16 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
         where=f"{experiment.layers.where(path, value=True)} and {experiment.layers.where(('verl', *path), value=True)}",
         expected="one of the two",
     )
+
+
+def read_verls_defaults() -> DictConfig:
+    """Return the defaults of the installed verl for FSDP, unresolved. Raises MissingExtra without verl, UserError for
+    another version."""
+    folder = _config_folder(extra_for("auto"))
+    if folder is None:
+        raise MissingExtra("verl", extra_for("auto"), needed_for="The verl backbone")
+    defaults: DictConfig = _verls_defaults(folder, False)
+    return defaults
 
 
 @lru_cache(maxsize=8)

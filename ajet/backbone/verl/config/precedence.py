@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from ajet.backbone.verl.config.effective import ACTOR, find_own
 from ajet.backbone.verl.config.layer import compose_sections
 from ajet.config.backbone_names import described
-from ajet.config.compose import leaves
-from ajet.config.document import KeyPath, read_document
+from ajet.config.document import KeyPath, leaves, read_document
 from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
 from ajet.config.keys import find_key
 from ajet.config.nearest_key import find_first_filled
@@ -86,7 +85,7 @@ def apply_sections(experiment: Experiment) -> Experiment:
         if mapped == given or key == _NAME:
             continue
         if verl == _MINI_BATCH:
-            batch = batch or _select(compose_sections(experiment)[1], "data.train_batch_size")
+            batch = batch or select_value(compose_sections(experiment)[1], "data.train_batch_size")
             if isinstance(batch, int) and isinstance(given, int) and given > 0 and batch % given == 0:
                 values[key] = verl, [batch // given]
         elif verl == _PASS or path == find_first_filled(key, described("verl").filled):
@@ -103,7 +102,7 @@ def apply_sections(experiment: Experiment) -> Experiment:
     reverted = {
         key: value_at(experiment.ajet, tuple(key.split(".")[1:]))
         for key, (verl, _) in values.items()
-        if verl != _MINI_BATCH and _select(known, verl) != _select(tree, verl)
+        if verl != _MINI_BATCH and select_value(known, verl) != select_value(tree, verl)
     }
     return laid.with_defaults(reverted)
 
@@ -151,16 +150,16 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
     # A list is one value: its places are no keys.
     for path in dict.fromkeys(tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in leaves(merged)):
         dotted = ".".join(path)
-        if (key := _find_counterpart(dotted, known)) is not None:
-            yield path, _select(known, dotted), _select(tree, dotted), key
+        if (key := find_counterpart(dotted, known)) is not None:
+            yield path, select_value(known, dotted), select_value(tree, dotted), key
 
 
-def _find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
+def find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset()) -> str | None:
     """Return the key of ours that a key of verl's is filled from; of several `LIKE`'s, or the first."""
     from omegaconf import OmegaConf
 
     *parents, name = dotted.split(".")
-    node = _select(known, ".".join(parents))
+    node = select_value(known, ".".join(parents))
     if not OmegaConf.is_dict(node) or name not in node:
         return None
     plain: Any = OmegaConf.to_container(node, resolve=False)
@@ -171,11 +170,12 @@ def _find_counterpart(dotted: str, known: Any, seen: frozenset[str] = frozenset(
         return f"ajet.{LIKE[dotted]}"
     others = _DOTTED.findall(raw)
     ours = [each for each in others if each.startswith("ajet.") and find_key(each.split(".")[1:]) is not None]
-    further = (_find_counterpart(each, known, seen | {dotted}) for each in others if each not in seen)
+    further = (find_counterpart(each, known, seen | {dotted}) for each in others if each not in seen)
     return ours[0] if ours else next((each for each in further if each is not None), None)
 
 
-def _select(tree: Any, dotted: str) -> Any:
+def select_value(tree: Any, dotted: str) -> Any:
+    """Return the value at a dotted key of a composed config; None if there is none."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -66,11 +66,32 @@ def _machines(s: Settings) -> Iterator[ConfigError]:
     if device != "cpu":
         return
     if s.megatron or s.ajet.trainer_common.strategy == "megatron":
-        yield s.problem("Megatron needs GPUs.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2 with device: cpu")
+        yield s.problem(
+            f"Megatron needs GPUs{_why_cpu(s)}.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2", do=_with_gpus(s)
+        )
     if s.value(f"{ROLLOUT}.name") == "sglang":
         yield s.problem(
-            "sglang needs GPUs.", f"{ROLLOUT}.name", "rollout.name", expected="vllm, which has a version for CPUs"
+            f"sglang needs GPUs{_why_cpu(s)}.",
+            f"{ROLLOUT}.name",
+            "rollout.name",
+            expected="vllm, which has a version for CPUs",
+            do=_with_gpus(s),
         )
+
+
+def _why_cpu(s: Settings) -> str:
+    return ", and this machine has none" if _is_device_open(s) else ""
+
+
+def _is_device_open(s: Settings) -> bool:
+    return s.ajet.trainer_common.device == "auto" and not s.name("trainer.device")
+
+
+def _with_gpus(s: Settings) -> str:
+    """Return how a configuration for other machines is checked on one without GPUs."""
+    if not _is_device_open(s):
+        return f"or ajet.{TRAINER}.device: cuda, on a machine with GPUs"
+    return f"to check it for machines with GPUs: ajet.{TRAINER}.device=cuda, or `ajet plan --gpu`"
 
 
 def _strategy(s: Settings) -> Iterator[ConfigError]:
@@ -164,6 +185,7 @@ def _trees(s: Settings) -> Iterator[ConfigError]:
             yield s.problem(
                 "verl splits sequences by flash attention, which needs GPUs.",
                 *ULYSSES,
+                do=_with_gpus(s) if where == "a CPU" else "",
                 expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
@@ -264,6 +286,7 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             key,
             ours,
             expected=f"at most {s.model.positions}",
+            do=f"set {s.name(key, ours)}: {s.model.positions}, and data.max_prompt_length below it",
         )
     border = s.model.rotary_border
     if border is not None and longest > border:
@@ -392,7 +415,20 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
         )
 
 
+def _agent_loop(s: Settings) -> Iterator[ConfigError]:
+    """verl: AgentLoopWorkerTQ, which plays by the loop of this name."""
+    key = f"{ROLLOUT}.agent.default_agent_loop"
+    if (name := s.value(key, "ajet")) != "ajet":
+        yield s.problem(
+            f"With the agent loop {name} the workflow would not be played.",
+            key,
+            "rollout.user_workflow",
+            expected="ajet",
+            do="leave it out: ajet.rollout.user_workflow names the agent",
+        )
+
+
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
     _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _trees, _engine, _memory, _lengths, _sampling,
-    _learning, checkpoints, _modes, _credit,
+    _learning, checkpoints, _modes, _credit, _agent_loop,
 )  # fmt: skip

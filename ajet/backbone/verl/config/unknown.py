@@ -1,14 +1,17 @@
-"""Keys below `verl:` that verl does not know.
+"""Keys below verl's own sections that verl does not know.
 
-Invariant: a key is refused only if no line of verl's source holds its name, so that nothing of verl can read it; what
-verl hands on to other libraries (engine_kwargs, override_config, ray_init) may hold anything.
+Invariant: a key is accepted by its full path only. Verl's composed config has it, or the dataclass that the section is
+made into has such a field, or, in a section without a dataclass, verl's source reads it from a section of that name.
+What verl hands on to other libraries (engine_kwargs, override_config, ray_init) may hold anything.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,47 +23,135 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 _HANDED_ON = re.compile(r"override_.*|.*kwargs|ray_init|runtime_env|custom|env_vars")
+_DATA = "data"
+"""The section that verl hands to its datasets as their whole `config`."""
+
+
+_UNUSED = ("ajet", "critic", "distillation", "reward", "reward_model")
+"""Roots that are ours, or that verl's trainer does not read here: no key of theirs is suggested."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnlistedKey:
+    """A key of the user's that verl's composed config does not have."""
+
+    path: tuple[str, ...]
+    siblings: tuple[str, ...]
+    target: str
+    """The dataclass that its section is made into; "" if there is none."""
+
+
+@dataclass(slots=True)
+class VerlSource:
+    """verl's source, read as text and never imported."""
+
+    package: Path
+    """The folder of the package `verl`."""
+    _bases: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    """Name of a class -> its bases and its own fields."""
+    _scanned: set[Path] = field(default_factory=set)
+
+    def list_fields(self, target: str) -> set[str]:
+        """Return the fields of the dataclass at a dotted name, those of its bases too; empty if it is not found."""
+        module, _, name = target.rpartition(".")
+        self._scan_package(self.package / "base_config.py")
+        self._scan_package(self.package.joinpath(*module.split(".")[1:]))
+        return self._collect_fields(name)
+
+    def is_read(self, path: tuple[str, ...]) -> bool:
+        """True if a line reads the last name of `path` from a section of the name before it."""
+        *_, section, name = path
+        get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
+        whole = rf"|\bconfig{get}" if section == _DATA else ""
+        read = re.compile(rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){whole}")
+        return any(read.search(each.read_text(encoding="utf-8")) for each in self.package.rglob("*.py"))
+
+    def _collect_fields(self, name: str) -> set[str]:
+        bases, fields = self._bases.get(name, ([], set()))
+        return fields.union(*(self._collect_fields(base) for base in bases if base != name))
+
+    def _scan_package(self, place: Path) -> None:
+        """Read the classes of a module, or of all modules of a package."""
+        module = place.with_suffix(".py")
+        files = [module] if module.is_file() else sorted(place.rglob("*.py"))
+        for file in files:
+            if file in self._scanned:
+                continue
+            self._scanned.add(file)
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    fields = {
+                        each.target.id
+                        for each in node.body
+                        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                    }
+                    bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                    self._bases[node.name] = bases, fields
 
 
 def refuse_unknown(
-    experiment: Experiment, users: Mapping[str, Any], known: Mapping[str, Any], sources: Iterator[Path]
+    experiment: Experiment, users: Mapping[str, Any], known: Mapping[str, Any], source: VerlSource
 ) -> None:
-    """Raises ConfigError that names the keys of `users` which neither `known` (verl's config and our layers) nor any of
-    verl's `sources` holds."""
-    strange = list(_strange(users, known, ()))
-    if not strange:
-        return
-    names = {str(path[-1]) for path, _ in strange}
-    for source in sources:
-        names -= {name for name in names if re.search(rf"\b{re.escape(name)}\b", source.read_text(encoding="utf-8"))}
-        if not names:
-            return
-    raise together([_refusal(experiment, path, keys) for path, keys in strange if path[-1] in names])
+    """Raise ConfigError that names the keys of `users` that verl does not know.
+
+    Args:
+        known: verl's own config with our layers over it.
+    """
+    refused = []
+    for key in _list_unlisted(users, known, ()):
+        fields = source.list_fields(key.target) if key.target else set()
+        if key.path[-1] in fields or (not fields and source.is_read(key.path)):
+            continue
+        refused.append(_build_error(experiment, key.path, (*key.siblings, *sorted(fields)), known))
+    if refused:
+        raise together(refused)
 
 
-def _strange(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[Any, list[str]]]:
-    """Each key that is not known, with those that are known beside it."""
+def _list_unlisted(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[_UnlistedKey]:
     for name, value in node.items():
         path = (*at, str(name))
         if name not in known:
-            yield path, [str(key) for key in known]
+            siblings = tuple(str(key) for key in known if not str(key).startswith(("_", "ajet_")))
+            yield _UnlistedKey(path, siblings, str(known.get("_target_") or ""))
         elif isinstance(value, Mapping) and _is_closed(str(name), known[name]):
-            yield from _strange(value, known[name], path)
+            yield from _list_unlisted(value, known[name], path)
 
 
 def _is_closed(name: str, known: Any) -> bool:
     return isinstance(known, Mapping) and bool(known) and not _HANDED_ON.fullmatch(name)
 
 
-def _refusal(experiment: Experiment, path: tuple[str, ...], beside: list[str]) -> ConfigError:
+def _build_error(
+    experiment: Experiment, path: tuple[str, ...], siblings: tuple[str, ...], known: Mapping[str, Any]
+) -> ConfigError:
     layers = experiment.layers
-    whole = next(
+    full = next(
         (each for each in (path, ("verl", *path)) if any(layer.value(each) is not ABSENT for layer in layers.stack)),
         path,
     )
-    near = get_close_matches(path[-1], beside, 1)
+    near = find_nearest(path, siblings, known)
+    prefix = full[: len(full) - len(path)]
     return ConfigError(
         f"verl has no key {'.'.join(path)}.",
-        where=layers.where(whole),
-        do=f"did you mean {'.'.join((*whole[:-1], near[0]))}?" if near else "",
+        where=layers.where(full),
+        do=f"did you mean {'.'.join((*prefix, *near))}?" if near else "see docs/verl_keys.md",
     )
+
+
+def find_nearest(path: tuple[str, ...], siblings: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the path of the key that an unknown one most likely means: a sibling with a similar name, or a key of the
+    same name in another section; () if there is none."""
+    if near := get_close_matches(path[-1], siblings, 1):
+        return (*path[:-1], near[0])
+    sections = {name: node for name, node in known.items() if name not in _UNUSED}
+    others = [other for other in _list_paths(sections, ()) if other[-1] == path[-1]]
+    wanted = ".".join(path)
+    return max(others, key=lambda other: SequenceMatcher(None, ".".join(other), wanted).ratio(), default=())
+
+
+def _list_paths(node: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, value in node.items():
+        path = (*at, str(name))
+        yield path
+        if isinstance(value, Mapping):
+            yield from _list_paths(value, path)
