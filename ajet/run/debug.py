@@ -21,7 +21,7 @@ from ajet.run.compared_types import comparison_hints
 from ajet.run.episode_panel import hint_of, show_episode
 from ajet.run.footprint import gib, memory_words
 from ajet.run.format_log import log_formats
-from ajet.run.interrupt import Interrupts
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, cut_line, span, step_line, task_lines
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.workflow import Workflow
 
+PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
 Signature = tuple[str, str, str, str]
 """What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
 
@@ -59,10 +60,12 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
         try:
             for _ in parts.rollout.play(tasks, step=0, split="debug"):
                 pass  # each episode was taken in as it ended
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             interrupts.heard()
             line.close()
             session.conclude()
+            if isinstance(interrupt, Preempted):
+                raise Preempted(PLAYED_ANEW) from None
             raise
         line.close()
         session.conclude()

@@ -28,6 +28,7 @@ _MEANT = {
     "WorkflowOutput": _ANSWER,
     "ModelTuner": _CLIENT,
 }
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})|%\w+%")
 SHOWN = 12
 """Columns that are listed."""
 
@@ -42,6 +43,14 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
     if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
         return _MEANT[kind["kind"]]
     return ""
+
+
+def advise_on_path(path: str) -> str:
+    """Return advice on a path that was not found, or ""."""
+    variable = _VARIABLE.search(path)
+    if variable is None:
+        return ""
+    return f"write the path in full: environment variables such as {variable[0]} are not expanded in paths"
 
 
 def _on_attribute(kind: str, name: str, task: Task | None) -> str:
