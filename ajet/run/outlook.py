@@ -134,7 +134,7 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     scored = [episode for group in groups for episode in group.scored]
     if not scored:
         if all(episode.failure for episode in episodes):
-            return "mend what the hints above name"
+            return "correct what the hints above name"
         if any(settings.task_judge.named()):
             return (
                 "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
@@ -146,7 +146,7 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
         )
     failed = sum(episode.failure is not None for episode in episodes)
     if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: mend what the hints above name"
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
     if is_never_right(scored):
         return given_answers(settings)
     if settings.rollout.num_repeat == 1:
