@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
 """The groups of a step, and its number."""
-ALL_MADE = (
-    "the run is at its last step, {}, and there is nothing to do: a higher trainer_common.total_training_steps "
-    "(or total_epochs) goes on from here, --fresh (in Python fresh=True) begins anew"
-)
 
 
 class Learning(Protocol):
@@ -98,8 +94,6 @@ class Training:
             training.left = [int(order) for order in run.resumed.state.get("left", ())]
             counted = run.recovery(store.begun(), training.left, dead=[each.order for each in dead_of(store)])
             logger.info("resumed after step {} from {}{}", training.step, run.resumed.path, counted)
-            if 0 < training.total_steps <= training.step:
-                logger.info(ALL_MADE, training.step)
         run.take_up()
         training.gaming = GamingWatch(run, upto=training.step)
         return training

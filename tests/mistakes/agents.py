@@ -142,7 +142,7 @@ MISTAKES = (
     ),
     Mistake(
         30, "replies are cut at two tokens", "the panel marks the cut reply, the verdict counts them", (DEBUG,), code=0,
-        shows=("max_response_length_in_one_turn", "2 of 2"),
+        shows=("2 of 2", "raise ajet.rollout.max_response_length_in_one_turn (now 2)"),
         files={**change(", max_tokens=8", ""),
                "m.yaml": YAML.replace("max_response_length_in_one_turn: 8", "max_response_length_in_one_turn: 2")},
     ),

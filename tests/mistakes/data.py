@@ -110,7 +110,7 @@ MISTAKES = (
     ),
     Mistake(
         12, "the validation file is the training file",
-        "the overlap is counted", (DRY,), code=0, shows=("12 of 12",),
+        "the overlap is counted", (DRY,), code=0, shows=("12 of 12", "m.yaml:5"),
         files={"m.yaml": YAML.replace(
             "{training: {file_path: train.jsonl}}",
             "{training: {file_path: train.jsonl}, validation: {file_path: train.jsonl}}",

@@ -51,7 +51,7 @@ def copy_run(folder: Path) -> None:
 STEP = r"step +2/"
 MISTAKES = (
     Mistake(57, "ajet.tune twice with one name", "nothing to do, and fresh=True", ("python tune.py", "python tune.py"),
-            code=0, shows=("fresh=True",)),
+            code=0, shows=("fresh=True", "total_training_steps", '"tune" is finished'), hides=("ajet episodes",)),
     Mistake(58, "Ctrl-C in a script with ajet.tune", "one screen, without frames of ajet", ("python tune.py",),
             code=130,
             hides=("Traceback",), files={"tune.py": SCRIPT.replace("steps=1", "steps=2000")},
@@ -65,13 +65,15 @@ MISTAKES = (
             shows=("--conf m.yaml --backbone local",)),
     Mistake(61, "another project's YAML of the same name, with other tasks", "both paths, before the model is loaded", (
             "ajet --conf a/m.yaml --backbone local", "ajet --conf b/m.yaml --backbone local"),
-            shows=("a/m.yaml", "b/m.yaml", "experiment_name"), hides=("loading",),
+            shows=("a/m.yaml", "experiment_name: b-m in b/m.yaml", "--resume launcher_record/m", "--fresh"),
+            hides=("loading",),
             files={"a/m.yaml": YAML, "a/agent.py": AGENT, "a/train.jsonl": '{"question": "1?", "answer": "1"}\n' * 4,
                    "b/m.yaml": MORE, "b/agent.py": AGENT, "b/train.jsonl": '{"question": "2?", "answer": "1"}\n' * 4}),
     Mistake(62, "another project's YAML of the same name, with the same tasks",
             "both paths, before the model is loaded", (
             "ajet --conf a/m.yaml --backbone local", "ajet --conf b/m.yaml --backbone local"),
-            shows=("a/m.yaml", "b/m.yaml", "experiment_name"), hides=("loading",),
+            shows=("a/m.yaml", "experiment_name: b-m in b/m.yaml", "--resume launcher_record/m", "--fresh"),
+            hides=("loading",),
             files={"a/m.yaml": YAML, "a/agent.py": AGENT, "a/train.jsonl": '{"question": "1?", "answer": "1"}\n' * 4,
                    "b/m.yaml": MORE, "b/agent.py": AGENT, "b/train.jsonl": '{"question": "1?", "answer": "1"}\n' * 4}),
     Mistake(63, "the reward is edited between stop and resume", "the file that changed, and --resume or --fresh",

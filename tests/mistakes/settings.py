@@ -90,7 +90,8 @@ MISTAKES = (
     Mistake(55, "tasks is a DataFrame", "its rows are read", ("python tune.py",), code=0, shows=("Checkpoint",),
             files=script("tasks=TASKS", "tasks=__import__('pandas').DataFrame(TASKS)")),
     Mistake(56, "validation= in ajet.tune", "it is played before and after", ("python tune.py",), code=0,
-            shows=("held out",), files=script("tasks=TASKS", "tasks=TASKS, validation=TASKS[:2]")),
+            shows=("held out", "2 of 2 validation tasks", "too few to tell"), hides=("6.35",),
+            files=script("tasks=TASKS", "tasks=TASKS, validation=TASKS[:2]")),
     Mistake(75, "verl's YAML as it is", "what to add before it, and that verl's keys are known", (DRY,),
             shows=("ajet.model.path", "actor_rollout_ref"), files={"m.yaml": VERL}),
     Mistake(76, "verl's data section beside ajet's", "the section is named as not read",
@@ -111,7 +112,7 @@ MISTAKES = (
     Mistake(79, "an algorithm whose advantages are not numbers", "finite numbers are wanted", (LOCAL,),
             shows=("own.py", "finite"), files=own_advantage("torch.full((len(returns_G),), float('nan'))")),
     Mistake(80, "an environment with gymnasium's reset and step only", "the methods and attributes to add",
-            ("ajet env check world.py->World",), code=1, shows=("action_space",),
+            ("ajet env check world.py->World",), shows=("world.py:2", "action_space, observation_space, close", "has reset, step"), hides=("status 500",),
             files={"world.py": "class World:\n    def reset(self, seed=None):\n        return '', {}\n\n"
                                "    def step(self, action):\n        return '', 0.0, True, False, {}\n"}),
 )  # fmt: skip
