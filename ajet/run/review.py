@@ -120,7 +120,7 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Findin
         )
     is_lines = reader.type == "jsonl_dataset_file"
     key = "task_reader.jsonl_dataset_file.validation.file_path" if is_lines else "task_reader"
-    cure = "another file, or none (drop the key)" if is_lines else f"tasks that are held out and not trained on{apart}"
+    cure = "other tasks, or none (drop the key)" if is_lines else f"tasks that are held out and not trained on{apart}"
     return [Finding(key, said, cure)] if said else []
 
 
@@ -216,5 +216,6 @@ def review_lines(findings: Sequence[Finding], experiment: Experiment) -> str:
     rows = []
     for each in findings:
         where = experiment.layers.where(("ajet", *each.key.split(".")))
-        rows.append(f"  ajet.{each.key} ({where}): {each.what}. Expected: {each.do}.")
+        key = where if where.startswith(f"ajet.{each.key}") else f"ajet.{each.key} ({where})"
+        rows.append(f"  {key}: {each.what}. Expected: {each.do}.")
     return "\n".join(["Allowed, but probably not meant:", *rows])
