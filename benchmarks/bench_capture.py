@@ -28,7 +28,8 @@ from ratios import kept
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, Session, TurnRequest
-from tests.rollout_fixtures import renderer
+from ajet.gateway.reply import Reply
+from tests.support.rollouts import renderer
 
 BYTES_A_TOKEN = 24
 FLAT = 1 << 20
@@ -46,7 +47,7 @@ async def play(gateway: Gateway, number: int, calls: int) -> Session:
     session = gateway.open(f"episode-{number}", key=(0, number, 0), sampling=Sampling(1 << 20), trainable=None)
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"What is {number} + {number}? " * 8}]
     for turn in range(calls):
-        reply = await session.turn(TurnRequest("default", messages))
+        reply = await session.make(Reply(TurnRequest("default", messages)))
         messages = [*messages, reply.message, {"role": "user", "content": f"Go on with step {turn + 1}, please. " * 4}]
     return session
 

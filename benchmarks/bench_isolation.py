@@ -30,11 +30,12 @@ from ratios import kept
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.gateway import Gateway, TurnRequest
+from ajet.gateway.reply import Reply
 from ajet.rollout import Rollout
 from ajet.rollout.isolation import pace
 from ajet.schema.task import Task
 from benchmarks.bench_rollout import CALLS, Talks, a_gateway, of_agents, opening
-from tests.rollout_fixtures import AnswerJudge
+from tests.support.rollouts import AnswerJudge
 
 PAUSE_S = 0.05
 
@@ -59,7 +60,7 @@ class Asks:
                 f"ask-{id(self)}-{number}", key=(1, number, 0), sampling=Sampling(64), trainable=None
             )
             began = time.perf_counter()
-            self._gateway.call(session.turn(TurnRequest("default", opening(number)))).result()
+            self._gateway.call(session.make(Reply(TurnRequest("default", opening(number))))).result()
             self.took.append(time.perf_counter() - began)
             session.close()
             if number % 20 == 0:

@@ -138,6 +138,7 @@ def capture(longest: int) -> bool:
 
     from ajet.engine.contract import Sampling
     from ajet.gateway import TurnRequest
+    from ajet.gateway.reply import Reply
 
     gateway = a_gateway(300)
     seen = "The file has these lines and more of them follow. " * 14
@@ -149,7 +150,7 @@ def capture(longest: int) -> bool:
         messages, found = list(asked), []
         for _ in range(calls):
             began = time.thread_time()
-            reply = await session.turn(TurnRequest("default", messages))
+            reply = await session.make(Reply(TurnRequest("default", messages)))
             spent = time.thread_time() - began
             call = session._ledger.recorder.capture.calls[-1]
             length = call.prefix + len(call.suffix_ids)

@@ -34,12 +34,13 @@ from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, TurnRequest
+from ajet.gateway.reply import Reply
 from ajet.rollout import Rollout
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.wiring import limits_of
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
-from tests.rollout_fixtures import AnswerJudge, renderer
+from tests.support.rollouts import AnswerJudge, renderer
 
 CALLS = 5
 LIMIT = 0.95
@@ -85,7 +86,7 @@ async def turns(gateway: Gateway, number: int) -> int:
     session = gateway.open(f"episode-{number}", key=(0, number, 0), sampling=Sampling(64), trainable=None)
     messages = opening(number)
     for turn in range(CALLS):
-        reply = await session.turn(TurnRequest("default", messages))
+        reply = await session.make(Reply(TurnRequest("default", messages)))
         messages = [*messages, reply.message, {"role": "user", "content": f"Go on with step {turn + 1}."}]
     capture = session.close()
     assert [call.parent for call in capture.calls] == [None, *range(CALLS - 1)]

@@ -16,7 +16,7 @@ from ajet.engine.contract import TokenRequest
 from ajet.schema.episode import Episode
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
-from tests.rollout_fixtures import Stage, stage
+from tests.support.rollouts import Stage, stage
 
 NOTES = Path(__file__).parent / "notes_server.py"
 PRINTED = """
@@ -86,7 +86,7 @@ def loop_from(folder: Path, code: str, name: str) -> Any:
 
 @contextmanager
 def played(workflow: Any, script: Callable[[TokenRequest], str], **more: Any) -> Iterator[Stage]:
-    """See `rollout_fixtures.stage`."""
+    """See `rollouts.stage`."""
     with stage(workflow, script, words=words(), **more) as made:
         yield made
 

@@ -53,7 +53,8 @@ class Language:
     def check_error(self, body: Any) -> dict[str, Any]:
         """The error of a refusal, once its shape is found right."""
         if self.anthropic:
-            assert set(body) == {"type", "error"} and body["type"] == "error"
+            assert set(body) - {"request_id"} == {"type", "error"} and body["type"] == "error"  # a stream's has none
+            assert body.get("request_id", "req_").startswith("req_")
             assert {"type", "message"} <= set(body["error"]) <= {"type", "message", "details"}
         else:
             assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}

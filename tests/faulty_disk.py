@@ -21,7 +21,7 @@ from ajet.rollout import breaker
 from ajet.rollout.served import deadlines, ending, episode, group, groups
 from ajet.run.serving import batch as served_batch
 from ajet.store import sqlite_store
-from tests.store_injector import Connection, Faults, Killed, SqliteGround
+from tests.support.store_world import Connection, Faults, Killed, SqliteGround
 
 Kind = Literal["files", "sqlite"]
 LONG = 6_000.0

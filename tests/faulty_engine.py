@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
-from tests.rollout_fixtures import renderer
-from tests.store_injector import Faults
+from tests.support.rollouts import renderer
+from tests.support.store_world import Faults
 
 DIGITS = 6
 """Tokens at the beginning of a reply by which it is known."""

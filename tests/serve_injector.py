@@ -38,8 +38,8 @@ from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
 from tests.faulty_disk import Kind, ServeFaults
 from tests.faulty_engine import DIGITS, Engine, Said
-from tests.rollout_fixtures import renderer
-from tests.store_injector import Killed
+from tests.support.rollouts import renderer
+from tests.support.store_world import Killed
 
 CLIENTS, REPEATS, BATCH, TASKS, KEEP, MAX_STALENESS = 5, 2, 2, 64, 3, 1
 IDLE, EPISODE, DEADLINE, BATCH_SECONDS = 6_000.0, 9_000.0, 20_000.0, 5_000.0

@@ -1,6 +1,6 @@
 """Gate tests name the product by its public names alone, so that a change inside it changes none of them.
 
-The lists are `tests/support/gates_*.txt`: a file a line; `seam FILE` is a helper outside of `tests/support` that may
+The list is `tests/support/gates.txt`: a file a line; `seam FILE` is a helper outside of `tests/support` that may
 name internals for the gates; `#` begins a comment.
 """
 
@@ -23,20 +23,19 @@ TAKES_NAMES = ("setattr", "delattr", "patch", "import_module", "__import__")
 """Functions whose first argument may be a dotted name: elsewhere such a string is a key of the configuration."""
 
 
-def read_lists() -> tuple[list[str], set[str]]:
+def read_list() -> tuple[list[str], set[str]]:
     """Return the gates' files and the modules of their seams."""
     gates, seams = list[str](), set[str]()
-    for file in sorted((ROOT / "tests" / "support").glob("gates_*.txt")):
-        for line in file.read_text().splitlines():
-            words = line.partition("#")[0].split()
-            if words[:1] == ["seam"]:
-                seams.add(words[1].removesuffix(".py").replace("/", "."))
-            elif words:
-                gates.append(words[0])
+    for line in (ROOT / "tests" / "support" / "gates.txt").read_text().splitlines():
+        words = line.partition("#")[0].split()
+        if words[:1] == ["seam"]:
+            seams.add(words[1].removesuffix(".py").replace("/", "."))
+        elif words:
+            gates.append(words[0])
     return gates, seams
 
 
-GATES, SEAMS = read_lists()
+GATES, SEAMS = read_list()
 GATE_MODULES = {gate.removesuffix(".py").replace("/", ".") for gate in GATES}
 
 
@@ -96,7 +95,7 @@ def test_gate_names_public_things_alone(gate: str) -> None:
         "from ajet.record import episodes",
         "from ajet.record.episodes import EpisodeFiles",
         "from ajet.client.asking import Asking",
-        "from tests.rollout_fixtures import stage",
+        "from tests.rollout_workflows import Asks",
         "def test(session): session._ledger.idle",
         "def test(monkeypatch): monkeypatch.setattr('ajet.rollout.breaker.FIRST_PAUSE', 1)",
         "CODE = 'import sys; from ajet.engine import openmp'",

@@ -35,12 +35,6 @@ Mode = Literal[
 ]
 
 
-def truncated_weights(trainer_T: Tensor, engine_T: Tensor, cap: float) -> Tensor:
-    """[T] min(exp(trainer - engine), cap), detached. `trainer_T`: the policy's logprobs before the update;
-    `engine_T`: those of the distribution that was sampled from."""
-    return (trainer_T.detach() - engine_T).exp().clamp(max=cap)
-
-
 @dataclass(frozen=True, slots=True)
 class Correction:
     """Importance weights of tokens: their form, their cap and their floor."""

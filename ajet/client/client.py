@@ -55,9 +55,9 @@ class Client:
         """An episode, which is yours to end. `task` None: the next one of the server's. `train` False: recorded only,
         for evaluating; `held_out`: the same, and part of the validation numbers of the server's next step; without a
         `task` at the next one of the server's held-out tasks. Raises Refused and Unreachable."""
-        body: dict[str, Any] = {"agent": agent, "trainable_targets": trainable_targets, "train": train}
-        if held_out:  # an earlier server does not know the word
-            body["held_out"] = True
+        body: dict[str, Any] = {
+            "agent": agent, "trainable_targets": trainable_targets, "train": train, "held_out": held_out,
+        }  # fmt: skip
         if task is not None:
             body["task"] = task if isinstance(task, str) else dict(task)
         given = self._asking.ask("POST", "/episodes", body)
@@ -114,9 +114,9 @@ class Client:
         """Let `agent` play each of the server's held-out tasks so often; the outcomes are part of the validation
         numbers of its next step, and nothing of them is trained on. Otherwise as `play`. Raises ValueError where it
         has none."""
-        tasks = int(self.overview().get("held_out_tasks", 0))
+        tasks = int(self.overview()["held_out_tasks"])
         if not tasks:
-            raise ValueError("the server has no held-out tasks: its task reader has none, or it is an earlier one")
+            raise ValueError("the server has no held-out tasks: its task reader has none")
         return self.play(agent, episodes=attempts * tasks, at_once=at_once, held_out=True)
 
     def overview(self) -> dict[str, Any]:

@@ -28,7 +28,6 @@ class Override:
     composed: str
     path: tuple[str, ...]
     value: Any
-    deletes: bool = False
 
 
 def parse_overrides(written: Sequence[str], *, roots: Collection[str], backbones: Collection[str]) -> list[Override]:
@@ -75,7 +74,7 @@ def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Ove
     if parsed.is_sweep_override():
         raise _bad(text, "one value; a list is written key=[a,b]")
     value = None if parsed.is_delete() else parsed.value()
-    return Override(text, composed, path, _plain(value), deletes=parsed.is_delete())
+    return Override(text, composed, path, _plain(value))
 
 
 def quoted(text: str) -> str:

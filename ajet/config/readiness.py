@@ -125,7 +125,7 @@ def require_ready(
 
 
 def _under_another_name(layers: Layers) -> str | None:
-    """A root of the YAML that holds what belongs below `ajet:`: misspelled, or as earlier versions called it."""
+    """A root of the YAML that holds what belongs below `ajet:`, misspelled or as AgentJet once called it."""
     users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
     if users.get("ajet"):
         return None

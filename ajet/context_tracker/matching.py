@@ -74,8 +74,6 @@ class Match:
     keys: tuple[Key, ...]
     extends: int | None
     """The call whose messages and reply begin the request."""
-    nearest: int | None
-    """The call with the longest common beginning of messages: what a fork shares its prefix with. None: no call."""
     reason: ForkReason | None
     """Why it extends none; None where it extends or opens a conversation."""
 
@@ -92,12 +90,14 @@ class Conversations:
     """Node -> the node of the message before it."""
     _through: list[int] = field(default_factory=lambda: [-1])
     """Node -> the latest call whose prompt or reply reaches it."""
+    _with_tools: dict[tuple[int, int | None], int] = field(default_factory=dict)
+    """(node, list of tools) -> the latest call with these tools whose prompt or reply reaches the node."""
     _ends: dict[int, list[_Told]] = field(default_factory=dict)
     """Node of a reply -> the calls that gave it there, oldest first."""
     _cut: dict[int, dict[str, list[_Told]]] = field(default_factory=dict)
     """Node of a prompt -> text up to and with a stop string -> the calls that it cut there, oldest first."""
-    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Call -> the node of its last message, and how many messages opened its conversation."""
+    _prompts: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
+    """Call -> the node of its last message, how many messages opened its conversation, its list of tools."""
     _latest: dict[str, _Told] = field(default_factory=dict)
     _replies: dict[str, set[Key]] = field(default_factory=dict)
 
@@ -118,16 +118,28 @@ class Conversations:
             if node in self._ends:
                 best = self._choose(self._ends[node], agent, messages[at]) or best
         if best is not None:
-            return Match(keys, best.index, best.index, None)
-        return Match(keys, None, self._through[node] if path else None, self._reason(agent, keys, path))
+            return Match(keys, best.index, None)
+        return Match(keys, None, self._reason(agent, keys, path))
 
-    def asked(self, index: int, match: Match) -> None:
-        """Call `index` was made with the messages of `match`."""
+    def nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
+        """The call whose prompt begins most like one with these messages and tools; the latest of several. None: no
+        call. Templates write tools before messages, so that a call with other tools shares little with it."""
+        node, same = 0, None
+        for key in keys:
+            step = self._nodes.get((node, key))
+            if step is None:
+                break
+            node = step
+            same = self._with_tools.get((node, tools), same)
+        return same if same is not None or not node else self._through[node]
+
+    def asked(self, index: int, match: Match, tools: int | None = None) -> None:
+        """Call `index` was made with the messages of `match` and the session's list of tools of this number."""
         node = 0
         for key in match.keys:
-            node = self._reach(node, key, index)
+            node = self._reach(node, key, index, tools)
         root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
-        self._prompts[index] = (node, root)
+        self._prompts[index] = (node, root, tools)
 
     def told(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
         """Call `index` was answered with this message, which the string `stop` cut."""
@@ -138,9 +150,9 @@ class Conversations:
         self._enter(index, agent, reply)
 
     def _enter(self, index: int, agent: str, reply: Mapping[str, Any]) -> _Told:
-        prompt, root = self._prompts[index]
+        prompt, root, tools = self._prompts[index]
         key = message_key(reply)
-        node = self._reach(prompt, key, index)
+        node = self._reach(prompt, key, index, tools)
         told = _Told(index, agent, _thought(reply), node, root)
         self._ends.setdefault(node, []).append(told)
         self._latest[agent] = told
@@ -154,14 +166,14 @@ class Conversations:
         begun = [text for text in self._cut[node] if len(text) < len(key[1]) and key[1].startswith(text)]
         return self._cut[node][max(begun, key=len)] if begun else ()
 
-    def _reach(self, node: int, key: Key, index: int) -> int:
+    def _reach(self, node: int, key: Key, index: int, tools: int | None) -> int:
         step = self._nodes.get((node, key))
         if step is None:
             step = self._nodes[(node, key)] = len(self._keys)
             self._keys.append(key)
             self._before.append(node)
             self._through.append(index)
-        self._through[step] = index
+        self._through[step] = self._with_tools[step, tools] = index
         return step
 
     def _way(self, node: int) -> list[int]:

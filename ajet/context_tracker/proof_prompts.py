@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet.context_tracker.matching import Conversations, Match, as_given, fits_thought, message_key, with_stop
+from ajet.context_tracker.matching import Conversations, Match, as_given, fits_thought, message_key
 from ajet.context_tracker.proof_findings import (
     Proof,
     TokenClass,
@@ -192,9 +192,6 @@ class _Replay:
         """The problem of a call's prompt; None where its ids are those derived again."""
         recorded = self._reader.prompt_ids(call.index)
         match = self._match(call)
-        if match.extends is not None and self._forked_once(call, match.extends):
-            match = replace(match, extends=None)
-            self._extends[call.index] = None
         kept = match.extends if match.extends in self._prompts else None
         if match.extends is not None and kept is None and self._calls[match.extends].response_ids.size:
             return None  # it builds on one whose words the record hides
@@ -270,16 +267,6 @@ class _Replay:
         self._conversations.asked(call.index, match)
         self._extends[call.index] = match.extends
         return match
-
-    def _forked_once(self, call: Call, extends: int) -> bool:
-        """Whether this is of an earlier version, for which what a client put after a stop string, within the message
-        that it had cut, was an edit."""
-        earlier = self._calls[extends]
-        if call.fork != "client_edit" or earlier.reply is None:
-            return False
-        reply, quoted = self._messages[earlier.reply], self._messages[call.messages[len(earlier.messages)]]
-        whole = with_stop(reply, earlier.stop)
-        return message_key(quoted) not in (message_key(reply), message_key(whole) if whole is not None else None)
 
     def _spoken(self, call: Call, extends: int | None) -> list[Message]:
         """The request, with each reply that it quotes as the model gave it."""

@@ -185,7 +185,7 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     found = look_at(folder)
     if isinstance(found, str):
         raise FileNotFoundError(f"{folder}: {found}")
-    wrong = [each.name for each in files if found.digests.get(each.name, "") not in ("", digest_of(each))]
+    wrong = [each.name for each in files if found.digests.get(each.name) != digest_of(each)]
     if wrong:
         raise UserError(
             f"The announced weights are damaged: {', '.join(wrong)} in {folder} is not what the trainer wrote.",

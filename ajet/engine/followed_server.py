@@ -82,11 +82,7 @@ class FollowedServer:
     def _take(
         self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None], *, leads: bool
     ) -> bool:
-        if probe is None:
-            raise self._refusal(
-                "the trainer announces no probe by which they would be known",
-                "a trainer of this ajet: an earlier one announces none, on verl and Trinity least of all",
-            )
+        assert probe is not None, "a sampler at a server waits until the trainer has announced one"
         name = self._weights.name()
         if name is None:
             return self._fixed(version, probe)

@@ -35,14 +35,13 @@ class HubUnreachableError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that was found. Exactly one of `folder` and `gguf_file` is set; `hub` names where `folder` came from."""
+    """A model that was found. Exactly one of `folder` and `gguf_file` is set."""
 
     path: str
     """As the user wrote it."""
     folder: Path | None = None
     """Hugging Face layout: config.json, safetensors, tokenizer.json."""
     gguf_file: Path | None = None
-    hub: str | None = None
     trust_remote_code: bool = False
     """Whether Python code in `folder` may be run: only as `model.trust_remote_code` of a YAML says."""
 
@@ -136,7 +135,7 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
         )
     refuse_hosted(path, _EXPECTED)
     do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
-    return ModelSource(path, folder=_from_hub(path, progress, weights, do), hub=path)
+    return ModelSource(path, folder=_from_hub(path, progress, weights, do))
 
 
 def _who_makes(path: str, base: Path | None) -> str:

@@ -67,7 +67,7 @@ class Probe:
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None) -> Probe | None:
-        """The probe that `told` came of; None where a trainer of an earlier version announced none."""
+        """The probe that `told` came of; None for None."""
         if told is None:
             return None
         said = {int(version): tuple(values) for version, values in told["said"].items()}

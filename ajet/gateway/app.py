@@ -1,12 +1,13 @@
 """App: the routes, the same for sockets and for the in-process transport.
 
-Invariant: every request is answered, also one to nowhere and one that meets a mistake of ours, with a status and an
-error in the shape that its client reads.
+Invariant: every request is answered, also one to nowhere and one that meets a mistake of ours, with a status, an id
+that clients show in their errors (and the log has), and an error in the shape that its client reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping
 
 from loguru import logger
@@ -15,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from ajet.gateway.callers import PATH_KEY, grant_of
 from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
@@ -24,7 +25,7 @@ from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect, response_routes
-from ajet.gateway.exchange import Endpoint, cut_off
+from ajet.gateway.exchange import REQUEST_ID, Endpoint, cut_off
 from ajet.gateway.limits import after_wrong_key, peer_of, welcome
 from ajet.gateway.models import describe_model, error_body, list_models
 from ajet.gateway.serving import Serving
@@ -61,10 +62,13 @@ def build_app(serving: Serving, *, opens_later: bool = False) -> App:
             soon = Refused("The server is being started.", status=503, code="starting")
             return JSONResponse(error_body(request, soon), status_code=503, headers={"retry-after": "1"})
         told = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
-        return JSONResponse(error_body(request, told), status_code=error.status_code)
+        headers = {"allow": ", ".join(_allowed_methods(app.routes, request.scope))} if told.status == 405 else None
+        return JSONResponse(error_body(request, told), status_code=error.status_code, headers=headers)
 
     async def failed(request: Request, error: Exception) -> Response:
-        logger.opt(exception=error).error("the gateway failed on {} {}", request.method, request.url.path)
+        logger.opt(exception=error).error(
+            "the gateway failed on {} {} ({})", request.method, request.url.path, request.scope["state"][REQUEST_ID]
+        )
         told = Refused("internal error", status=500, code="internal_error")
         return JSONResponse(error_body(request, told), status_code=told.status)
 
@@ -123,12 +127,21 @@ class App:
         self.opens_later = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = "req_" + secrets.token_hex(12)
+        scope.setdefault("state", {})[REQUEST_ID] = request_id
+        ids = [(name, request_id.encode()) for name in (b"request-id", b"x-request-id")]  # Anthropic's and OpenAI's
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *ids]}
+            await send(message)
+
         try:
-            await self._guarded(scope, receive, send)
+            await self._guarded(scope, receive, send_with_id)
         except asyncio.CancelledError:
             if peer_of(scope) is None:
                 raise
-            await cut_off(scope, send, lambda ended: error_body(Request(scope), ended))
+            await cut_off(scope, send_with_id, lambda ended: error_body(Request(scope), ended))
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -141,6 +154,14 @@ class App:
             scope = {**scope, "path": path, "raw_path": path.encode()}
         place = self._endpoints.get(path) if scope.get("method") == "POST" else None
         await (place or self._others)(scope, receive, send)
+
+
+def _allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """The methods of all routes with this path: HTTP requires a 405 to name them."""
+    found = [
+        route.methods or () for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE
+    ]
+    return sorted({method for methods in found for method in methods})
 
 
 def session_of(serving: Serving, request: Request) -> Session:

@@ -22,6 +22,8 @@ from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, Versio
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
+CLIENT_LEFT = "the client left"
+"""The error of a call that ended because nobody waited for its reply."""
 _NO_IDS: Ids = np.empty(0, dtype=np.int32)
 _NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
@@ -117,9 +119,13 @@ class Recorder:
         fork: ForkReason | None = None,
         temperature: float = 1.0,
     ) -> Entry:
-        """A call is asked. `prompt` None: a chat engine's, without ids. `before`: the parent's prompt, where this one
-        extends it verbatim; otherwise it shares with the parent what they happen to have in common."""
+        """A call is asked. `prompt` None: a chat engine's, without ids. `before`: the prompt of `parent`, where this
+        one extends it verbatim; otherwise the call shares with its parent what they happen to have in common: a raw
+        prompt with `parent`, messages with the call that has the longest beginning of the same tools and messages."""
         calls = self.capture.calls
+        tool_list = self._tool_list(tools)
+        if messages and before is None:
+            parent = self.conversations.nearest(match.keys, tool_list)
         prefix, shared, text = 0, 0, ""
         suffix = _NO_IDS
         if prompt is None:
@@ -150,7 +156,7 @@ class Recorder:
             versions=(),
             finish="aborted",
             messages=tuple([self._message(message) for message in messages]),
-            tools=self._tool_list(tools),
+            tools=tool_list,
             reply=None,
             fork=fork,
             temperature=temperature,
@@ -169,7 +175,9 @@ class Recorder:
         calls.append(call)
         self.entries.append(entry)
         if entry.count:
-            self.conversations.asked(call.index, match)
+            self.conversations.asked(call.index, match, tool_list)
+        elif prompt is not None:
+            self.texts.asked(call.index, prompt.text)
         return entry
 
     def settle(
@@ -198,6 +206,14 @@ class Recorder:
             else:
                 self.texts.told(call.index, call.agent, self._text(call.index) + message["content"])
 
+    def mark_lost(self, entry: Entry, finish: FinishReason, error: str) -> None:
+        """Record that no client received the reply of a call. One that a later request went on from was received."""
+        call = entry.call
+        if not call.is_delivered and call.error != CLIENT_LEFT:
+            return
+        if not any(self._goes_on_from(later, call) for later in self.entries[call.index + 1 :]):
+            call.finish, call.error = finish, error
+
     def check(self, names: Sequence[str], call: Call) -> None:
         """Checks fired on a call."""
         call.checks = tuple(names)
@@ -206,6 +222,13 @@ class Recorder:
     def tool_index(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
         """The index of these tools if an earlier call had them; -1 if none had."""
         return None if not tools else self._tools.get(json.dumps(tools), -1)
+
+    def _goes_on_from(self, later: Entry, call: Call) -> bool:
+        """True if the later call repeats the reply of `call` as it was given."""
+        own = call.prefix + len(call.suffix_ids)
+        raw = later.call.prefix - own >= max(1, len(call.response_ids) - 1)  # the token that ended it is not shown
+        raw = raw and not later.count and later.call.parent == call.index
+        return later.extends == call.index or raw
 
     def _owner(self, parent: int, prefix: int, shared: int) -> tuple[int, int]:
         """The oldest call whose `prefix` first tokens these are, and the characters shared with it: so that chains

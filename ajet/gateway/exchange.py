@@ -21,7 +21,6 @@ from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Held, after_wrong_key, peer_of, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
-from ajet.gateway.running_calls import Load
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
 from ajet.schema.bounded_json import (
@@ -45,6 +44,8 @@ LOST = "ajet.lost"
 WATCH = "ajet.watch"
 """In a scope's state: takes what to call when the client leaves (None: nothing any more). Where it is absent, a task
 waits for what `receive` says."""
+REQUEST_ID = "ajet.request_id"
+"""In a scope's state: the id of the request, which its answer bears in a header."""
 Leave = Callable[[], None]
 NO_RETRY = (b"x-should-retry", b"false")
 """By which OpenAI's and Anthropic's clients hear that they should not ask again."""
@@ -68,7 +69,7 @@ class Endpoint:
         except Refused as refused:
             if refused.status == 401:
                 await after_wrong_key(scope)
-            await self._refuse(send, refused)
+            await self._refuse(scope, send, refused)
             return
         grant.session.requests += 1
         try:
@@ -111,23 +112,24 @@ class Endpoint:
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
-            await self._refuse(send, refused)
+            await self._refuse(scope, send, refused)
             return
         except RecursionError:
-            await self._refuse(send, Refused("The request is nested too deeply.", code="invalid_json"))
+            await self._refuse(scope, send, Refused("The request is nested too deeply.", code="invalid_json"))
             return
         body = b""  # it is not held for as long as the reply takes
         asking.count = max(asking.count, signal.count)
-        exchange = _Exchange(self._dialect, asking, send, session.load)
+        lose = partial(session.askings.undelivered, digest, asking)
+        exchange = _Exchange(self._dialect, asking, send, session, lose)
         try:
-            await exchange.run(scope, receive, session)
+            await exchange.run(scope, receive)
         finally:
             if exchange.delivered or asking.failed:
                 session.askings.done(digest, asking)
             else:
-                session.askings.undelivered(digest, asking)
+                exchange.take_back()
         if exchange.delivered:
-            scope["state"][LOST] = lambda: session.askings.undelivered(digest, asking)
+            scope["state"][LOST] = exchange.take_back
 
     async def _read(self, body: bytes, headers: Headers, grant: Grant[Session]) -> Asked:
         """Read a request, on a thread where that takes long: it is large, or asks for schemas. Raises Refused."""
@@ -136,24 +138,31 @@ class Endpoint:
         read = partial(self._dialect.read, told, caller_of(grant, headers, told))
         return await asyncio.to_thread(read) if is_long or _asks_for_schema(told) else read()
 
-    async def _refuse(self, send: Send, refused: Refused) -> None:
-        await refuse(send, refused, self._dialect.error(refused))
+    async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
+        await refuse(send, refused, self._dialect.error(refused, scope["state"][REQUEST_ID]))
 
 
 class _Exchange:
     """The replies of one asking on their way to one client."""
 
-    def __init__(self, dialect: Dialect, asking: Asking, send: Send, load: Load) -> None:
-        self._dialect, self._asking, self._send, self._load = dialect, asking, send, load
+    def __init__(
+        self, dialect: Dialect, asking: Asking, send: Send, session: Session, lose: Callable[[], None]
+    ) -> None:
+        """`lose`: remembers the asking as one whose client has left without its reply."""
+        self._dialect, self._asking, self._send, self._session = dialect, asking, send, session
+        self._load, self._lose = session.load, lose
         self._news = asyncio.Event()
         self._rest: asyncio.Future[None] | None = None
         self._tasks: Sequence[asyncio.Task[Any]] = ()
         self._left = self._ended = False
+        self._counted = False
+        """The client is counted in `Asking.deliveries`."""
         self.delivered = False
         """The client got all of its reply, as far as one can know."""
 
-    async def run(self, scope: Scope, receive: Receive, session: Session) -> None:
-        asking = self._asking
+    async def run(self, scope: Scope, receive: Receive) -> None:
+        asking, session = self._asking, self._session
+        self._request_id = scope["state"][REQUEST_ID]
         asking.join(session.make, session.check)
         unwatch = self._watch(scope, receive)
         self._load.clients += 1
@@ -173,6 +182,23 @@ class _Exchange:
             for task in self._tasks:
                 task.remove_done_callback(self._wake)
             await asking.leave()
+
+    def take_back(self) -> None:
+        """The client has left without its reply: do not count it as received."""
+        self._asking.deliveries -= self._counted
+        self._counted = False
+        self._lose()
+
+    def _count_delivery(self) -> None:
+        """Count the replies as received. Before they are sent: their client may end the episode at once."""
+        if not self._left:
+            self._counted = True
+            self._asking.deliveries += 1
+
+    def _note(self, refused: Refused) -> None:
+        """Note that the request is answered with an error, whichever of its replies ended last."""
+        self._asking.refused = refused
+        self._session.note(refused, answered=False)
 
     def _watch(self, scope: Scope, receive: Receive) -> Callable[[], object]:
         """Be told when the client leaves; what ends that."""
@@ -230,6 +256,9 @@ class _Exchange:
                     raise error
         return None
 
+    async def _send_error(self, refused: Refused) -> None:
+        await refuse(self._send, refused, self._dialect.error(refused, self._request_id))
+
     async def _write_whole(self) -> None:
         while not self._settled() and not self._left:
             self._news.clear()
@@ -244,8 +273,10 @@ class _Exchange:
             except Refused as error:  # a chat engine's reply that this dialect has no form for
                 refused = error
         if refused is not None:
-            await refuse(self._send, refused, self._dialect.error(refused))
+            self._note(refused)
+            await self._send_error(refused)
         else:
+            self._count_delivery()
             await answer(self._send, 200, told)
         self.delivered = not self._left
 
@@ -275,8 +306,12 @@ class _Exchange:
                         events.append(writer.end(choice, turn))
                 if settled:
                     refused = self._error()
+                    if refused is None:
+                        self._count_delivery()
+                    else:
+                        self._note(refused)
                     if refused is not None and not started and not events:
-                        await refuse(self._send, refused, self._dialect.error(refused))
+                        await self._send_error(refused)
                         break
                     turns = [] if refused else [task.result() for task in self._tasks]
                     events.append(writer.error(refused) if refused else writer.close(turns))
@@ -307,10 +342,12 @@ async def answer(
     await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
-async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
+async def refuse(
+    send: Send, refused: Refused, body: Mapping[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Send an error."""
     later = refused.retry_after
-    told = [] if later is None else [(b"retry-after", str(later).encode())]
+    told = [*headers] if later is None else [*headers, (b"retry-after", str(later).encode())]
     told += [NO_RETRY] if refused.final else []
     await answer(send, refused.status, body, tuple(told))
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.exchange import REQUEST_ID
 from ajet.gateway.serving import Serving
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
@@ -30,7 +31,9 @@ def describe_model(request: Request, serving: Serving, name: str) -> dict[str, A
 
 def error_body(request: Request, refused: Refused) -> dict[str, Any]:
     """An error outside of any dialect's route."""
-    return anthropic.error_body(refused) if _for_anthropic(request) else chat.error_body(refused)
+    if _for_anthropic(request):
+        return anthropic.error_body(refused, request.scope["state"][REQUEST_ID])
+    return chat.error_body(refused)
 
 
 def _for_anthropic(request: Request) -> bool:

@@ -29,6 +29,7 @@ class Prompt:
     rendered: Rendered
     match: Match
     parent: int | None
+    """See `Recorder.enter`."""
     before: Rendered | None
     """The parent's prompt, where this one extends it verbatim."""
     fork: ForkReason | None
@@ -44,7 +45,7 @@ async def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer
     match = recorder.conversations.match(request.agent, request.messages)
     if request.prompt is not None:
         return await _raw(request.prompt, request.agent, match, recorder, renderer, aside)
-    parent, fork = match.nearest, match.reason
+    fork = match.reason
     before: Rendered | None = None
     prompt: Rendered | None = None
     try:
@@ -70,7 +71,7 @@ async def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer
                 code="unsupported_value",
             )
         prompt = forced
-    return Prompt(prompt, match, parent, before, fork)
+    return Prompt(prompt, match, match.extends if before is not None else None, before, fork)
 
 
 def _extend(
@@ -88,7 +89,9 @@ async def _raw(
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(placed.prompt.ids):
-        raise Refused("the prompt is empty: this model needs a token to begin with", param="prompt")
+        raise Refused(
+            "the prompt is empty: this model needs a token to begin with", param="prompt", code="invalid_value"
+        )
     return Prompt(placed.prompt, match, placed.parent, placed.before, placed.fork, placed.encoded)
 
 

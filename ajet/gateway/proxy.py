@@ -51,6 +51,7 @@ async def chat_turn(
             prompt=None,
             temperature=run.temperature if request.temperature is None else request.temperature,
         )
+    reply.entry = entry
     entry.call.extra.update(request.notes)
     heard.say(request.asides)
     heard.say_replaced(lowered := lowered_max_tokens(request, run), run)
@@ -58,12 +59,14 @@ async def chat_turn(
         entry.call.extra["ignored"] = ignored
     with ledger.under_way(entry, Sampled()):
         if reply.streamed:
+            if request.counts_tokens:  # without it servers count nothing in streams
+                body["stream_options"] = {"include_usage": True}
             message, finish, usage = await relay(engine.stream(body), reply.tell)
         else:
             message, finish, usage = read_answer(await engine.chat(body))
     recorder.settle(entry, finish, message=message)
     ledger.look(entry.call, message)
-    return Turn(entry.call.index, message, finish, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+    return Turn(entry.call.index, message, finish, usage.get("prompt_tokens"), usage.get("completion_tokens"))
 
 
 def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:

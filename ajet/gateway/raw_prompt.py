@@ -19,8 +19,8 @@ from ajet.tokens import Rendered, Renderer
 
 
 class Placed(NamedTuple):
-    """A raw prompt and where it belongs: the call it shares its beginning with, and that call's own prompt where the
-    ids extend it whole."""
+    """A raw prompt and where it belongs: the call it shares its beginning with (one that it goes on from, or has the
+    prompt of), and that call's own prompt where the ids extend it whole."""
 
     prompt: Rendered
     parent: int | None
@@ -40,9 +40,9 @@ async def place(
     else:
         asked = await aside.run(len(prompt), partial(renderer.raw, prompt))
         text = asked.text
-    parent = recorder.texts.match(agent, text)
+    parent, begun = recorder.texts.match(agent, text)
     if parent is None:
-        return await aside.run(len(text), partial(_alone, asked, renderer))
+        return (await aside.run(len(text), partial(_alone, asked, renderer)))._replace(parent=begun)
     before, reply = recorder.prompt(parent), recorder.entries[parent].call.response_ids
     return await aside.run(len(text) - len(before.text), partial(_after, asked, parent, before, reply, renderer))
 

@@ -52,6 +52,8 @@ class Reply:
         """Makes it; None before."""
         self.left = False
         """Its making was cancelled because nobody waited for it any more."""
+        self.entry: Entry | None = None
+        """Of its call; None before there is one."""
         self.draft: Draft | None = None
         """What may be gone on with when the client comes back."""
         self.rejected = 0

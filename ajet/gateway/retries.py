@@ -14,11 +14,14 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from ajet.gateway.capture import CLIENT_LEFT, Entry
 from ajet.gateway.dialects.contract import Asked
 from ajet.gateway.reply import Reply
-from ajet.gateway.turn import Turn, TurnRequest
+from ajet.gateway.running_calls import ENGINE_FAILED, EPISODE_ENDED
+from ajet.gateway.turn import Refused, Turn, TurnRequest
+from ajet.schema.call import FinishReason
 
 Make = Callable[[Reply], Awaitable[Turn]]
 Check = Callable[[Sequence[TurnRequest]], Awaitable[None]]
@@ -52,6 +55,14 @@ def digest_of(*parts: bytes) -> bytes:
     return digest.digest()
 
 
+class LostReply(NamedTuple):
+    """A reply that no client received: its call, and how that call is to be recorded."""
+
+    entry: Entry
+    finish: FinishReason
+    error: str
+
+
 @dataclass(slots=True, eq=False)
 class Asking:
     """One request of a client, and its replies, whoever takes them. `leave` follows each `join`."""
@@ -62,6 +73,10 @@ class Asking:
     """The largest retry count heard."""
     replies: list[Reply] = field(default_factory=list)
     readers: int = 0
+    deliveries: int = 0
+    """Clients that received the replies: all of them, since a request is answered as a whole."""
+    refused: Refused | None = None
+    """The error that its client got instead; None also where the gateway itself failed."""
     checked: asyncio.Future[None] | None = None
     """Done, or failed, once it is known whether all of it can be made; None: there is nothing to know."""
 
@@ -77,6 +92,19 @@ class Asking:
     def failed(self) -> bool:
         """A reply ended with an error: asking again means asking anew."""
         return any(task.done() and not task.cancelled() and task.exception() is not None for task in self.tasks)
+
+    def list_lost(self, *, ended: bool = False) -> list[LostReply]:
+        """The calls whose replies no client received. `ended`: the episode is over, and nobody comes back for them."""
+        if self.deliveries:
+            return []
+        finish: FinishReason = "aborted"
+        if self.failed or self.refused is not None:
+            if self.refused is None or self.refused.code == ENGINE_FAILED:
+                finish = "error"
+            why = f"its request was answered with an error: {self.refused or 'an internal error'}"
+        else:
+            why = EPISODE_ENDED if ended and self.readers else CLIENT_LEFT
+        return [LostReply(reply.entry, finish, why) for reply in self.replies if reply.entry is not None]
 
     def join(self, make: Make, check: Check) -> None:
         """Somebody takes the replies; they are begun, or gone on with."""
@@ -132,6 +160,7 @@ class Askings:
     def __init__(self) -> None:
         self._open: dict[bytes, list[Asking]] = {}
         self._left: list[tuple[bytes, Asking]] = []
+        self._lost: list[LostReply] = []
 
     def earlier(self, digest: bytes, signal: Signal) -> Asking | None:
         """The request that this one repeats; None: it is one of its own."""
@@ -155,6 +184,12 @@ class Askings:
             found.remove(asking)
             if not found:
                 del self._open[digest]
+            self._lost += asking.list_lost()
+
+    def list_lost(self) -> list[LostReply]:
+        """The calls whose replies no client received, at the end of the episode."""
+        still_open = [asking for listed in self._open.values() for asking in listed]
+        return [*self._lost, *[lost for asking in still_open for lost in asking.list_lost(ended=True)]]
 
     def undelivered(self, digest: bytes, asking: Asking) -> None:
         """A client has left without its reply; the oldest such requests are forgotten."""

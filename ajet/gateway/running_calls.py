@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ajet.gateway.capture import Entry, Recorder, Sampled
+from ajet.gateway.capture import CLIENT_LEFT, Entry, Recorder, Sampled
 from ajet.gateway.turn import Refused
 from ajet.schema.call import Call
 from ajet.schema.errors import EngineFailure, EngineHangs
 
 Inspect = Callable[[Call, dict[str, Any]], list[str]]
-CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
+EPISODE_ENDED = "the episode ended"
+ENGINE_FAILED = "engine_failure"
+"""The code of a request whose engine failed."""
 
 
 _BUSY = 16
@@ -150,8 +152,8 @@ class RunningCalls:
 def _failed(error: EngineFailure) -> Refused:
     """A client that asked a server again which hangs would wait as long again: whether to is the rollout's."""
     if isinstance(error, EngineHangs):
-        return Refused(f"the engine failed: {error}", status=504, code="engine_failure", final=True)
-    return Refused(f"the engine failed: {error}", status=503, code="engine_failure")
+        return Refused(f"the engine failed: {error}", status=504, code=ENGINE_FAILED, final=True)
+    return Refused(f"the engine failed: {error}", status=503, code=ENGINE_FAILED)
 
 
 def _ended() -> Refused:

@@ -7,10 +7,9 @@ client's wishes wherever a call trains. Everything but `__call__` and `close` ru
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any, cast
@@ -21,12 +20,12 @@ from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
 from ajet.gateway.keys import Grant
 from ajet.gateway.proxy import chat_turn
-from ajet.gateway.reply import Reader, Reply
+from ajet.gateway.reply import Reply
 from ajet.gateway.retries import Askings
 from ajet.gateway.running_calls import Inspect, RunningCalls
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.token_turn import TokenTurns
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.turn import Refused, Turn, TurnRequest
 from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.tool_use import ToolUse
@@ -84,7 +83,7 @@ class Session:
         self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
         self._lock = threading.Lock()
         self._room_for_uses = IN_ALL
-        self._left_out = False
+        self._left_out = self._settled = False
         self._on_use: Callable[[ToolUse], None] | None = None
 
     @property
@@ -140,9 +139,12 @@ class Session:
             self._left_out = True
             logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
 
-    def note(self, refused: Refused) -> None:
-        """A request of this episode was refused; so many are kept as say what goes wrong."""
+    def note(self, refused: Refused, *, answered: bool = True) -> None:
+        """A request of this episode was refused; so many are kept as say what goes wrong. `answered` False: calls were
+        made for it, and it is the last request, even if one of them ended after the failure."""
         capture = self._ledger.recorder.capture
+        if not answered:
+            capture.refused = refused.code
         kept, told = capture.refusals, (refused.code, str(refused))
         capture.unanswered = str(refused)
         if len(kept) < MOST_REFUSALS and told not in kept:
@@ -161,10 +163,6 @@ class Session:
                     self._reach.base_url, secret, self.model_name, self._reach.transport
                 )
             return endpoint
-
-    async def turn(self, request: TurnRequest) -> Turn:
-        """Sample one reply, whole. Raises Refused. Cancelling it frees the engine."""
-        return await self.make(Reply(request))
 
     async def make(self, reply: Reply) -> Turn:
         """Make a reply, or go on with it where its client left and came back. Raises Refused. Cancelling it frees the
@@ -201,26 +199,6 @@ class Session:
                     self._ledger.recorder.capture.refused = refused.code
                     self.note(refused)
                     raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
-
-    async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
-        """Sample one reply as pieces, ended by the Turn; closing the iterator aborts the call."""
-        news = asyncio.Event()
-        reply = Reply(request, streamed=True)
-        reader = Reader(reply, news.set)
-        task = asyncio.create_task(self.make(reply))
-        task.add_done_callback(lambda _: news.set())
-        try:
-            while True:
-                news.clear()
-                for piece in reader.read():
-                    yield piece
-                if task.done():
-                    break
-                await news.wait()
-            yield await task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
@@ -269,5 +247,13 @@ class Session:
         with self._lock:
             self._ledger.closed = True
             self._serving.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
-        self._reach.on_loop(self._ledger.abort_all)
+        self._reach.on_loop(self._end)
         return self._ledger.recorder.capture
+
+    def _end(self) -> None:
+        """Settle every call, once: after that the capture belongs to the caller."""
+        if not self._settled:
+            self._settled = True
+            self._ledger.abort_all()
+            for lost in self.askings.list_lost():
+                self._ledger.recorder.mark_lost(*lost)

@@ -66,6 +66,7 @@ class TokenTurns:
             if draft is None:
                 async with self._ledger.turnstile:
                     draft = reply.draft = await self._begin(request, target, trained, reply.rejected, adapter)
+                    reply.entry = draft.entry
             judged = demands(request, constrained=draft.sampling.json_schema is not None)
             if not judged:
                 reply.show(draft)

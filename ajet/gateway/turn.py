@@ -75,6 +75,8 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    counts_tokens: bool = True
+    """The reply says how many tokens were used."""
     json_schema: Mapping[str, Any] | None = None
     """The reply must be JSON that this schema admits; {} admits any JSON object."""
     passed: Mapping[str, Any] = field(default_factory=dict)
@@ -126,8 +128,9 @@ class Turn:
     call: int
     message: dict[str, Any]
     finish: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    """None, as for `completion_tokens`: a chat engine's server did not count them."""
+    completion_tokens: int | None
     ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     """[R] at temperature 1."""

@@ -115,7 +115,8 @@ def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
     """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
     require_schema(row)
     calls = row["calls"]
-    reply = calls[-1].get("reply") if calls and told else None
+    is_delivered = bool(calls) and calls[-1]["finish"] not in ("aborted", "error")
+    reply = calls[-1].get("reply") if is_delivered and told else None
     failure = Failure(**row["failure"]) if row["failure"] else None
     verdict = decode_verdict(row["verdict"]) if row["verdict"] else None
     task = Task(**row["task"])

@@ -43,8 +43,8 @@ class OpenedRun(Protocol):
     checkpoints: Checkpoints
 
 
-def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
-    """The facts of a process that has just opened a run's folder. `first`: there is no chain yet."""
+def start_facts(run: OpenedRun) -> dict[str, Any]:
+    """The facts of a process that has just opened a run's folder."""
     me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
     facts: dict[str, Any] = {
         "run": run.run_id,
@@ -56,14 +56,12 @@ def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
     }
     if (base := run.resumed) is not None:
         facts["from"] = _base(base, own=base.path.parent.resolve() == run.checkpoints.folder.resolve())
-        if first and (rows := _rows_upto(run.path, base.step)):
-            facts["before"] = {"step": base.step, "rows": rows}
     return facts
 
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
     """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
-    facts: dict[str, Any] = {"rows_kept": _rows_upto(folder, step)}
+    facts: dict[str, Any] = {}
     with _linked(folder) as known:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
         files = [folder / "episodes" / name for name in names]
@@ -87,10 +85,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _rows_upto(folder: Path, step: int) -> int:
-    return sum(row.get("step", -1) <= step for row in read_rows(folder / METRICS))
 
 
 @contextmanager

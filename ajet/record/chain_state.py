@@ -40,8 +40,6 @@ from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
 from ajet.record.unlinked import UnlinkedWindow
 
-READ_AT_ONCE = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -72,9 +70,6 @@ class ChainState:
     held: bool = True
     """Whether the links' own digests could be held to the key that they were made with."""
     run: str = ""
-    before: int | None = None
-    """The last step that was recorded before there was a chain; None: there was one from the beginning."""
-    rows_before: int = 0
     starts: list[dict[str, Any]] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
     """Training step -> the number of its link."""
@@ -105,9 +100,6 @@ class ChainState:
             self.unlinked.reopen(step, self._recorded_after(step))
             self._forget(step)
             self._adopt(link)
-            if self.before is not None:
-                self.before = min(self.before, step)
-                self.rows_before = int(link["rows_kept"]) - len(self.rows) - len(link.get("rows", ()))
         elif kind == "gc":
             self._remove(link)
         elif kind == "end":
@@ -134,8 +126,6 @@ class ChainState:
     def _start(self, link: Mapping[str, Any]) -> None:
         self.starts.append(dict(link))
         self.run = str(link["run"])
-        if (before := link.get("before")) is not None and self.before is None:
-            self.before, self.rows_before = int(before["step"]), int(before["rows"])
         if (base := link.get("from")) is not None:
             self.saved.setdefault(int(base["step"]), str(base["digest"]))
             self.unlinked.begin_after(int(base["step"]))
@@ -356,22 +346,18 @@ def _foreign(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     for file in sorted(sizes.files.keys() - known - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
         step = step_of(lines)
-        before_chain = state.before is not None and 0 <= step <= state.before
-        if lines not in known and not before_chain and not state.unlinked.admits_file(lines, step):
+        if lines not in known and not state.unlinked.admits_file(lines, step):
             yield Change(file, "it was never committed")
 
 
 def _rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     linked = [digest for _, digest in state.rows]
     size = sizes.files.get(METRICS, 0)
-    found = (
-        _found_lines(path, state.rows_before + len(linked), size)[state.rows_before :] if has_record_file(path) else []
-    )
+    found = _found_lines(path, len(linked), size) if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
     beyond = found[len(linked) :]
     open_end = state.unlinked.admits_rows(beyond, _steps_of_rows(path, len(beyond)))
-    for each in _compared(METRICS, linked, found, names, open_end=open_end):
-        yield Change(each.file, each.what, None if each.line is None else each.line + state.rows_before)
+    yield from _compared(METRICS, linked, found, names, open_end=open_end)
 
 
 def _steps_of_rows(path: Path, count: int) -> list[int]:
@@ -409,8 +395,7 @@ def _foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> I
     before it was removed."""
     for name in sorted(sizes.checkpoints):
         step = step_of_checkpoint(folder / name)
-        before_chain = state.before is not None and step <= state.before
-        if step in state.kept or before_chain or state.unlinked.admits_step(step):
+        if step in state.kept or state.unlinked.admits_step(step):
             continue
         found = look_at(folder / name)
         if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():

@@ -1,8 +1,8 @@
 """checkpoints/step-N/: one checkpoint, and whether it is what was written.
 
 Invariant: whoever loads from a folder, which may be a checkpoint, asks `require_sound` first: what is loaded has the
-digests that were written with it, one of an earlier version, without digests, its sizes. A `state.json` is data: it
-names regular files within its own folder, or it is damaged.
+digests that were written with it. A `state.json` is data: it names regular files within its own folder, or it is
+damaged.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)
     """The loop's own: task frontier, last validation."""
     measured: Measurement | None = None
-    """What the score sums up; None in checkpoints of earlier versions."""
+    """The validation that the score sums up; None when nothing was measured at this step."""
     digests: dict[str, str] = field(default_factory=dict, repr=False)
-    """Of each file, as it was written; none in a checkpoint of an earlier version."""
+    """Of each file, as it was written."""
     digest: str = ""
-    """Of its `state.json`, and so of all of it; "" in a checkpoint of an earlier version."""
+    """Of its `state.json`, and so of all of it."""
     chain: str = ""
     """The head of its run's chain when it was saved; "" where there was none."""
 
@@ -63,11 +63,9 @@ class Checkpoint:
         return self.measured.judge if self.measured is not None else ""
 
     def better_than(self, other: Checkpoint) -> bool:
-        """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
-        if self.measured is not None and other.measured is not None:
-            return self.measured.beats(other.measured)
-        assert self.score is not None and other.score is not None, "only what has a score is compared"
-        return self.score >= other.score
+        """Whether its measurement takes the place of an earlier one's as the best."""
+        assert self.measured is not None and other.measured is not None, "only what has a score is compared"
+        return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
         """Which of its files are not what was written, in words; empty for a sound one. Reads all of them, or all but
@@ -79,10 +77,7 @@ class Checkpoint:
         return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
     def find_extra_files(self) -> str:
-        """Name the files that are in its folder and were not written with it; empty where there are none, and for a
-        checkpoint without digests."""
-        if not self.digests:
-            return ""
+        """Name the files that are in its folder and were not written with it; empty where there are none."""
         there = {
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
@@ -102,15 +97,14 @@ def look_at(path: Path) -> Checkpoint | str:
         content = read_json(path / STATE, LONGEST_LINE)
         step, score, state = content["step"], content["score"], content["state"]
         told = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
-        digests = dict(content.get("digests") or {})
-        files = dict(content["files"])
+        digests, files = dict(content["digests"]), dict(content["files"])
         measured = Measurement.from_json(content.get("measured"))
-        own, chain = str(content.get(OWN, "")), str(content.get("chain", ""))
+        own, chain = str(content[OWN]), str(content.get("chain", ""))
     except FileNotFoundError:
         return f"{STATE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{STATE} is damaged"
-    if not told or digests.keys() - files.keys() or content.get(OWN) not in (None, own_digest(content)):
+    if not told or digests.keys() != files.keys() or own != own_digest(content):
         return f"{STATE} is damaged"
     wrong = [why for name, size in files.items() if (why := _other_size(path, str(name), size))]
     return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests, own, chain)

@@ -109,8 +109,7 @@ class Checkpoints:
 
     def best(self) -> Checkpoint | None:
         """The best that was measured; None when none was. A later one takes the place of an earlier one only where it
-        is better by more than chance explains. Scores without the measurement behind them are compared as they are.
-        Only those of the judge that measured last are compared."""
+        is better by more than chance explains. Only those of the judge that measured last are compared."""
         best: Checkpoint | None = None
         measured = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
         for checkpoint in measured:
@@ -144,16 +143,15 @@ class Checkpoints:
         step: int,
         write: Callable[[Path], None],
         state: dict[str, Any],
-        score: float | None = None,
         *,
         measured: Measurement | None = None,
     ) -> Path:
         """Let `write` fill an empty folder and make it the checkpoint of `step`; then prune. `measured`: what its
-        weights came to, and then the score.
+        weights came to.
 
         Raises UserError when the disk is full, whatever `write` raised for it; earlier checkpoints are untouched.
         """
-        content: dict[str, Any] = {"step": step, "score": score, "state": state}
+        content: dict[str, Any] = {"step": step, "score": None, "state": state}
         if measured is not None:
             content |= {"score": measured.score, "measured": measured.as_json()}
         if self.chain is not None:

@@ -1,7 +1,7 @@
 """Episode and Outcome <-> one JSON line and one blob of arrays.
 
 Invariant: `decode(*encode(episode))` is the episode, bit for bit, but that what a workflow put into metadata comes
-back as plain JSON; a key that a line does not have reads as the default. Token arrays are stored once, in the calls;
+back as plain JSON. Token arrays are stored once, in the calls;
 a timeline is stored as its leaf and spans and built again from the calls, and only where that would not give the same
 bits are its own arrays stored.
 
@@ -21,7 +21,7 @@ from ajet.record.schema_check import require_schema
 from ajet.record.tool_uses import decode_uses, encode_uses
 from ajet.record.verdicts import decode_verdict, encode_verdict
 from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
-from ajet.schema.episode import SCHEMA, Episode, Failure, Outcome
+from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Failure, Outcome
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse
@@ -41,12 +41,10 @@ CALL_SELDOM = ("stop", "rejected", "resumed", "turned_down")
 """Of most calls the default: only in the lines of the others."""
 EPISODE_PLAIN = (
     *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),
-    *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended"),
+    *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended", "utc_offset"),
 )
 OUTCOME_FLOATS = ("values", "reference_gap")
 """Of outcomes: only in the lines of those that have them."""
-EPISODE_SELDOM = ("sampler", "utc_offset")
-"""Absent in lines of earlier versions."""
 DEFAULTS = Terms()
 
 
@@ -87,8 +85,6 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
     row["untrained"] = dict(episode.untrained)
     if (span := episode.policy) is not None:
         row["policy"] = list(span)
-    if episode.utc_offset is not None:
-        row["utc_offset"] = episode.utc_offset
     if episode.sampler:
         row["sampler"] = episode.sampler
     if episode.tool_uses:
@@ -113,7 +109,8 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
     episode = Episode(
-        **{name: row[name] for name in (*EPISODE_PLAIN, *EPISODE_SELDOM) if name in row},
+        **{name: row[name] for name in EPISODE_PLAIN},
+        sampler=row.get("sampler", ""),
         task=Task(**row["task"]),
         failure=Failure(**row["failure"]) if row["failure"] else None,
         verdict=decode_verdict(row["verdict"]) if row["verdict"] else None,
@@ -122,8 +119,8 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
         calls=calls,
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
-    if "policy" in row and row["policy"] != list(episode.policy or ()):
-        raise ValueError(f"its policy versions are said to be {row['policy']}, and its calls say otherwise")
+    if (said := row.get("policy", [])) != list(episode.policy or ()):
+        raise ValueError(f"its policy versions are said to be {said}, and its calls say otherwise")
     return episode
 
 
@@ -136,8 +133,9 @@ def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...
 
 def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
     """What the line, with its blob, says became of its episode. Raises ValueError and kin where it says it wrongly."""
-    found, counts = row.get("outcome") or {}, row["arrays"]
-    outcome = Outcome(**{name: found[name] for name in _OUTCOME if name in found})
+    if (found := row.get("outcome")) is None:
+        return NO_OUTCOME
+    counts, outcome = row["arrays"], Outcome(**{name: found[name] for name in _OUTCOME})
     if any(name in found for name in OUTCOME_FLOATS):
         floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
         told: dict[str, Any] = {
@@ -181,7 +179,7 @@ def _check(row: dict[str, Any]) -> None:
     for name, kind in _KINDS.items():
         if name in row and not isinstance(row[name], kind):
             raise ValueError(f"{name} is a {type(row[name]).__name__}")
-    if abs(row.get("utc_offset", 0)) >= DAY_S:
+    if abs(row["utc_offset"]) >= DAY_S:
         raise ValueError("its local time is a day or more apart from UTC")
     if not all(isinstance(message, dict) for message in row["messages"]):
         raise ValueError("a message is no JSON object")
@@ -252,7 +250,8 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
 
 
 def _decode_call(row: dict[str, Any], ints: _Stored, floats: _Stored) -> Call:
-    known: dict[str, Any] = {name: row[name] for name in (*CALL_PLAIN, *CALL_SELDOM) if name in row}
+    known: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
+    known |= {name: row[name] for name in CALL_SELDOM if name in row}
     known["messages"] = tuple(row["messages"])
     known["versions"] = tuple(VersionRun(*run) for run in row["versions"])
     known["checks"] = tuple(row.get("checks", ()))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
 from ajet.record import write_errors
-from ajet.record.chain import Chain, LinkedLine, LinkedLines, linked_line
+from ajet.record.chain import Chain, LinkedLine, LinkedLines, digest_of, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.secrets import Redactor
@@ -25,10 +25,9 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 
-Seal = Callable[[str, str, bytes], str]
-"""Of an episode's uuid, its line and its arrays as they are written."""
 OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
-SEAL = "seal"
+_DIGEST = ', "digest": "'
+"""In a line with notes: what comes before its digest, which is the last key."""
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
@@ -57,11 +56,10 @@ class EpisodeFiles:
         outcomes: Mapping[str, Outcome] | None = None,
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
-        seal: Seal | None = None,
     ) -> None:
-        """Append episodes to a step, with their `outcomes` by uuid, and `notes`, by uuid, as further keys of their
-        lines, and what `seal` makes of a line and its arrays as the last. On return they are on the disk. Raises
-        UserError when it is full."""
+        """Append episodes to a step, with their `outcomes` by uuid. `notes`: by uuid, further keys of the lines,
+        of which each then ends with a digest of itself and its arrays. On return they are on the disk. Raises UserError
+        when it is full."""
         with write_errors.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -74,9 +72,7 @@ class EpisodeFiles:
             blob_at = end
             linked: list[LinkedLine] = []
             try:
-                lines, end = self._append_blobs(
-                    path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {}, linked, seal
-                )
+                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, outcomes or {}, notes, linked)
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
@@ -96,9 +92,8 @@ class EpisodeFiles:
         end: int,
         episodes: Iterable[Episode],
         outcomes: Mapping[str, Outcome],
-        notes: Mapping[str, Mapping[str, Any]],
+        notes: Mapping[str, Mapping[str, Any]] | None,
         linked: list[LinkedLine],
-        seal: Seal | None,
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end. Where there is a chain, `linked` gets what it holds of them."""
@@ -107,14 +102,16 @@ class EpisodeFiles:
             file.truncate(end)
             for episode in episodes:
                 row, raw = encode(episode, outcomes.get(episode.uuid))
-                row |= notes.get(episode.uuid, {})
+                row |= (notes or {}).get(episode.uuid, {})
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)
                 line = self._redact.row(row)
-                lines.append(line if seal is None else f'{line[:-1]}, "{SEAL}": "{seal(episode.uuid, line, packed)}"}}')
+                if notes is not None:
+                    line = f'{line[:-1]}{_DIGEST}{_digest_line(line.encode(), packed)}"}}'
+                lines.append(line)
                 if self.chain is not None:
-                    linked.append(linked_line(episode.uuid, self._redact(episode.task.task_id), lines[-1], packed))
+                    linked.append(linked_line(episode.uuid, self._redact(episode.task.task_id), line, packed))
             file.flush()
             os.fsync(file.fileno())
         return lines, end
@@ -176,17 +173,19 @@ def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episo
         return decode(row, blob), decode_outcome(row, blob)
 
 
-def sealed_of(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> tuple[str, bytes, bytes]:
-    """The seal of a line whose arrays lie in `blobs`, and the line, as it was written, and the arrays that it is over.
-    Raises ValueError and kin."""
-    body, found, rest = line.rstrip(b"\n").rpartition(f', "{SEAL}": "'.encode())
-    if not found or rest != f'{row[SEAL]}"}}'.encode():
-        raise ValueError("its seal is not the last that its line says")
+def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool:
+    """True if a line with notes and its arrays in `blobs` are as they were written. Raises ValueError and kin if the
+    arrays cannot be read."""
+    body, _, rest = line.removesuffix(b"\n").rpartition(_DIGEST.encode())
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)
     if len(arrays) != length or start < 0:
         raise ValueError("its arrays are not where it says")
-    return row[SEAL], body + b"}", arrays
+    return rest == f'{_digest_line(body + b"}", arrays)}"}}'.encode()
+
+
+def _digest_line(line: bytes, arrays: bytes) -> str:
+    return digest_of(b"\n".join((line, arrays)))  # a line holds no newline, so no two bodies are equal
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:

@@ -197,7 +197,7 @@ def _of_different_tasks(order: Iterable[Glimpse]) -> list[Glimpse]:
 def _answer(episode: Episode) -> str:
     """The text of the episode's last reply."""
     for call in reversed(episode.calls):
-        if call.reply is not None:
+        if call.reply is not None and call.is_delivered:
             message = episode.messages[call.reply]
             said = message.get("content") or ""
             return " ".join(str(said).split()).casefold()[:400]

@@ -17,9 +17,7 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Why a run whose training steps are among these rows of metrics.jsonl learned nothing; None where it did, or made
     no step."""
     steps = [row for row in rows if "tasks" in row]
-    if not steps or any("train/trained_tokens" not in row for row in steps):  # of an earlier version: not known
-        return None
-    if not all(is_idle(row) for row in steps):
+    if not steps or not all(is_idle(row) for row in steps):
         return None
     episodes, failed, scored = (sum(_number(row, f"train/{name}") for row in steps) for name in _COUNTED)
     if any(_number(row, "train/trained_tokens") > 0 and not _is_without_advantage(row) for row in steps):

@@ -39,10 +39,10 @@ class Holder:
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """The holder in a `lock.json` of this or an earlier version; None without a readable one."""
+        """The holder in a `lock.json`; None without a readable one."""
         try:
             content = read_json(path)
-            return cls(ProcessIdentity.recorded(content), bool(content.get("kernel", False)))
+            return cls(ProcessIdentity.recorded(content), bool(content["kernel"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return None
 

@@ -19,7 +19,6 @@ from ajet.record.secrets import Redactor
 
 LEADING = ("trainer", "serve", "debug", "eval")
 """Roles of the process that a person starts."""
-EARLIER = "ajet.log"
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
 
 
@@ -30,10 +29,10 @@ def log_name(run: Path, role: str, rank: int | str = 0) -> str:
 
 
 def main_log(run: Path) -> Path:
-    """The log of the process that leads the run; where there is none yet, what earlier versions called it."""
-    ends = (*(f"_{role}_0.log" for role in LEADING), EARLIER)
+    """The log of the process that leads the run; that of a trainer where there is none yet."""
+    ends = tuple(f"_{role}_0.log" for role in LEADING)
     named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
-    return max(filter(has_record_file, named), key=_changed, default=run / "logs" / EARLIER)
+    return max(filter(has_record_file, named), key=_changed, default=run / "logs" / log_name(run, LEADING[0]))
 
 
 def _changed(path: Path) -> float:

@@ -2,7 +2,7 @@
 
 Invariant: a process is taken for the recorded one only if its id and its start agree, both of the same boot of the same
 kernel and the same process namespace; its start is counted in the kernel's ticks since boot, which no clock moves.
-Records of earlier versions, and systems without /proc, have seconds since the epoch alone, compared with a tolerance.
+Systems without /proc have seconds since the epoch alone, compared with a tolerance.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.code_digests import CodeDigests, changed_files
-from ajet.config.resolution import is_secret
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.schema.commands import ANEW, short_path
@@ -26,11 +25,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 FILE = "run.json"
-CHAINED = "chained"
-"""The key in it that claims that the run has a chain; runs of earlier versions lack it."""
 SHOWN = 12
-EARLIER_DEFAULTS: dict[str, Any] = {"ajet.trainer_common.algorithm.is_cap": None}
-"""Of keys whose default has changed: the one of versions that did not write which keys were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +37,14 @@ class RunIdentity:
     backbone: str
     training: dict[str, Any]
     """`Experiment.training_relevant()`: flat, key -> plain value, without secrets."""
-    given: list[str] | None = None
-    """The keys of it that the person set; the others had the defaults of the version that began the run. None: an
-    earlier version did not write it."""
+    given: list[str] = field(default_factory=list)
+    """The keys of it that the person set; the others had the defaults of the version that began the run."""
     base: str | None = None
     """The checkpoint of another run that it began from, and begins from again where it has none of its own: below the
     folder of the runs, or in full. None: it began from its model."""
     yaml: str | None = None
-    """The absolute path of the YAML. None: it was composed in Python, or an earlier version did not write it."""
-    place: str | None = None
+    """The absolute path of the YAML. None: it was composed in Python."""
+    place: str = ""
     """The absolute path of the run's folder; another one now: the record was copied or moved."""
     code: CodeDigests = field(default_factory=dict)
     """`digest_code` of the last start."""
@@ -61,29 +55,25 @@ class RunIdentity:
     `settings`; and `judge`, true where what scores changed."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run folder, with the claim that the run has a chain."""
-        content = {**asdict(self), CHAINED: True}
-        write_atomically(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        """Keep it in the run folder: a run that has it has a chain, too."""
+        write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
         """The identity of the run in `folder`; None where no run ever started. Raises UserError for a damaged one."""
         try:
             content = read_json(folder / FILE)
-            given, base = content.get("given"), content.get("base")
-            training, given = dict(content["training"]), None if given is None else list(given)
-            base, yaml, place = (
-                None if each is None else str(each) for each in (base, content.get("yaml"), content.get("place"))
-            )
-            code = {str(key): dict(files) for key, files in dict(content.get("code") or {}).items()}
-            changes = [dict(each) for each in content.get("changes") or ()]
+            training, given = dict(content["training"]), list(content["given"])
+            base, yaml = (None if content[name] is None else str(content[name]) for name in ("base", "yaml"))
+            code = {str(key): dict(files) for key, files in content["code"].items()}
+            changes = [dict(each) for each in content["changes"]]
             if not all(isinstance(each["step"], int) and isinstance(each["judge"], bool) for each in changes):
                 raise ValueError("a change without its step")
-            names, judge = (str(content["run_id"]), str(content["backbone"])), str(content.get("judge", ""))
-            return cls(*names, training, given, base, yaml, place, code, judge, changes)
+            run_id, backbone, place, judge = (str(content[name]) for name in ("run_id", "backbone", "place", "judge"))
+            return cls(run_id, backbone, training, given, base, yaml, place, code, judge, changes)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"What tells which run is in {folder} is damaged ({type(error).__name__}: {error}).",
                 where=str(folder / FILE),
@@ -93,32 +83,21 @@ class RunIdentity:
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """(key, then, now) of everything that differs. Keys of ajet's own sections that only one side knows are
-        skipped: they come from another version of ajet. So do absolute paths where now is one within the project."""
+        skipped: they come from another version of ajet."""
         rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
             missing = key not in self.training or key not in now
             if key == "ajet.backbone" or (missing and key.startswith("ajet.")):
                 continue
-            if missing and is_secret(tuple(key.split("."))):
-                continue
             if missing or (self.training[key] != now[key] and not _blotted(self.training[key], now[key])):
                 rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
-        project = {_project(then, at) for _, then, at in rows} - {None}
-        if len(project) == 1:  # an earlier version wrote where the project lay; all of it lay in one place
-            rows = [row for row in rows if _project(row[1], row[2]) is None]
         return rows
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
         """The values, of what differs, that the run began with of keys that nobody set, then or now: this version of
         ajet has another default, and the run keeps its own. `given`: the keys that are set now."""
-        untouched = [key for key, then, _ in differences if key not in given and not self._set(key, then)]
+        untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
         return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
-
-    def _set(self, key: str, then: Any) -> bool:
-        """Whether the person set it when the run began; where that was not written, whether they may have."""
-        if self.given is None:
-            return key not in EARLIER_DEFAULTS or then != EARLIER_DEFAULTS[key]
-        return key in self.given
 
     def changed_code(self, now: CodeDigests) -> dict[str, list[str]]:
         """The files that the last start had with other contents, each with the keys that name it."""
@@ -128,7 +107,7 @@ class RunIdentity:
         """True if a YAML in another folder than `now` began it, and not because all was copied or moved together."""
         if self.yaml is None or now is None or Path(self.yaml).parent.resolve() == Path(now).parent.resolve():
             return False
-        if self.place is None or Path(self.place) == folder:
+        if Path(self.place) == folder:
             return True
         return os.path.relpath(self.yaml, self.place) != os.path.relpath(now, folder)
 
@@ -213,14 +192,3 @@ def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _project(then: Any, now: Any) -> str | None:
-    """The folder that `now`, a path within the project (or a list of them), lay in if `then` is the same path in
-    full; None if it is not."""
-    if isinstance(then, list) and isinstance(now, list) and then and len(then) == len(now):
-        found = {_project(*pair) for pair in zip(then, now, strict=True)}
-        return found.pop() if len(found) == 1 else None
-    if not isinstance(then, str) or not isinstance(now, str) or now.startswith("/"):
-        return None
-    return then.removesuffix(now) if then.startswith("/") and then.endswith(f"/{now}") else None

@@ -179,8 +179,8 @@ class RunPlace:
             self.run_id, earlier = earlier.run_id, None
         changes: list[dict[str, Any]] = []
         if earlier:
-            self.run_id = earlier.run_id or self.run_id
-            given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
+            self.run_id = earlier.run_id
+            given = sorted({*earlier.given, *(key for key, _, _ in differences)})
             experiment = self._with_kept(experiment, kept)
             training |= kept
             yaml = yaml or earlier.yaml

@@ -217,7 +217,7 @@ def _judged(episode: Episode) -> str:
     answer = episode.metadata.get("final_answer")
     if answer is None:
         return ""
-    replies = [call.reply for call in episode.calls if call.reply is not None]
+    replies = [call.reply for call in episode.calls if call.reply is not None and call.is_delivered]
     said = episode.messages[replies[-1]].get("content") if replies else None
     words = text_of(answer)
     return "" if words.split() == text_of(said).split() else f"final_answer: {_clipped(words) or '(empty)'}"

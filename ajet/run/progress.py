@@ -40,7 +40,6 @@ class TrainingProgress:
         trainer, rollout = experiment.ajet.trainer_common, experiment.ajet.rollout
         self._run = run
         self._episodes_a_step = experiment.ajet.data.train_batch_size * rollout.num_repeat
-        self._val_every = trainer.test_freq
         self._bars = Progress()
         self._bars.__enter__()
         self._bar: Bar | None = None

@@ -112,7 +112,7 @@ class Call:
     tools: int | None
     """Index into `Episode.tools`; None without tools."""
     reply: int | None
-    """The parsed reply, index into `Episode.messages`; None when the call failed."""
+    """The parsed reply, index into `Episode.messages`; None if sampling did not come to its end."""
     fork: ForkReason | None = None
     """None: extends `parent` verbatim, or opens a conversation."""
     temperature: float = 1.0
@@ -139,7 +139,8 @@ class Call:
 
     @property
     def is_delivered(self) -> bool:
-        """True if the client received the reply: it was neither cut off, nor failed, nor drawn again."""
+        """True if the client received the reply: neither it nor its request failed or was cut off, and it was not drawn
+        again."""
         return self.finish not in ("aborted", "error")
 
     @property

@@ -99,7 +99,7 @@ class Outcome:
     """[T] what the critic expected before each of its trained tokens, in sampled order; None: there was none."""
     reference_gap: Floats | None = field(default=None, compare=False, repr=False)
     """[T] log p - log p_ref of the same tokens by policy and reference model, as the step's credit read it; None: it
-    asked no reference model, or an earlier version did not keep it."""
+    asked no reference model."""
 
 
 def advantages_of(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
@@ -155,8 +155,8 @@ class Episode:
     attempts: int = 1
     started: float = 0.0
     ended: float = 0.0
-    utc_offset: int | None = None
-    """Seconds that local time was ahead of UTC where it was played; None: not known, as of earlier versions."""
+    utc_offset: int = 0
+    """Seconds that local time was ahead of UTC where it was played."""
 
     @property
     def day(self) -> date:

@@ -11,7 +11,6 @@ def utc_offset(at: float) -> int:
     return time.localtime(at).tm_gmtoff
 
 
-def day_of(at: float, offset: int | None) -> date:
-    """The day of `at` where local time was `offset` seconds ahead of UTC; None: as this process's local time says."""
-    zone = None if offset is None else timezone(timedelta(seconds=offset))
-    return datetime.fromtimestamp(at, zone).date()
+def day_of(at: float, offset: int) -> date:
+    """The day of `at` where local time was `offset` seconds ahead of UTC."""
+    return datetime.fromtimestamp(at, timezone(timedelta(seconds=offset))).date()

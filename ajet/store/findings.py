@@ -43,6 +43,5 @@ def version(found: int, known: int) -> Finding:
     """The finding about the version of the store's schema."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")
-    if found > known:
-        return Finding("schema", "problem", f"version {found}; this ajet knows {known}", "update ajet here")
-    return Finding("schema", "note", f"version {found}", f"the next process that opens it makes it {known}")
+    do = "update ajet here" if found > known else "name an empty store, or use the ajet that made this one"
+    return Finding("schema", "problem", f"version {found}; this ajet knows {known}", do)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.store.contract import Store
+from ajet.store.digest import ALTERED
 from ajet.store.group_check import UNREADABLE, kind_of
-from ajet.store.seal import ALTERED
 from ajet.store.shared import Dead
 
 LONGEST_REASON = 300

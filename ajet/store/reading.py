@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept
-from ajet.store.seal import Altered
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.shared import Policy
 
 State = Literal["waiting", "leased", "closed", "over", "dead"]
@@ -40,7 +40,7 @@ class Reading(Protocol):
     run: str
     """The identity of the run whose ledger it is; "": nobody trained yet."""
     settings: str
-    """Its resolved YAML; "": an earlier ajet made the store."""
+    """Its resolved YAML; "": no trainer has opened the store."""
 
     def announced(self) -> Policy | None:
         """The latest policy."""
@@ -73,18 +73,10 @@ def no_store(where: str) -> UserError:
     )
 
 
-def of_earlier_version(where: str, found: int, known: int) -> UserError:
-    """The error for a store of an earlier version that is only read, and so not brought up."""
-    return UserError(
-        f"The store is of version {found}, made by an earlier ajet.",
-        where=where,
-        expected=f"version {known}",
-        do="Its run brings it up when it goes on with this ajet; until then read it with that one.",
-    )
-
-
-def stored(order: int, state: State, ends: list[Kept | Altered], steps: Collection[int], left: str) -> Stored:
+def stored(
+    order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
+) -> Stored:
     """A position, of what was read of it."""
     kept = tuple(each for each in ends if isinstance(each, Kept))
-    altered = tuple(str(each.args[0]) for each in ends if isinstance(each, Altered))
+    altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
     return Stored(order, state, kept, altered, tuple(steps), "" if steps else left)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from ajet.record.episodes import SEAL, EpisodeFiles, arrays_of, sealed_of
+from ajet.record.episodes import EpisodeFiles, arrays_of, matches_digest
 from ajet.record.files import read_lines
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.digest import AlteredEpisodeError, explain_alteration
 from ajet.store.positions import Positions
-from ajet.store.seal import Altered, Sealed, Seals, held_whole
 
 Line = tuple[dict[str, Any], bytes]
 """What one says, and as it was written."""
@@ -44,19 +44,17 @@ class RunStore:
         checkpoint; what may not is removed, and the position played anew."""
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
-        self._ledger, self._usable, self._seals = ledger, usable, Seals()
+        self._ledger, self._usable = ledger, usable
         self._lock = threading.Lock()
         self._positions = Positions(state)
         self._closed: set[int] = set()
         self._kept: dict[int, list[Kept]] = {}
         self._numbers: dict[int, int] = {}
         """Of the file of each position of which something was put and that is not over."""
-        known = state.get("used", ()) if state.get("ledger", ledger) == ledger else ()
-        self._used: dict[str | int, int] = {name: int(step) for name, step in known}
-        """Files of which a step has made use, by the name of their first episode, and that step. An earlier version
-        knew them by their numbers, which are given again."""
-        again = state.get("again", ()) if state.get("ledger", ledger) == ledger else ()
-        self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in again}
+        uses = state if state.get("ledger") == ledger else {}
+        self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
+        """Files of which a step has made use, by the name of their first episode, and that step."""
+        self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
         """By the same name, those that stay closed after a use, and the steps that have used them."""
         self._steps: dict[int, list[int]] = {}
         """The same, by position."""
@@ -96,11 +94,7 @@ class RunStore:
             notes = {
                 one.episode.uuid: {"alone": one.alone, "ended_by": one.ended_by, "position": lease.order} for one in new
             }
-
-            def seal(uuid: str, line: str, arrays: bytes) -> str:
-                return self._seals.of(_sealed(uuid, notes[uuid], line.encode(), arrays))
-
-            self._files.write(number, "train", [one.episode for one in new], notes=notes, seal=seal)
+            self._files.write(number, "train", [one.episode for one in new], notes=notes)
             self._numbers[lease.order], self._last = number, max(self._last, number)
             self._kept[lease.order] = [*held, *new]
 
@@ -177,13 +171,11 @@ class RunStore:
             self._last = max(self._last, number)
             lines = list(read_lines(files.path(number)))
             rows = [row for row, _ in lines]
-            name = rows[0]["uuid"] if rows else ""
-            if number in self._used:
-                self._used[name] = self._used.pop(number)
+            name = str(rows[0].get("uuid")) if rows else ""
             if name in self._used:
                 self._over[name] = number
                 continue
-            self._require_sealed(files, number, lines)
+            self._require_unchanged(files.path(number), lines)
             kept = [
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
@@ -193,9 +185,9 @@ class RunStore:
             else:
                 self._remove(files, number)
 
-    def _require_sealed(self, files: EpisodeFiles, number: int, lines: Sequence[Line]) -> None:
-        path = files.path(number)
-        for at, altered in _altered(path, lines, self._seals):
+    @staticmethod
+    def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
+        for at, altered in _find_changed(path, lines):
             raise UserError(
                 f"An episode that waits to be trained on was {altered}.",
                 where=f"{path}:{at}",
@@ -203,8 +195,8 @@ class RunStore:
                 do=f"restore {path.name} and the .bin beside it, or remove both: the task is played again",
             )
 
-    def _take_up(self, number: int, order: int | None, kept: list[Kept], used: list[int] | None) -> None:
-        if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
+    def _take_up(self, number: int, order: int, kept: list[Kept], used: list[int] | None) -> None:
+        if not self._positions.offer(order):  # the checkpoint has it as over
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order
@@ -230,35 +222,28 @@ class RunStore:
         return self._files.path(number).with_suffix(".closed")
 
 
-def changed_ends(folder: Path) -> Iterator[tuple[Path, int, Altered]]:
+def changed_ends(folder: Path) -> Iterator[tuple[Path, int, AlteredEpisodeError]]:
     """Ends in the folder of a RunStore that are not what was put: the file, and the line, from 1. Raises UserError for
     damage."""
-    files, seals = EpisodeFiles(folder), Seals(looks=True)
+    files = EpisodeFiles(folder)
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
         try:
-            yield from ((path, at, altered) for at, altered in _altered(path, lines, seals))
+            yield from ((path, at, altered) for at, altered in _find_changed(path, lines))
         except UserError:
             if path.exists():  # else a live run removed it meanwhile, as what no checkpoint goes back to
                 raise
 
 
-def _altered(path: Path, lines: Sequence[Line], seals: Seals) -> Iterator[tuple[int, Altered]]:
-    if not any(SEAL in row for row, _ in lines):
-        seals.lacking()
+def _find_changed(path: Path, lines: Sequence[Line]) -> Iterator[tuple[int, AlteredEpisodeError]]:
+    """Yield the lines, numbered from 1, that are not what was put."""
+    if not lines:
         return
     with arrays_of(path) as blobs:
         for at, (row, line) in enumerate(lines, 1):
             try:
-                with held_whole(row.get("position"), str(row.get("uuid")), path.name):
-                    if SEAL in row:
-                        seal, body, arrays = sealed_of(row, line, blobs)
-                        seals.require(seal, _sealed(row["uuid"], row, body, arrays))
-                    else:
-                        seals.lacking()
-            except Altered as altered:
+                with explain_alteration(row.get("position"), str(row.get("uuid")), path.name):
+                    if not matches_digest(row, line, blobs):
+                        raise AlteredEpisodeError
+            except AlteredEpisodeError as altered:
                 yield at, altered
-
-
-def _sealed(uuid: str, about: Mapping[str, Any], line: bytes, arrays: bytes) -> Sealed:
-    return Sealed(about["position"], uuid, about["alone"], about["ended_by"], line, arrays)

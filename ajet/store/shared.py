@@ -54,6 +54,19 @@ def of_another_run(where: str) -> UserError:
     )
 
 
+def of_other_version(where: str, found: int, known: int) -> StoreAway:
+    """The error for a store of another version than the one that is `known` here."""
+    later = found > known
+    return StoreAway(
+        f"The store is of version {found}, made by {'a later' if later else 'an earlier'} ajet.",
+        where=where,
+        expected=f"version {known}",
+        do="Update ajet on this machine."
+        if later
+        else "Name an empty store in store.uri or --from-store, or use the ajet that made this one.",
+    )
+
+
 def of_another_store(where: str) -> UserError:
     """The error for a trainer whose checkpoint the store never heard of."""
     return UserError(
@@ -163,8 +176,7 @@ class Depths:
     next: int = 0
     """The first position of the order that nobody ever had."""
     oldest_lease: float | None = None
-    """Seconds since the one that is leased longest was, by the clock of the store; None: nothing is, or nobody knows,
-    since an earlier version leased it."""
+    """Seconds since the one that is leased longest was, by the clock of the store; None: nothing is."""
     oldest_closed: float | None = None
     """The same of `closed`: since the group closed that waits longest."""
 
@@ -209,7 +221,7 @@ class SharedStore(Store, Protocol):
 
     def revive(self, order: int) -> None:
         """Give it out again, with all attempts before it, and without what was put of it where that was changed. Raises
-        LeaseLost for one that is not dead, UserError for one that is sealed with a key that is not here."""
+        LeaseLost for one that is not dead."""
         ...
 
     def announce(self, policy: Policy) -> None:

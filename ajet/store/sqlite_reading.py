@@ -14,13 +14,13 @@ from pathlib import Path
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import UserError
-from ajet.store.reading import Stored, no_store, of_earlier_version, stored
+from ajet.store.reading import Stored, no_store, stored
 from ajet.store.shared import Policy
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_errors import damaged_file
 from ajet.store.sqlite_rows import DamagedRow, read_announced, read_count, read_position
 from ajet.store.sqlite_store import LINE
-from ajet.store.sqlite_tables import VERSION, bound_statements, is_mistake, of_later_version, require_own, version
+from ajet.store.sqlite_tables import bound_statements, is_mistake, require_own, version
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class SqliteReading:
         if not path.is_file():
             raise no_store(f"sqlite:{path}")
         self._path = path
-        self._episodes = SqliteEpisodes(path, SHAPES_ONLY, looks=True)
+        self._episodes = SqliteEpisodes(path, SHAPES_ONLY)
         with _reporting_errors(path):
             self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
@@ -87,10 +87,6 @@ class SqliteReading:
         found = version(self._base)
         if not found:
             raise no_store(f"sqlite:{self._path}")
-        if found > VERSION:
-            raise of_later_version(self._path, found)
-        if found < VERSION:
-            raise of_earlier_version(f"sqlite:{self._path}", found, VERSION)
         require_own(self._base, self._path, found)
         facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")

@@ -27,8 +27,8 @@ from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.outage import Outage
-from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
     NONE,
     Announced,
@@ -42,6 +42,7 @@ from ajet.store.shared import (
     fenced,
     of_another_run,
     of_another_store,
+    of_other_version,
 )
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_errors import damaged_file, explain_error
@@ -52,7 +53,6 @@ from ajet.store.sqlite_tables import (
     bound_statements,
     connect,
     is_mistake,
-    of_later_version,
     version,
 )
 
@@ -265,9 +265,7 @@ class SqliteStore:
                 raise LeaseLost(f"position {order} is not dead")
             try:
                 self._episodes.of(base, order)
-            except OtherKey as other:
-                raise of_another_key(order, other) from other
-            except Altered:  # else nobody would ever get it
+            except AlteredEpisodeError:  # else nobody would ever get it
                 self._remove(base, order)
 
     @_outlasting
@@ -370,7 +368,7 @@ class SqliteStore:
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
                 found = version(self._base)
             if found is not None and found > VERSION:
-                raise of_later_version(self._path, found) from error
+                raise of_other_version(str(self._path), found, VERSION) from error
             if found == VERSION and is_mistake(error):
                 raise
             raise explain_error(self._path, error) from error
@@ -436,7 +434,7 @@ class SqliteStore:
         for order in orders:
             try:
                 found[order] = self._episodes.of(base, order)
-            except Altered as altered:
+            except AlteredEpisodeError as altered:
                 why = self._redact(str(altered))
                 logger.warning("position {} is given to nobody any more: {}", order, why)
                 self._positions.failed(base, order, why, dead=True)

@@ -1,7 +1,7 @@
-"""The tables of SqliteStore, and how those of an earlier version become today's.
+"""The tables of SqliteStore.
 
-Invariant: `PRAGMA user_version` says which version a file is of, and only files of this version are worked on; each
-step from one version to the next is one transaction.
+Invariant: `PRAGMA user_version` says which version a file is of, and only files of this version are opened. One
+transaction makes the tables of a new file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ajet.schema.errors import UserError
-from ajet.store.contract import StoreAway
+from ajet.store.shared import of_other_version
 
 VERSION = 5
 PATIENCE = 60.0
@@ -23,48 +23,38 @@ STEPS, MOST_STEPS = 1_000_000, 2_000_000_000
 TABLES = frozenset({"positions", "uses", "ends", "commits", "counts", "members", "policy", "facts"})
 PAUSE = 0.01
 """Seconds between two tries where SQLite itself does not wait."""
-_FIRST = """
-CREATE TABLE IF NOT EXISTS positions (
+_SCHEMA = """
+CREATE TABLE positions (
     place INTEGER PRIMARY KEY, state TEXT NOT NULL, whole INTEGER NOT NULL DEFAULT 0, fence INTEGER NOT NULL,
-    until REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS uses (place INTEGER NOT NULL, step INTEGER NOT NULL, reason TEXT, of INTEGER);
-CREATE TABLE IF NOT EXISTS ends (
-    uuid TEXT PRIMARY KEY, place INTEGER NOT NULL, alone INTEGER NOT NULL, ended_by TEXT NOT NULL,
-    line TEXT NOT NULL, arrays BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS ends_of_place ON ends (place);
-CREATE TABLE IF NOT EXISTS commits (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, earlier INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-INSERT OR IGNORE INTO counts VALUES ('next', 0), ('brought', 0), ('fence', 0), ('head', 0);
-"""
-"""`state` is waiting, leased, closed, over or dead; `whole`: whether it ever was closed. `of`: the number of the commit
-that a use belongs to, null for the next."""
-_SECOND = """
-ALTER TABLE positions ADD COLUMN holder TEXT NOT NULL DEFAULT '';
-ALTER TABLE positions ADD COLUMN trainer INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE positions ADD COLUMN seconds REAL NOT NULL DEFAULT 0;
-ALTER TABLE positions ADD COLUMN reasons TEXT NOT NULL DEFAULT '[]';
+    until REAL NOT NULL, holder TEXT NOT NULL, trainer INTEGER NOT NULL, seconds REAL NOT NULL,
+    reasons TEXT NOT NULL DEFAULT '[]', since REAL NOT NULL);
 CREATE INDEX positions_by_state ON positions (state, place);
+CREATE TABLE uses (
+    place INTEGER NOT NULL, step INTEGER NOT NULL, reason TEXT, of INTEGER, again INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX uses_of_place ON uses (place);
+CREATE TABLE ends (
+    uuid TEXT PRIMARY KEY, place INTEGER NOT NULL, alone INTEGER NOT NULL, ended_by TEXT NOT NULL,
+    line TEXT NOT NULL, arrays BLOB NOT NULL, seal TEXT NOT NULL);
+CREATE INDEX ends_of_place ON ends (place);
+CREATE TABLE commits (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, earlier INTEGER NOT NULL);
+CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+INSERT INTO counts VALUES ('next', 0), ('brought', 0), ('fence', 0), ('head', 0), ('trainer', 0);
 CREATE TABLE members (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, joined REAL NOT NULL, seen REAL NOT NULL, told TEXT NOT NULL);
 CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), said TEXT NOT NULL, trainer INTEGER, time REAL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-INSERT INTO counts VALUES ('trainer', 0);
 """
-"""`trainer`: the number of the trainer that holds it, 0 for anybody else. `seconds`: how long its lease was. `reasons`:
-of the attempts that failed, a JSON list."""
-_THIRD = "ALTER TABLE uses ADD COLUMN again INTEGER NOT NULL DEFAULT 0"
-"""Whether the position stays closed after the use, for another one."""
-_FOURTH = "ALTER TABLE ends ADD COLUMN seal TEXT NOT NULL DEFAULT ''"
-"""Of the episode as it was put (`seal`)."""
-_FIFTH = "ALTER TABLE positions ADD COLUMN since REAL"
-"""When it was leased, or closed, last; null: by an earlier version."""
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+"""Columns of `positions`: `state` is waiting, leased, closed, over or dead; `whole`: whether it ever was closed;
+`trainer`: the number of the trainer that holds it, 0 for any other process; `seconds`: how long its lease was;
+`reasons`: of the attempts that failed, a JSON list; `since`: when it was leased, or closed, last.
+
+Columns of `uses`: `of` is the number of the commit that a use belongs to, null for the next; `again`: whether the
+position stays closed for another use. `ends.seal` is the digest of the episode."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A file of this version. Raises UserError for one of a later version or of another program, or that is no database
+    """A file of this version. Raises UserError for one of another version or of another program, or that is no database
     or cannot be made."""
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
@@ -72,7 +62,7 @@ def connect(path: Path) -> sqlite3.Connection:
             require_own(base, path, version(base))
             _write_ahead(base)
             base.execute("PRAGMA synchronous=FULL")
-            _migrate(base, path)
+            _create_tables(base, path)
         except BaseException:
             base.close()
             raise
@@ -106,7 +96,7 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
 
 
 def require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
-    """Raises UserError for a database that is another program's, or of a later version."""
+    """Raises UserError for a database that is another program's, or of another version than a new file."""
     bound_statements(base)
     made = base.execute("SELECT type, name FROM sqlite_master").fetchall()
     tables = {name for kind, name in made if kind == "table"}
@@ -116,8 +106,8 @@ def require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
             f"(its tables: {', '.join(sorted(tables)[:5])}).",
             expected="a file that ajet made, or none, in a folder that is there and can be written",
         )
-    if found > VERSION:
-        raise of_later_version(path, found)
+    if found != VERSION and (found or tables):
+        raise of_other_version(str(path), found, VERSION)
     added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index")]
     if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
         raise UserError(
@@ -156,15 +146,6 @@ def is_mistake(error: sqlite3.Error) -> bool:
     return type(error) is not sqlite3.DatabaseError
 
 
-def of_later_version(path: Path, found: int) -> UserError:
-    """The error for a file that a later ajet made."""
-    return StoreAway(
-        f"The store {path} is of version {found}, made by a later ajet.",
-        expected=f"version {VERSION} or before",
-        do="Update ajet on this machine.",
-    )
-
-
 def _write_ahead(base: sqlite3.Connection) -> None:
     """SQLite does not wait where two processes make one file theirs at once: one of them is told that it is locked."""
     until = time.monotonic() + PATIENCE
@@ -178,20 +159,16 @@ def _write_ahead(base: sqlite3.Connection) -> None:
         time.sleep(PAUSE)
 
 
-def _migrate(base: sqlite3.Connection, path: Path) -> None:
+def _create_tables(base: sqlite3.Connection, path: Path) -> None:
     if version(base) == VERSION:
         return
-    base.execute("BEGIN IMMEDIATE")
-    found = version(base)  # another process may have done it meanwhile
-    try:
-        require_own(base, path, found)
-    except UserError:
-        base.execute("ROLLBACK")
-        raise
-    for step in _STEPS[found:]:
-        for statement in step.split(";"):
+    base.execute("BEGIN IMMEDIATE")  # ended by `connect`, which closes the file, where what follows fails
+    found = version(base)  # another process may have made them meanwhile
+    require_own(base, path, found)
+    if found != VERSION:
+        for statement in _SCHEMA.split(";"):
             base.execute(statement)
-    base.execute(f"PRAGMA user_version = {VERSION}")
+        base.execute(f"PRAGMA user_version = {VERSION}")
     base.execute("COMMIT")
 
 

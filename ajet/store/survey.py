@@ -48,6 +48,9 @@ def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
     (found,) = base.execute("PRAGMA user_version").fetchone()
     milliseconds = 1000 * (time.perf_counter() - started)
     shown = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
+    if not found:
+        sqlite_tables.require_own(base, path, found)
+        return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it makes them")]
     shown.append(findings.version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown

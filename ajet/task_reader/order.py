@@ -79,12 +79,12 @@ class TaskOrder:
         }
 
     def require_same(self, saved: Mapping[str, Any]) -> None:
-        """Raises TaskError when the order that a checkpoint was made with had other tasks, another seed or shuffling;
-        what the tasks say is compared where the checkpoint knows it (earlier versions saved ids only)."""
+        """Raises TaskError when the order that a checkpoint was made with had other tasks, another seed or shuffling,
+        or the tasks said something else."""
         now = self.identity()
         names = {"tasks": "the tasks", "seed": "the seed", "shuffle": "data.shuffle", "content": "what the tasks say"}
         for key, name in names.items():
-            if saved.get(key, now[key]) != now[key]:
+            if saved[key] != now[key]:
                 raise TaskError(
                     f"The saved task order cannot be continued: {name} changed since.",
                     expected=f"{key} {saved[key]}, found {now[key]}",

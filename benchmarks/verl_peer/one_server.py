@@ -141,11 +141,12 @@ class Ask:
     async def _by_gateway(self, at: int) -> int:
         from ajet.engine.contract import Sampling
         from ajet.gateway import TurnRequest
+        from ajet.gateway.reply import Reply
 
         session = self._gateway.open(
             uuid.uuid4().hex, key=(0, at, 0), sampling=Sampling(self._setting.reply), trainable=None
         )
-        await session.turn(TurnRequest("default", self._messages[at]))
+        await session.make(Reply(TurnRequest("default", self._messages[at])))
         (call,) = session.close().calls
         assert call.suffix_ids.tolist() == self._prompts[at], "both sides ask with the same ids"
         return len(call.response_ids)

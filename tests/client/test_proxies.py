@@ -16,7 +16,7 @@ from ajet.client import Client, Unreachable
 from ajet.client.proxies import build_bypass
 from ajet.schema.task import WorkflowOutput
 from tests.ajet_command import ajet
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.support.served import KEY, RunningServer, start_serving
 
 NAMES = [name for scheme in ("http", "https", "all", "no") for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")]

@@ -21,7 +21,7 @@ from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.workflow_fixtures import scene
 
 ASKED = [{"role": "user", "content": "Is it right?"}]

@@ -15,7 +15,7 @@ import ajet
 from ajet.config import resolve_reference
 from ajet.config.programs import program
 from ajet.task_judge.base_judge import BaseJudge
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow
 WORKFLOW = """

@@ -12,7 +12,7 @@ import pytest
 
 from ajet import Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.errors import EnvironmentFailure
-from tests.support.rollouts import flows, group_ends_during_retry_pause, outages_pause_briefly, stage
+from tests.support.rollouts import flows, group_ends_during_retry_pause, outages_pause, stage
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ class Acts(Workflow):
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     world = World()
     monkeypatch.setattr(sys.modules[__name__], "WORLD", world)
-    with outages_pause_briefly(world.take_in):
+    with outages_pause(0.02, world.take_in):
         yield
 
 

@@ -22,8 +22,8 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
 from tests.command_agents import TASK, agent, answer, program, shell
 from tests.docs.snippets import ROOT, blocks
-from tests.rollout_fixtures import HoldsNothing, stage
 from tests.sandbox_fixtures import require
+from tests.support.rollouts import HoldsNothing, stage
 from tests.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow

@@ -550,6 +550,7 @@ def test_errors_have_anthropics_types():
             create(endpoint, messages=[{"role": "user", "content": "so " * 500}])
         assert caught.value.type == "invalid_request_error"
         assert caught.value.body["error"]["details"]["error_code"] == "context_length_exceeded"
+        assert (shown := caught.value.request_id) and shown == caught.value.body["request_id"]
         with pytest.raises(anthropic.InternalServerError) as caught:
             create(endpoint, messages=USER)
         assert (caught.value.status_code, caught.value.type) == (503, "api_error")

@@ -17,7 +17,7 @@ from ajet.schema.errors import ConfigError, EnvironmentFailure, TaskError
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from tests import world_fixtures, world_workflows
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.waiting import until
 from tests.world_fixtures import Count, on_a_loop, openenv_app
 

@@ -274,14 +274,14 @@ def open_episodes(shop) -> int:
     return httpx.get(f"{shop.address}/health").json()["episodes"]
 
 
-@pytest.mark.parametrize("how", ["name", "address", "agentdock", "sdk"])
+@pytest.mark.parametrize("how", ["name", "address", "agentdock"])
 def test_each_attempt_of_ours_is_an_episode_of_its_own(shop, how):
     """By whichever way `environment.use` names it: what keeps state is reached, and nobody else's is seen."""
     use = {"name": "shop", "agentdock": f"{shop.address}/mcpapi"}.get(how, shop.url)
-    before, client = open_episodes(shop), "sdk" if how == "sdk" else "thin"
+    before = open_episodes(shop)
 
     async def plays():
-        async with attempt(use, client=client) as one, attempt(use, client=client) as other:
+        async with attempt(use) as one, attempt(use) as other:
             assert open_episodes(shop) == before + 2
             for text in "ab":
                 await asyncio.gather(

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from ajet.cli import launcher
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import read_recorded
+from ajet.record.resume import RunIdentity
 from ajet.run.export import export
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
@@ -172,7 +173,7 @@ def run_with(root: Path, actor: Path, step: int = 3) -> Path:
     """A run's folder, as the verl backbone leaves it, with this checkpoint."""
     run = root / "trained"
     run.mkdir(parents=True, exist_ok=True)
-    (run / "run.json").write_text(json.dumps({"run_id": "x", "backbone": "verl", "training": {}}))
+    RunIdentity("x", "verl", {}).write(run)
 
     def write(into: Path) -> None:
         shutil.copytree(actor, into / f"global_step_{step}" / "actor")

@@ -19,7 +19,6 @@ from tests.support.gateways import (
     renderer_of_style,
     spelled_out,
     start_gateway,
-    take_stops_for_edits,
     timelines,
 )
 
@@ -151,22 +150,6 @@ def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_i
         and words.decode(line.ids[line.mask]) == "Look.\nObservation:More.\nObservation:It is 7.<|im_end|>"
     )
     assert prove(capture.calls, capture.messages, capture.tools, words).ok
-
-
-def test_a_record_in_which_that_forked_is_proven_too() -> None:
-    """Earlier versions took it for an edit of the client's."""
-
-    async def play(b: RunningGateway) -> Any:
-        endpoint = (session := b.open()).endpoint("solver", "")
-        said = await asked(endpoint, ASK, stop=["Observation:"])
-        await asked(endpoint, [*ASK, {"role": "assistant", "content": said["content"] + "Observation: 3"}])
-        return session.close()
-
-    with start_gateway(lambda _: next(replies)) as b, take_stops_for_edits():
-        replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
-        capture = asyncio.run(play(b))
-    assert [call.fork for call in capture.calls] == [None, "client_edit"]
-    assert prove(capture.calls, capture.messages, capture.tools, renderer_of_style()).ok
 
 
 @pytest.mark.parametrize("inside", ["Look. Observation: 3", "Look.\nResult: 3"])

@@ -18,7 +18,7 @@ import pytest
 from ajet import WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
 from ajet.schema.tool_use import digest_of
-from tests.support.machine import require, until
+from tests.sandbox_fixtures import require
 from tests.support.rollouts import (
     HoldsNothing,
     cancelled_attempts_have_time,
@@ -28,6 +28,7 @@ from tests.support.rollouts import (
     threads,
     time_is_up,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ from ajet.schema.task import Task
 from ajet.task_judge.answer_forms import form_of
 from ajet.tokens import Renderer
 from ajet.workflow.mcp_agent import McpAgentWorkflow
-from tests import rollout_fixtures
 from tests.config_reads import KEYS, recorded_reads
 from tests.mcp_fixtures import PLAIN, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import PlainServer
+from tests.support import rollouts
 
 ROOM = 1600
 
@@ -139,7 +139,7 @@ HERMES = (
 
 @pytest.fixture(scope="module")
 def words():
-    made = rollout_fixtures.renderer()
+    made = rollouts.renderer()
     import copy
 
     tokenizer = copy.deepcopy(made.tokenizer)
@@ -166,7 +166,7 @@ def played(words, tmp_path):
         tree = {"environment": {"use": use, **(environment or {})}}
         task = Task(main_query="What does the eel cost?", task_id="t", metadata={"answer_schema": schema})
         rollout = {"mcp_agent": {"max_steps": 6, **agent}, "max_model_len": room, "isolation": isolation}
-        with rollout_fixtures.stage(
+        with rollouts.stage(
             McpAgentWorkflow, script, tree=tree, folder=tmp_path, max_retries=0, max_response_length_in_one_turn=500,
             user_workflow="mcp_agent", pins=pins, words=words, **rollout,
         ) as made:  # fmt: skip

@@ -26,7 +26,7 @@ from ajet.task_reader import open_reader
 from ajet.workflow.command.running import Ended
 from ajet.workflow.command.settings import CommandSettings
 from ajet.workflow.command.workflow import _raise_unless_good
-from tests.rollout_fixtures import stage, time_is_up
+from tests.support.rollouts import stage, time_is_up
 
 AGENT = """
 from ajet import Workflow, WorkflowOutput

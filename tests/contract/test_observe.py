@@ -138,6 +138,7 @@ def test_feedback_is_a_reward_and_late_feedback_finds_its_episode(tmp_path):
         proxy.ask({"model": "m", "messages": ASK}, "/s/mine/v1/chat/completions")
         bearer = {"authorization": "Bearer " + "k" * 20}
         told = {"session": "mine", "liked": True, "corrected": "3", "comment": "nearly"}
+        assert httpx.get(f"{proxy.url}/feedback").headers["allow"] == "POST"
         assert httpx.post(f"{proxy.url}/feedback", json=told).status_code == 401
         assert httpx.post(f"{proxy.url}/feedback", json=told, headers=bearer).json()["episode"]
         as_text = {**bearer, "content-type": "text/plain"}

@@ -13,8 +13,8 @@ import pytest
 
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.errors import EngineFailure, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
+from tests.support.gateways import ScriptedReply
 from tests.support.rollouts import (
-    ScriptedReply,
     credit_of,
     flows,
     judge_time_limits,

@@ -86,7 +86,7 @@ def record(cell: Cell, play: Any) -> Episode:
     lines, untrained = timelines(capture.calls)
     task = Task(main_query=str(cell), task_id=str(cell))
     return Episode(
-        *(uuid4().hex, task, 0, 1, "train"),
+        *(uuid4().hex, task, 0, 1, "train", task.task_id),
         timelines=list(lines),
         untrained=untrained,
         calls=capture.calls,

@@ -18,7 +18,8 @@ import pytest
 from ajet.record import EpisodeFiles
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode
-from tests.support.runs import prove, run_here, timelines
+from tests.support.gateways import timelines
+from tests.support.runs import prove_run, run_here
 
 pytestmark = pytest.mark.slow
 SETTINGS = [
@@ -85,7 +86,7 @@ def spoiled(run: Path, folder: Path, change: Callable[[list[Episode]], None], st
 def proven(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
     """The exit code of `ajet prove`, and what it says."""
     capsys.readouterr()
-    said = prove(folder, *more)
+    said = prove_run(folder, *more)
     return 0 if said["ok"] else 1, said
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
-from tests.support.runs import decode_episode, encode_episode, metric_rows, prove
+from tests.support.runs import decode_episode, encode_episode, metric_rows, prove_run
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def run(tool_project: Path, tmp_path: Path) -> Path:
 
 
 def proven(run: Path) -> dict[str, Any]:
-    return prove(run, "--ids-only")
+    return prove_run(run, "--ids-only")
 
 
 def found(run: Path) -> bool:

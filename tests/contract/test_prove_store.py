@@ -156,8 +156,8 @@ def test_what_was_changed_is_named(address: str, run: Path) -> None:
     assert f"changed in the store: episode {uuid} of position" in named(found) and found.report.proof.episodes == 15
 
 
-def test_a_token_that_was_sealed_wrong_is_named(address: str, run: Path) -> None:
-    """Of whoever can put, or make a seal that fits: another reply, a version of later, another run's episode."""
+def test_a_wrong_token_with_a_matching_digest_is_named(address: str, run: Path) -> None:
+    """Of whoever can put, or make a digest that matches: another reply, a version of later, another run's episode."""
     victim = EpisodeFiles(run / "episodes").read(1, "train")[0]
 
     def one(**fields: Any) -> Callable[[Episode], Episode]:

@@ -23,7 +23,7 @@ from ajet.task_judge.model_judge.ranking import Entrant, ranked
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material, ranks
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.support.served import start_serving
 
 pytestmark = pytest.mark.slow
@@ -271,7 +271,7 @@ def test_a_play_that_is_left_while_attempts_wait_ends(judge, server):
 
 
 def flows_task() -> Any:
-    from tests.rollout_fixtures import tasks
+    from tests.support.rollouts import tasks
 
     return tasks(1)[0][1]
 

@@ -17,7 +17,7 @@ from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
 from ajet.workflow import Workflow
 from ajet.workflow.tools import ToolFailed
 from tests.record_fixtures import episode
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ IN_YAML = "my-own-literal-password-7"
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of an earlier version that redacted nothing, with keys everywhere."""
+    """A run that redacted nothing, with keys everywhere."""
     monkeypatch.setenv("PLANTED_API_KEY", BY_NAME)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -34,6 +34,8 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (run / "given.yaml").write_text(f"ajet: {{seed: 7}}\nmine: {{db_password: {IN_YAML}, note: '{BY_SHAPE}'}}\n")
     resolved = f"ajet: {{seed: 7, rollout: {{num_repeat: 3}}}}\nmine: {{db_password: {IN_YAML}}}\n"
     (run / "resolved.yaml").write_text(resolved)
+    origins = {"ajet.seed": "given.yaml", "ajet.rollout.num_repeat": "command line"}
+    (run / "origins.json").write_text(json.dumps(origins))
     main_log(run).write_text("an old line\n" * 40_000 + f"the end: {secrets}\n")
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "note": secrets}) + "\n" for n in range(50)))
     failure = Failure("agent", "ValueError", secrets, traceback=f"at {secrets}")

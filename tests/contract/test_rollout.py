@@ -16,15 +16,13 @@ from ajet import Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.call import prompt_ids
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import EngineFailure, EnvironmentFailure, JudgeFailure
+from tests.support.gateways import Renderer, ScriptedEngine, ScriptedReply
 from tests.support.rollouts import (
     AnswerJudge,
     Closed,
     DrawKey,
     GivenBack,
     HoldsNothing,
-    Renderer,
-    ScriptedEngine,
-    ScriptedReply,
     TokenRequest,
     ask_for_round,
     attempts_start_at,

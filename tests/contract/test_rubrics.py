@@ -32,7 +32,6 @@ from ajet.task_judge.rubrics.saved import NAME
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material
-from tests.rollout_fixtures import stage
 from tests.rubric_fixtures import (
     ALWAYS,
     EXAMPLES,
@@ -46,6 +45,7 @@ from tests.rubric_fixtures import (
     kind,
     scripted,
 )  # fmt: skip
+from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow
 

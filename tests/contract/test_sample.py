@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from ajet.record import EpisodeFiles, read_status
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from tests.support.runs import audit, count_tasks, metric_rows, prove, prove_store, run_here, start
+from tests.support.runs import audit_run, count_tasks, metric_rows, prove_run, prove_store, run_here, start
 from tests.support.samplers import (
     CHECKED,
     HELD_FROM,
@@ -129,7 +129,7 @@ def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Ad
         assert row["train/sampled_tokens"] == row["train/trained_tokens"] + untrained
         assert row["train/episodes"] == GROUPS * REPEATS
     assert rows[0]["sampler_gap"] < 1e-3, "of the first version there is nothing but fresh tokens"
-    assert count_tasks(rows) == (0, 0)
+    assert count_tasks(rows) == (0, 0, ())
     assert len(rows) == len({row["step"] for row in rows})
     depths = open_shared(store).depths()
     used = [order for row in rows for order in row["tasks"]]
@@ -160,7 +160,7 @@ def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Ad
     assert all(row.get("train/staleness_max", 0) <= 1 for row in metric_rows(run))
     versions = {part.low for episode in recorded(run) for call in episode.calls for part in call.versions}
     assert len(versions) > 1
-    report = prove(run)  # by the weights of each version, from its checkpoint
+    report = prove_run(run)  # by the weights of each version, from its checkpoint
     assert report["ok"] and report["held_steps"] == STEPS, (report["wrong_steps"], report["wrong"][:2])
     assert set(map(int, report["weights"])) >= versions
 
@@ -272,7 +272,7 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
         announced = open_shared(Address(run / "store.db")).announced()
         assert announced is not None and Path(announced.policy.weights).is_relative_to(memory)
         assert not list(run.rglob("*.safetensors")), "no weights are written to the disk"
-        assert prove(run)["held_steps"] == STEPS
+        assert prove_run(run)["held_steps"] == STEPS
     assert trained_tasks(run) == STEPS * GROUPS
     assert {path.name for path in (run / "logs").iterdir()} == {"both_trainer_0.log", "both_sampler_0.log"}
     said = (run / "logs" / "both_sampler_0.log").read_text()
@@ -312,7 +312,7 @@ def test_asked_to_end_both_sides_keep_what_ends_in_time_and_go_on_there(tmp_path
         assert again.wait(300) == 0, log.read_text()
     finally:
         again.kill()
-    assert trained_tasks(run) == STEPS * GROUPS and count_tasks(metric_rows(run)) == (0, 0), log.read_text()
+    assert trained_tasks(run) == STEPS * GROUPS and count_tasks(metric_rows(run)) == (0, 0, ()), log.read_text()
 
 
 @pytest.mark.extra_slow
@@ -357,14 +357,14 @@ def test_a_group_is_trained_in_two_steps_and_the_record_shows_both(project: Path
     assert sorted(order for row in rows for order in row["tasks"]) == [0, 1, 2, 3]
     assert sorted(order for row in rows for order in row.get("again", ())) == [0, 1, 2, 3]
     assert [row["train/episodes"] for row in rows] == [GROUPS * REPEATS] * STEPS
-    assert count_tasks(rows) == (0, 0)
+    assert count_tasks(rows) == (0, 0, ())
     steps = [
         (episode.uuid, step) for step in range(1, STEPS + 1) for episode in EpisodeFiles(run / "episodes").read(step)
     ]
     assert len(set(steps)) == len(steps) and set(Counter(uuid for uuid, _ in steps).values()) == {2}
     depths = open_shared(Address(run / "store.db")).depths()
     assert (depths.closed, depths.again, depths.dead) == (0, 0, 0)
-    report = prove(run)
+    report = prove_run(run)
     assert report["ok"] and report["held_steps"] == STEPS, (report["wrong_steps"], report["wrong"][:2])
     uuid, first = steps[0]
     said = run_here("audit", run, "--episode", uuid).printed
@@ -414,9 +414,9 @@ def test_an_episode_that_somebody_changes_while_it_waits_is_trained_on_by_no_ste
     (why,) = [row["given_up"][str(HELD_FROM)] for row in rows if "given_up" in row]
     assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: it is not what was put" in why[-1]
     assert HELD_FROM not in {episode.order for episode in recorded(run)}
-    audited = audit(run)
+    audited = audit_run(run)
     assert audited["ok"] and [each.partition(": ")[2] for each in audited["altered"]] == [why[-1]]
-    assert prove(run, "--ids-only")["altered"] == audited["altered"]
+    assert prove_run(run, "--ids-only")["altered"] == audited["altered"]
     resumed = (run / "logs" / "sums_trainer_0.log").read_text().rpartition("resumed after step ")[2]
     assert "skipped 0, doubled 0, given up 1" in resumed.partition("\n")[0], "it has a reason"
 
@@ -437,5 +437,5 @@ def test_what_was_given_up_in_a_store_of_one_process_is_in_its_rows_and_skipped_
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert [row["tasks"] for row in rows] == [[0, 1], [3, 4]]
     assert [row.get("given_up") for row in rows] == [None, {"2": ["its server is down"] * 2}]
-    assert trained_tasks(run) == 4 and count_tasks(rows) == (0, 0)
+    assert trained_tasks(run) == 4 and count_tasks(rows) == (0, 0, ())
     assert "skipped 0, doubled 0, given up 1" in (run / "logs" / "sums_trainer_0.log").read_text()

@@ -25,8 +25,8 @@ from ajet.environment.sandbox.identity import fresh_uid
 from ajet.rollout.isolation import sandbox
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
-from tests.rollout_fixtures import stage, time_is_up
 from tests.sandbox_fixtures import require
+from tests.support.rollouts import stage, time_is_up
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

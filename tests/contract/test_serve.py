@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.tool_use import digest_of
+from tests.support.rollouts import outages_pause
 from tests.support.served import (
     AwayStore,
     StoreAway,
     StoreDown,
-    begin_outages_with_pause,
     kept_ends,
-    recorded_episode,
     start_serving,
 )
 
@@ -55,7 +53,7 @@ def test_an_episode_from_its_opening_to_its_record():
 
 
 def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see():
-    with begin_outages_with_pause(60.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
+    with outages_pause(60.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
         opened = served.open(task="x")
         assert served.ask(opened).status_code == 200
         lost = served.finish(opened, error="no world", boundary="environment").json()
@@ -75,7 +73,7 @@ def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see():
 
 
 def test_who_was_admitted_before_an_outage_is_no_probe_of_it():
-    with begin_outages_with_pause(0.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
+    with outages_pause(0.0), start_serving(breaker={"share": 0.0, "window": 1}) as served:
 
         def meanwhile():
             served.begin_outage("engine")
@@ -357,24 +355,6 @@ def test_what_a_step_used_is_no_longer_taken_up_and_a_torn_end_is_not_read(tmp_p
     (lines,) = tmp_path.glob("*.jsonl")
     lines.write_bytes(lines.read_bytes() + b'{"half": ')
     assert [one.uuid for one in kept_ends(tmp_path, saved)] == [ended[2]["episode"]]
-
-
-def test_ends_that_an_earlier_version_kept_are_taken_up_and_used_once(tmp_path):
-    """They named a place of the reader's order, or none, and knew positions of their own for no other."""
-    files = EpisodeFiles(tmp_path)
-    for number, (alone, source) in enumerate([(True, None), (True, None), (False, 1), (False, None)]):
-        ended = recorded_episode(f"e{number}", repeat=0, order=-1)
-        files.write(
-            number, "train", [ended], notes={ended.uuid: {"alone": alone, "source": source, "ended_by": "client"}}
-        )
-    with start_serving(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
-        found = [served.take() for _ in range(4)]
-        alone = [each for each in found if isinstance(each, Episode)]
-        groups = [each for each in found if isinstance(each, Group)]
-        assert sorted(each.uuid for each in alone) == ["e0", "e1"]
-        assert {each.episodes[0].uuid: each.order >= 0 for each in groups} == {"e2": True, "e3": False}
-        served.mark_trained([each.order for each in found], step=1)
-        assert served.open()["task_id"] == "t0" and served.open()["task_id"] == "t2", "t1 was played"
 
 
 def test_a_group_that_its_deadline_closed_takes_no_more_attempts_after_a_restart(tmp_path):

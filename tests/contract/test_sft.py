@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.support.runs import Ran, ajet, metric_rows, prove, run_here
+from tests.support.runs import Ran, ajet, metric_rows, prove_run, run_here
 
 SETTINGS = [
     "ajet.model={path: 'embedded:tiny-tools', dtype: float32}", "ajet.sft.objective=sft", "data.train_batch_size=4",
@@ -49,7 +49,7 @@ def test_it_is_recorded_resumed_and_proven(project):
     assert len(held) == 2 and trained[-1]["loss"] < trained[0]["loss"]
     (checkpoint, *_) = sorted((run / "checkpoints").glob("step-*"))
     assert (checkpoint / "model.safetensors").exists() and (run / "metrics.png").exists()
-    report = prove(run)
+    report = prove_run(run)
     counts, episodes = report["classes"]["sampled"], EpisodeFiles(run / "episodes").read(1)
     assert report["ok"] and report["held_steps"] == 3, report["wrong_steps"]
     total = sum(row["train/trained_tokens"] for row in trained)

@@ -43,10 +43,10 @@ def foreign(path: Path) -> Path:
     return path
 
 
-def later(path: Path) -> Path:
+def of_version(version: int, path: Path) -> Path:
     open_shared(f"sqlite:{path}").disconnect()
     with closing(sqlite3.connect(path)) as base:
-        base.execute(f"PRAGMA user_version = {VERSION + 1}")
+        base.execute(f"PRAGMA user_version = {version}")
     return path
 
 
@@ -59,7 +59,8 @@ def addresses(folder: Path) -> dict[str, tuple[str, str]]:
         "a folder": (f"sqlite:{folder}/a folder", "it is a folder"),
         "no database": (f"sqlite:{folder}/text.sqlite", "file is not a database"),
         "another program's": (f"sqlite:{foreign(folder / 'b.sqlite')}", "another program (its tables: bookmarks)"),
-        "a later ajet's": (f"sqlite:{later(folder / 'l.sqlite')}", f"of version {VERSION + 1}, made by a later ajet"),
+        "a later ajet's": (f"sqlite:{of_version(VERSION + 1, folder / 'l.sqlite')}", f"of version {VERSION + 1}"),
+        "an earlier ajet's": (f"sqlite:{of_version(VERSION - 1, folder / 'e.sqlite')}", f"of version {VERSION - 1}"),
         "a server that is down": (f"mongodb://127.0.0.1:{free_port()}/x", "The store's server does not answer"),
     }
 

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loguru import logger
 
 from ajet.schema.errors import UserError
 from ajet.store import (
@@ -26,16 +25,15 @@ from ajet.store import (
     Lease,
     LeaseLost,
     RunStore,
-    SharedStore,
     SqliteStore,
     Store,
     open_shared,
     sqlite_store,
 )
 from ajet.store import Opener as StoreOpener
+from ajet.store.digest import ALTERED
 from ajet.store.mongo import MongoStore
 from ajet.store.mongo.schema import RECORD, TASK
-from ajet.store.seal import ALTERED
 from tests.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
@@ -492,7 +490,7 @@ class Database:
     opener: Opener
 
     def change(self, what: str) -> None:
-        """Of the first episode that waits: what it said, a byte of its arrays, or whose position it is."""
+        """Of the first episode that waits: what it said, a byte of its arrays, whose position it is, or its digest."""
         if self.opener.kind == "run folder":
             self._change_files(what)
         elif self.opener.kind == "sqlite":
@@ -501,6 +499,7 @@ class Database:
                 "arrays": "UPDATE ends SET arrays = CAST(substr(arrays, 1, 4) || x'07' || substr(arrays, 6) AS BLOB) "
                 "WHERE uuid = 'a'",
                 "position": "UPDATE ends SET place = 1 - place",
+                "no digest": "UPDATE ends SET seal = '' WHERE uuid = 'a'",
             }
             with contextlib.closing(sqlite3.connect(self.opener.folder / "store.sqlite")) as base:
                 assert base.execute(change[what]).rowcount
@@ -514,6 +513,10 @@ class Database:
             line.write_text(line.read_text().replace("α", "β"))
         elif what == "position":
             line.write_text(line.read_text().replace('"position": 0', '"position": 1'))
+        elif what == "no digest":
+            row = json.loads(line.read_text())
+            assert row.pop("digest")
+            line.write_text(json.dumps(row, ensure_ascii=False) + "\n")
         else:  # with the checksum that fits: no accident
             raw = bytearray(zlib.decompress(arrays.read_bytes()))
             raw[4] ^= 1
@@ -532,6 +535,8 @@ class Database:
             (named,) = [each["record"] for each in base[TASK].find_one({"_id": 0})["ends"]]
             if what == "words":
                 assert base[RECORD].update_one({"_id": named}, {"$set": {"traj.0.content": "β"}}).modified_count
+            elif what == "no digest":
+                assert base[RECORD].update_one({"_id": named}, {"$unset": {"digest": ""}}).modified_count
             elif what == "arrays":
                 raw = bytearray(zlib.decompress(base[RECORD].find_one({"_id": named})["arrays"]))
                 raw[4] ^= 1
@@ -542,12 +547,8 @@ class Database:
                 base[TASK].update_one({"_id": 1}, {"$set": {"ends": one}})
 
 
-@pytest.mark.parametrize("key", ["", "a key of sixteen letters"])
-@pytest.mark.parametrize("what", ["words", "arrays", "position"])
-def test_an_episode_that_was_changed_while_it_waited_is_named_and_given_to_nobody(
-    opener: Opener, what: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_AUDIT_KEY", key)
+@pytest.mark.parametrize("what", ["words", "arrays", "position", "no digest"])
+def test_an_episode_that_was_changed_while_it_waited_is_named_and_given_to_nobody(opener: Opener, what: str) -> None:
     store = opener(run="own") if opener.kind != "run folder" else opener()
     for lease, name in zip(store.lease(3), "abc", strict=True):
         closed(store, lease, name)
@@ -600,47 +601,12 @@ def test_what_a_sampler_finds_changed_as_it_goes_on_with_it_is_played_by_nobody(
     assert letter.order == 0 and letter.reasons[0].startswith(ALTERED)
 
 
-def test_seals_of_who_has_no_key_or_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sampler on another machine."""
-
-    def sees(key: str) -> list[int]:
-        monkeypatch.setenv("AJET_AUDIT_KEY", key)
-        return orders(open_shared(f"sqlite:{tmp_path}/store.sqlite").closed())
-
-    for key in ("", "one key", "another key"):
-        monkeypatch.setenv("AJET_AUDIT_KEY", key)
-        sampler = open_shared(f"sqlite:{tmp_path}/store.sqlite")
-        (lease,) = sampler.lease(1)
-        closed(sampler, lease, key or "none")
-    assert sees("") == [0, 1, 2], "who has no key can hold nothing to one"
-    assert sees("one key") == [0, 1]
-    (letter,) = open_shared(f"sqlite:{tmp_path}/store.sqlite").dead()
-    assert letter.order == 2 and "sealed with the key" in letter.reasons[0]
-    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as base:
-        base.execute("UPDATE ends SET seal = '' WHERE place = 1")
-        base.commit()
-    said: list[str] = []
-    sink = logger.add(lambda line: said.append(str(line)), level="WARNING")
-    assert sees("one key") == [0, 1]
-    logger.remove(sink)
-    assert sum("have no seal" in line for line in said) == 1, "a seal that somebody took away is told"
-
-
-@pytest.mark.parametrize("opener", ["sqlite", "mongodb"], indirect=True)
-def test_what_is_sealed_with_another_key_is_revived_with_that_one_alone(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_AUDIT_KEY", "one key of many letters")
-    store = opener()
+def test_a_line_that_lost_its_name_is_refused_by_number(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "pending")
     (lease,) = store.lease(1)
-    closed(store, lease, "a")
-    monkeypatch.setenv("AJET_AUDIT_KEY", "another key")
-    store = cast(SharedStore, opener())
-    assert store.closed() == []
-    with pytest.raises(UserError, match="Position 0 stays with the dead letters: changed in the store: episode a"):
-        store.revive(0)
-    assert [letter.ends for letter in store.dead()] == [1]
-    monkeypatch.setenv("AJET_AUDIT_KEY", "one key of many letters")
-    store = cast(SharedStore, opener())
-    store.revive(0)
-    assert ends(store.lease(1)) == {0: ["a"]}
+    store.put(lease, Kept(episode("a")))
+    (file,) = (tmp_path / "pending").glob("*.jsonl")
+    file.write_text(file.read_text().replace('"uuid"', '"uuie"'))
+    with pytest.raises(UserError, match=ALTERED) as refused:
+        RunStore(tmp_path / "pending")
+    assert refused.value.where.endswith("step-0.jsonl:1")

@@ -18,6 +18,7 @@ from loguru import logger
 from ajet.schema.commands import installs_extra
 from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.task import Task
+from tests.record_fixtures import episode as recorded_episode
 from tests.support.trackers import (
     SERVICES,
     TrackedRun,
@@ -27,7 +28,6 @@ from tests.support.trackers import (
     open_metrics,
     open_run,
     open_trackers,
-    recorded_episode,
     recorded_loggers,
     tracked_run,
     tracker_kinds,

@@ -21,7 +21,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import Ambient
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow

@@ -389,18 +389,6 @@ def test_who_asks_needs_the_token(root):
     assert client.get("/api/runs").status_code == 200
 
 
-def test_the_configuration_says_where_each_value_comes_from(root):
-    keys = {
-        entry["key"]: (entry["value"], entry["origin"])
-        for entry in client_of(root).get("/api/config/one").json()["keys"]
-    }
-    assert keys == {
-        "ajet.seed": (3, "command line"),
-        "ajet.rollout.num_repeat": (8, "given.yaml"),
-        "ajet.rollout.temperature": (1.0, "default"),
-    }
-
-
 def test_origins_are_those_that_the_run_began_with(tmp_path):
     """As `ajet config why` says them: of flags, overrides, a backbone's layer and lines of the YAML."""
     (tmp_path / "x.yaml").write_text("ajet:\n  model: {path: 'embedded:tiny-tools'}\n  rollout:\n    num_repeat: 8\n")

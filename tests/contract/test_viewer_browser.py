@@ -14,6 +14,7 @@ import pytest
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.record.logs import main_log
+from ajet.record.resume import RunIdentity
 from ajet.record.viewer.app import Views
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
@@ -298,8 +299,7 @@ def test_no_curve_leads_from_one_judge_to_another(tab, served):
     ]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     change = {"step": 2, "files": {"judge.py": ["ajet.task_judge.judge_protocol"]}, "settings": [], "judge": True}
-    identity = {"run_id": "r", "backbone": "local", "training": {}, "changes": [change]}
-    (root / "first" / "run.json").write_text(json.dumps(identity))
+    RunIdentity("r", "local", {}, changes=[change]).write(root / "first")
     tab.goto(f"{address}#/run/first")
     chart = tab.locator("figure.chart", has_text="Reward")
     chart.get_by_text("train/reward, judge 2").wait_for()

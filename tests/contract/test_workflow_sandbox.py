@@ -10,7 +10,7 @@ import pytest
 from loguru import logger
 
 from ajet import Workflow, WorkflowOutput, WorkflowTask
-from tests.support.machine import require
+from tests.sandbox_fixtures import require
 from tests.support.rollouts import flows, stage
 from tests.support.runs import begin_record
 

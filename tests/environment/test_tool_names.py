@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
 from loguru import logger
 
+import ajet.environment.mcp.toolset as toolset_module
 from ajet.environment.mcp.contract import Reply, Tool
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.toolset import Toolset
@@ -34,7 +36,9 @@ async def _opened(*tools, client=None):
     async def count(text):
         return 0
 
-    return await Toolset.open([Server("s", "http")], client or OddClient(*tools), keep=lambda use: None, count=count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolset_module, "ThinClient", lambda: client or OddClient(*tools))
+        return await Toolset.open([Server("s", "http")], keep=lambda use: None, count=count)
 
 
 def test_thousands_of_tools_of_one_name():

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.aworld_fixtures import NOTES, call, loop_from, played
-from tests.rollout_fixtures import time_is_up
+from tests.support.rollouts import time_is_up
 
 pytest.importorskip("aworld")
 pytestmark = pytest.mark.extra_slow

@@ -18,6 +18,7 @@ import pytest
 
 from ajet.record import Checkpoint, Checkpoints
 from ajet.schema.errors import UserError
+from tests.support.runs import Measurement
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,9 @@ def fill(step: int, folder: Path) -> None:
                 file.flush()
 
 
+BEST = Measurement({"a": (1.0,)})
+
+
 def write_for_ever(folder: Path, step: int, told: Connection) -> None:
     """Saves every step twice and tells each that is saved; a process of its own, which is killed."""
     checkpoints = Checkpoints(folder, keep=2)
@@ -38,7 +42,7 @@ def write_for_ever(folder: Path, step: int, told: Connection) -> None:
     told.send(0)
     while True:
         for _ in range(2):
-            checkpoints.save(step, partial(fill, step), {"step": step}, score=1.0 if step == 1 else 0.0)
+            checkpoints.save(step, partial(fill, step), {"step": step}, measured=BEST if step == 1 else None)
         told.send(step)
         step += 1
 
@@ -134,6 +138,7 @@ import resource, sys
 from pathlib import Path
 from ajet.record import Checkpoints
 from ajet.schema.errors import UserError
+from tests.support.runs import Measurement
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     Checkpoints(Path(sys.argv[1])).save(1, lambda f: (f / "model").write_bytes(b"x" * 200_000), {})

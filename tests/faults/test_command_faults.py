@@ -19,7 +19,7 @@ from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
 from ajet.workflow.command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
-from tests.rollout_fixtures import HoldsNothing, stage, time_is_up
+from tests.support.rollouts import HoldsNothing, stage, time_is_up
 
 pytestmark = pytest.mark.slow
 

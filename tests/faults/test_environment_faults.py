@@ -19,7 +19,7 @@ from ajet.schema.task import Task
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.judge import Judge
 from tests import world_fixtures, world_workflows
-from tests.rollout_fixtures import Stage, stage
+from tests.support.rollouts import Stage, stage
 from tests.waiting import until
 from tests.world_fixtures import NEMO_ROWS, Count, Failing, nemo_gym_app, on_a_loop, openenv_app, whole
 

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 import ajet.engine.embedded
 from ajet.cli.launcher import app
 from ajet.record import Checkpoints
+from ajet.record.resume import RunIdentity
 from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.library import Library
 from ajet.run.view import spell_for
@@ -101,7 +102,7 @@ def foreign(root: Path, model: str, *, checkpoint: bool = False) -> Path:
         f"ajet:\n  backbone: local\n  model: {{path: '{model}'}}\n  rollout: {{max_response_length_in_one_turn: 4}}\n"
         "mine: {key: '${oc.env:HF_TOKEN}'}\n"
     )
-    (run / "run.json").write_text('{"run_id": "r", "backbone": "local", "training": {}}')
+    RunIdentity("r", "local", {}).write(run)
     (run / ".env").write_text(f"PYTHONPATH={run}\nAJET_CACHE={run}/cache\nHF_ENDPOINT=http://127.0.0.1:9\n")
     (run / "sitecustomize.py").write_text(f"open({str(run / 'ran')!r}, 'w')\n")
     if checkpoint:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.support.runs import ajet, audit, count_tasks, main_log, metric_rows, start
+from tests.support.runs import ajet, audit_run, count_tasks, main_log, metric_rows, start
 
 pytestmark = pytest.mark.slow
 STEPS = 8
@@ -87,7 +87,7 @@ def test_a_curriculum_goes_on_after_kill_9(project, tmp_path):
 def check_whole(run: Path, reference: Path) -> None:
     """The interrupted run equals the whole one: tasks, rewards, validations, weights, to the bit."""
     rows, expected = metric_rows(run), metric_rows(reference)
-    assert count_tasks(rows) == (0, 0)
+    assert count_tasks(rows) == (0, 0, ())
     trained = [row["step"] for row in rows if "tasks" in row]
     assert trained == [row["step"] for row in expected if "tasks" in row] == list(range(1, STEPS + 1))
     validated = [row["step"] for row in rows if "validation/reward" in row]
@@ -97,7 +97,7 @@ def check_whole(run: Path, reference: Path) -> None:
     for step in validated:
         assert logprobs(run, step) == logprobs(reference, step), f"validation after step {step}"
     assert learned(run) == learned(reference)
-    audited = audit(run)
+    audited = audit_run(run)
     assert audited["ok"] and audited["chain"]["steps"] == STEPS, audited["changes"]
 
 
@@ -155,7 +155,7 @@ def test_sigterm_lets_the_step_end_and_asks_to_be_queued_again(project, tmp_path
     assert process.wait(timeout=240) == 75, log.read_text()
     (saved,) = run.glob("checkpoints/step-*")
     assert int(saved.name[5:]) >= under_way, "the step that was being played when the signal came"
-    audited = audit(run)
+    audited = audit_run(run)
     assert audited["ok"] and audited["checkpoints"] == [int(saved.name[5:])], audited["changes"]
 
 

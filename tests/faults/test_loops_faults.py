@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.machine import until
 from tests.support.runs import ajet, start
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 import ajet.record
-from tests.support.machine import until
 from tests.support.rollouts import workers_start_at_once
 from tests.support.runs import run_here, start
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

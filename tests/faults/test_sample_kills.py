@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from tests.support.machine import Mongod, SglangProcess
-from tests.support.runs import Forked, metric_rows, prove, start
+from tests.mongod import Mongod
+from tests.sglang_server import SglangProcess
+from tests.support.runs import Forked, metric_rows, prove_run, start
 from tests.support.samplers import project_in
 from tests.support.stores import open_shared
 
@@ -189,7 +190,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
         "every position is over and in a batch, or waits to be played or trained: none is lost"
     )
     assert set(states.values()) <= {"over", "closed", "waiting", "leased", "made", "free"}
-    report = prove(run, "--ids-only")
+    report = prove_run(run, "--ids-only")
     assert report["ok"] and report["held_steps"] == STEPS, (report["wrong_steps"], report["wrong"][:2])
     done = f"{len(trained)} groups trained in {len(trained) + len(again)} uses, {len(dropped)} discarded"
     print(f"{kind}: {dict(killed)} killed, {dict(stopped)} stopped: {done}, 0 lost, 0 twice in a step, 0 stuck")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs import Ran, audit, count_tasks, interrupted_twice, metric_rows, run_here
+from tests.support.runs import Ran, audit_run, count_tasks, interrupted_twice, metric_rows, run_here
 
 STEPS, SAVED, TORN = 4, 2, 4
 """Of a run; the step of the last checkpoint that is due before the one in which it is interrupted."""
@@ -99,8 +99,8 @@ def check(project: Path, yaml: str, whole: str, when: str) -> None:
         assert "nothing is saved of it" in said and f"step-{SAVED}, after step {SAVED}" in said, said
     finish(project, yaml, name)
     assert outcome(folder) == outcome(project / whole)
-    audited = audit(folder)
-    assert count_tasks(metric_rows(folder)) == (0, 0)
+    audited = audit_run(folder)
+    assert count_tasks(metric_rows(folder)) == (0, 0, ())
     assert audited["ok"] and audited["chain"]["steps"] == STEPS, audited["changes"]
 
 
@@ -129,5 +129,5 @@ def test_a_run_that_its_agent_ends_keeps_what_it_learned(project):
     finally:
         fails.unlink()
     assert done.code == 2 and f"step {SAVED + 2}" in done.printed and "the tool is away" in done.printed, done.printed
-    assert steps(folder) == [SAVED, SAVED + 1] and audit(folder)["ok"]
+    assert steps(folder) == [SAVED, SAVED + 1] and audit_run(folder)["ok"]
     assert json.loads((folder / "status.json").read_text())["outcome"] == "failed"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import ajet, audit, metric_rows, start
+from tests.support.runs import ajet, audit_run, metric_rows, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 6
@@ -52,5 +52,5 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, objective):
     done = ajet(*launch(objective, "killed"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert outcome(run) == outcome(tmp_path / "launcher_record" / "whole")
-    audited = audit(run)
+    audited = audit_run(run)
     assert audited["ok"] and audited["chain"]["steps"] == STEPS, audited["changes"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.runs import (
     Ran,
-    audit,
+    audit_run,
     killed_before_commit,
     killed_before_row,
     metric_rows,
@@ -75,5 +75,5 @@ def test_a_validation_that_the_checkpoint_lacks_is_recorded_once(tmp_path):
     rows = [row for row in metric_rows(run) if "validation/tasks" in row]
     assert [row["step"] for row in rows] == [2, STEPS]
     assert [row["validation/episodes"] for row in rows] == [HELD_OUT * REPEATS] * 2
-    audited = audit(run)
+    audited = audit_run(run)
     assert audited["ok"], audited["changes"]

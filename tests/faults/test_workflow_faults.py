@@ -13,9 +13,9 @@ import pytest
 from ajet import Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import EnvironmentFailure
+from tests.support.gateways import ScriptedReply
 from tests.support.rollouts import (
     AnswerJudge,
-    ScriptedReply,
     TokenRequest,
     flows,
     judge_time_is_up,

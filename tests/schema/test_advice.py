@@ -18,7 +18,7 @@ from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
 from ajet.workflow import ModelTuner
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 
 TASK = Task(main_query="2?", metadata={"question": "2?", "answer": "2", "Level": 3})
 OUTPUT = WorkflowOutput(metadata={"final_answer": "2"})

@@ -38,33 +38,30 @@ SETTINGS = [
     f"trainer_common.total_training_steps={STEPS}", f"data.train_batch_size={SIZE}", f"rollout.num_repeat={REPEATS}",
     "trainer_common.mode=async", "trainer_common.max_staleness=null", "trainer_common.canary=null",
 ]  # fmt: skip
-UNSEALED: dict[str, tuple[str, str]] = {
-    "line no JSON": ("unreadable", "UPDATE ends SET line = 'no', seal = '' WHERE place = ?"),
-    "line of another type": ("unreadable", "UPDATE ends SET line = '[]', seal = '' WHERE place = ?"),
-    "line a number": ("unreadable", "UPDATE ends SET line = 3, seal = '' WHERE place = ?"),
-    "arrays gone": ("unreadable", "UPDATE ends SET arrays = x'00', seal = '' WHERE place = ?"),
-    "later schema": (
-        "unreadable", "UPDATE ends SET line = replace(line, '\"schema\": 3', '\"schema\": 99'), seal = '' WHERE place = ?"  # noqa: E501
-    ),
-    "sealed and changed": ("unreadable", "UPDATE ends SET line = replace(line, 'hello', 'jello') WHERE place = ?"),
-    "policy text": ("unreadable", "UPDATE ends SET line = replace(line, '[[0, 0, 0]]', '[[0, \"a\", \"b\"]]'), seal = '' "  # noqa: E501
-                                  "WHERE place = ?"),
-    "attempt number text": (
-        "unreadable", "UPDATE ends SET line = replace(line, '\"repeat\": 0', '\"repeat\": \"x\"'), seal = '' WHERE place = ?"  # noqa: E501
-    ),
-    "attempt of a lone episode": ("task", "UPDATE ends SET alone = 1, seal = '' WHERE place = ?"),
-}  # fmt: skip
-"""Rows as they are changed in the file: the kind of the reason, and the statement."""
-RECORDS: dict[str, tuple[str, Callable[[Any, int], object]]] = {
-    "record gone": ("unreadable", lambda base, order: base["Record"].delete_many({"task": order})),
-    "calls gone": ("unreadable", lambda base, order: base["DispatchedSamplingTask"].delete_many(_of(base, order))),
-    "meta text": ("unreadable", lambda base, order: _set(base, order, {"meta": "no", "seal": ""})),
-    "arrays text": ("unreadable", lambda base, order: _set(base, order, {"arrays": "no", "seal": ""})),
-    "later schema": ("unreadable", lambda base, order: _set(base, order, {"meta.schema": 99, "seal": ""})),
-    "metrics text": ("number", lambda base, order: _set(base, order, {"meta.metrics": {"steps": "many"}, "seal": ""})),
-    "sealed and changed": ("unreadable", lambda base, order: _set(base, order, {"meta.step": 77})),
+LONE = "lone episodes"
+ROWS = {
+    "line no JSON": "line = 'no'",
+    "line of another type": "line = '[]'",
+    "line a number": "line = 3",
+    "arrays gone": "arrays = x'00'",
+    "later schema": "line = replace(line, '\"schema\": 3', '\"schema\": 99')",
+    "another word": "line = replace(line, 'hello', 'jello')",
+    "policy text": "line = replace(line, '[[0, 0, 0]]', '[[0, \"a\", \"b\"]]')",
+    "attempt number text": 'line = replace(line, \'"repeat": 0\', \'"repeat": "x"\')',
+    "attempt of a lone episode": "alone = 1",
+    "no digest": "seal = ''",
 }
-"""Documents as they are changed in the database."""
+"""How rows are changed in the file: all are unreadable."""
+RECORDS: dict[str, Callable[[Any, int], object]] = {
+    "record gone": lambda base, order: base["Record"].delete_many({"task": order}),
+    "calls gone": lambda base, order: base["DispatchedSamplingTask"].delete_many(_of(base, order)),
+    "meta text": lambda base, order: _set(base, order, {"meta": "no"}),
+    "arrays text": lambda base, order: _set(base, order, {"arrays": "no"}),
+    "later schema": lambda base, order: _set(base, order, {"meta.schema": 99}),
+    "another step": lambda base, order: _set(base, order, {"meta.step": 77}),
+    "no digest": lambda base, order: _set(base, order, {"digest": None}),
+}
+"""How documents are changed in the database: all are unreadable."""
 
 
 def _of(base: Any, order: int) -> dict[str, Any]:
@@ -121,9 +118,8 @@ class Injector:
         while (announced := self._store.announced()) is None:
             time.sleep(0.05)
         self._run = announced.policy.run
-        raw = UNSEALED if self._address.startswith("sqlite") else RECORDS
-        kinds = [(name, kind, name, change) for name, (kind, change) in DAMAGED.items()]
-        names = [*(name for name, *_ in kinds), *ATTEMPTS, *raw]
+        raw = ROWS if self._address.startswith("sqlite") else RECORDS
+        names = [*DAMAGED, *ATTEMPTS, LONE, *raw]
         every = max(1, len(names) // (STEPS * SIZE - 1))
         for at, name in enumerate(names):
             if at % every == 0 and len(self.scene.healthy) < STEPS * SIZE - 1:
@@ -158,19 +154,21 @@ class Injector:
         if name in DAMAGED:
             kind, change = DAMAGED[name]
             attempts[0] = change(attempts[0])
+        if name == LONE:
+            kind = "task"
         for each in attempts:
-            self._store.put(lease, Kept(each, ended_by=SAMPLER))
-        if self._address.startswith("sqlite") and name in UNSEALED:
-            kind, statement = UNSEALED[name]
+            self._store.put(lease, Kept(each, alone=name == LONE, ended_by=SAMPLER))
+        if self._address.startswith("sqlite") and name in ROWS:
+            kind, statement = "unreadable", f"UPDATE ends SET {ROWS[name]} WHERE place = ?"
             with closing(sqlite3.connect(self._address.removeprefix("sqlite:"), timeout=60)) as base:
                 assert base.execute(statement, (lease.order,)).rowcount == REPEATS
                 base.commit()
         elif name in RECORDS:
             from pymongo import MongoClient
 
-            kind, alter = RECORDS[name]
+            kind = "unreadable"
             with MongoClient(self._address) as client:
-                alter(client["ajet"], lease.order)
+                RECORDS[name](client["ajet"], lease.order)
         self._store.close(lease)
         self.scene.expected[lease.order] = name, kind
 

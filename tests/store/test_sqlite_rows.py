@@ -62,7 +62,7 @@ def test_a_junk_member_is_left_out(path: Path, row: str) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "INSERT INTO positions (place, state, fence, until) VALUES (77, 'junk', 1, 1.0)",
+        "INSERT INTO positions SELECT 77, 'junk', 0, 1, 1.0, '', 0, 1.0, '[]', 1.0",
         "UPDATE positions SET since = 'long ago'",
         "UPDATE positions SET reasons = 'no JSON'",
         "UPDATE positions SET reasons = '{\"a\": 1}'",

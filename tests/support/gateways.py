@@ -25,11 +25,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ajet.context_tracker import prove, timelines
-from ajet.context_tracker.matching import Conversations
 from ajet.engine.contract import Sampling, TokenEngine
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
 from ajet.gateway import Capture, Gateway, Session, exchange, running_calls, worker_threads
-from ajet.gateway.limits import Limits
 from ajet.gateway.token_turn import TRIES
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
@@ -41,11 +39,11 @@ if TYPE_CHECKING:
     import openai
 
 __all__ = [
-    "ADD", "ASK", "Capture", "EpisodeSession", "GatedRenderer", "LONG_PROMPT", "Limits", "Renderer", "RunningGateway",
+    "ADD", "ASK", "Capture", "EpisodeSession", "GatedRenderer", "LONG_PROMPT", "Renderer", "RunningGateway",
     "Sampling", "ScriptedChat", "ScriptedEngine", "ScriptedReply", "TOOL", "TRIES", "TemplateRefused", "call",
     "client_of", "gather_stream_events", "limit_bodies", "own_reply", "post", "prove", "render_in_threads",
     "renderer_of_config", "renderer_of_style", "result", "scripted_logprob", "seeing_renderer", "spelled_out",
-    "start_gateway", "take_stops_for_edits", "timelines", "wait_on_loop",
+    "start_gateway", "timelines", "wait_on_loop",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -330,12 +328,4 @@ def render_in_threads(above: int) -> Iterator[None]:
     """Within the block prompts of more than `above` characters are rendered in threads of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_threads, "LONG", above)
-        yield
-
-
-@contextmanager
-def take_stops_for_edits() -> Iterator[None]:
-    """Within the block a message that goes on behind a stop string forks as an edit, as earlier versions had it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Conversations, "_begun", lambda *_: ())
         yield

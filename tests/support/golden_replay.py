@@ -18,6 +18,7 @@ from tests.support.golden_gateway import WAIT_S, GoldenGateway, GoldenSession
 from tests.support.golden_requests import GoldenRequest, Line
 
 _VOLATILE = {"date", "server", "content-length", "connection", "transfer-encoding"}
+_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 _ID = re.compile(r"[0-9a-f]{24,}")
 _BLOCK = re.compile(r"(?:event: (?P<name>\S+)\n)?data: (?P<data>.*)")
 _TIMES = ("created", "created_at", "completed_at")
@@ -321,6 +322,6 @@ class _Placeholders:
         if isinstance(value, list):
             return [self.put(each) for each in value]
         if isinstance(value, str):
-            value = value.replace(self._address, "<address>")
+            value = _REQUEST_ID.sub("<request id>", value.replace(self._address, "<address>"))
             return _ID.sub(lambda found: self._ids.setdefault(found[0], f"<id {len(self._ids) + 1}>"), value)
         return value

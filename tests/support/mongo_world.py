@@ -104,12 +104,10 @@ class MongoGround:
         self._under_way: threading.Thread | None = None
 
     def later(self, seconds: float) -> None:
-        """See Ground."""
         self.settle()
         self._mongod.later(seconds)
 
     def states(self) -> dict[int, str]:
-        """See Ground."""
         had = {"status": {"$nin": ["made", "free"]}}
         return {each["_id"]: STATES[each["status"]] for each in self._client["ajet"]["Task"].find(had)}
 

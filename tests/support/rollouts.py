@@ -1,7 +1,7 @@
 """Play groups of tasks through a rollout over a scripted engine: gateway, tuner, judges and isolations are real.
 
-Tests of rollouts speak to `stage`, `Stage` and the faults below, which are named by what goes wrong. Invariant: of the
-tests that are gates, only this module names what lies inside `ajet.rollout`, `ajet.gateway`, `ajet.engine` and
+Tests of rollouts use `stage`, `Stage` and the faults below, which are named by what goes wrong. Among the gates and
+their helpers only this module names internals of `ajet.rollout`, `ajet.gateway`, `ajet.engine` and
 `ajet.workflow`; a redesign of those packages changes this module and no gate.
 """
 
@@ -55,9 +55,6 @@ __all__ = [
     "GivenBack",
     "HoldsNothing",
     "Judge",
-    "Renderer",
-    "ScriptedEngine",
-    "ScriptedReply",
     "Stage",
     "TokenRequest",
     "ask_for_round",
@@ -71,7 +68,7 @@ __all__ = [
     "judge_time_is_up",
     "judge_time_limits",
     "metrics_of",
-    "outages_pause_briefly",
+    "outages_pause",
     "published_tokenizer",
     "refuse_if_all_failed",
     "renderer",
@@ -92,7 +89,7 @@ TEMPLATE = (
 
 @lru_cache(maxsize=1)
 def renderer() -> Renderer:
-    """ChatML over single bytes."""
+    """Return a renderer of ChatML over single bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -107,10 +104,10 @@ def renderer() -> Renderer:
 
 
 class HoldsNothing:
-    """What a judge of these tests is beside its verdicts."""
+    """A judge that opened nothing."""
 
     def let_go(self) -> None:
-        """There is nothing."""
+        """Close nothing."""
 
 
 class AnswerJudge(HoldsNothing):
@@ -227,6 +224,7 @@ class Stage:
 
 
 def tasks(count: int) -> list[tuple[int, Task]]:
+    """Return so many tasks with their orders."""
     return [(order, Task(main_query=f"task {order}", task_id=f"t{order}")) for order in range(count)]
 
 
@@ -245,9 +243,16 @@ def stage(
     teacher: Any = None,
     **rollout: Any,
 ) -> Iterator[Stage]:
-    """`workflow`: a class, a function (referred to by `user_workflow`, or its module), or a reference below `folder`.
-    `rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it. `words`: a renderer,
-    if not `renderer()`; `teacher`: whom what is trained on is shown to."""
+    """Run a rollout over a scripted engine.
+
+    Args:
+        workflow: A class, a function (referred to by `user_workflow`, or its module), or a reference below `folder`.
+        tree: Further keys of `ajet`.
+        sections: Sections beside `ajet`.
+        words: A renderer, if not `renderer()`.
+        teacher: The model that sees what is trained on.
+        rollout: Keys of the section `rollout`.
+    """
     settings = {"num_repeat": 2, "episode_timeout": 300, **rollout}
     if isinstance(workflow, str):
         settings["user_workflow"] = workflow
@@ -279,7 +284,7 @@ def stage(
 
 
 async def ask_for_round(*, of: int, closed_after: float) -> None:
-    """Ask an engine for a reply in a round `of` so many, and close the engine after these seconds."""
+    """Request a reply in a round of `of` requests; close the engine after `closed_after` seconds."""
     engine = RoundEngine(ScriptedEngine([[1]]))
     engine.expect(of)
     request = TokenRequest(np.zeros(1, np.int32), Sampling(4), DrawKey(0, 0, 0, 0))
@@ -290,7 +295,7 @@ async def ask_for_round(*, of: int, closed_after: float) -> None:
 
 @contextmanager
 def workers_start_at_once() -> Iterator[None]:
-    """Workers of processes do not give way to others: beside another test such a start takes half a minute."""
+    """Within the block worker processes start at normal priority: at a low one a busy machine takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(priority, "YIELDS", 0)
         yield
@@ -298,9 +303,14 @@ def workers_start_at_once() -> Iterator[None]:
 
 @contextmanager
 def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
-    """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then (there must
-    be one): a limit that is long enough for a busy machine would be waited for to its end. `of`: the module that
-    waits."""
+    """Within the block an attempt that runs when this becomes true is late.
+
+    It is as if `rollout.episode_timeout` had passed then (one must be set): a limit that is long enough for a busy
+    machine would be waited for to its end.
+
+    Args:
+        of: The module that waits.
+    """
     kept = of.first
 
     async def come() -> None:
@@ -321,17 +331,17 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
 
 
 def credit_of(*groups: Group) -> TrainingBatch:
-    """The batch of the first step of a training with the default settings."""
+    """Return the batch of the first step of a training with the default settings."""
     return credit(list(groups), AjetConfig(), step=1)
 
 
 def metrics_of(*episodes: Episode) -> dict[str, Any]:
-    """What a step's row says of these episodes, by the names of metrics."""
+    """Return the metrics of a step with these episodes, by name."""
     return episode_metrics(list(episodes), "train")
 
 
 def judge_time_is_up(when: Callable[[], bool]) -> Any:
-    """A judge that is asked when this becomes true is late."""
+    """Within the block a judge that is asked when this becomes true is late."""
     return time_is_up(when, verdicts)
 
 
@@ -351,7 +361,7 @@ def judge_time_limits() -> Iterator[list[float | None]]:
 
 @contextmanager
 def tool_deadline_leaves(seconds: float) -> Iterator[None]:
-    """Of an episode's time, tools leave so many seconds, however long the episode may take."""
+    """Within the block tools leave so many seconds of an episode's time, however long it may take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deadline, "RESERVE", 1.0)
         patch.setattr(deadline, "MOST_RESERVED_S", seconds)
@@ -360,7 +370,7 @@ def tool_deadline_leaves(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def cancelled_attempts_have_time() -> Iterator[None]:
-    """A cancelled attempt may take a minute to close what it opened, however busy the machine is."""
+    """Within the block a cancelled attempt may take a minute to close what it opened."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "HANGS_S", 60.0)
         yield
@@ -368,7 +378,7 @@ def cancelled_attempts_have_time() -> Iterator[None]:
 
 @contextmanager
 def attempts_start_at(moment: datetime) -> Iterator[None]:
-    """The clock of attempts stands still at this moment."""
+    """Within the block the clock of attempts stands still at this moment."""
     stands = SimpleNamespace(time=moment.timestamp, monotonic=time.monotonic)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "time", stands)
@@ -377,8 +387,7 @@ def attempts_start_at(moment: datetime) -> Iterator[None]:
 
 @contextmanager
 def stuck_stack_probe(made: Stage, answer: str) -> Iterator[None]:
-    """Asked where its attempt stands, a process says `answer` once the rollout's loop has gone on, and "" if that
-    stood still meanwhile."""
+    """Within the block a process says that its attempt stands at `answer`, or "" if the rollout's loop stood still."""
     isolation, went_on = made.rollout._attempts.isolation, threading.Event()
 
     def stands(_: Any) -> str:
@@ -392,9 +401,12 @@ def stuck_stack_probe(made: Stage, answer: str) -> Iterator[None]:
 
 
 @contextmanager
-def outages_pause_briefly(on_lost: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Pauses of the breaker take hundredths of a second. `on_lost` is called once the breaker knows of an attempt that
-    was lost to an outage."""
+def outages_pause(seconds: float, on_lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Within the block the first probe of an outage waits so long, a later one at most 2.5 times as long.
+
+    Args:
+        on_lost: Called once the breaker knows of an attempt that was lost to an outage.
+    """
     ended = Breaker.ended
 
     def counted(self: Breaker, failure: Failure | None, **more: Any) -> None:
@@ -403,15 +415,15 @@ def outages_pause_briefly(on_lost: Callable[[], None] = lambda: None) -> Iterato
             on_lost()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaker, "FIRST_PAUSE", 0.02)
-        patch.setattr(breaker, "LONGEST_PAUSE", 0.05)
+        patch.setattr(breaker, "FIRST_PAUSE", seconds)
+        patch.setattr(breaker, "LONGEST_PAUSE", 2.5 * seconds)
         patch.setattr(Breaker, "ended", counted)
         yield
 
 
 @contextmanager
 def group_ends_during_retry_pause() -> Iterator[None]:
-    """A failed attempt pauses for an hour before the next; its group's deadline passes within that pause."""
+    """Within the block a group's deadline passes while a failed attempt pauses before the next."""
     pauses = threading.Event()
 
     async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
@@ -427,7 +439,7 @@ def group_ends_during_retry_pause() -> Iterator[None]:
 
 @contextmanager
 def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
-    """A group's deadline passes once this is true, after its first episode's start; there must be one."""
+    """Within the block a group's deadline (one must be set) passes when this becomes true."""
 
     async def come(group: GroupPlay) -> None:
         while not when():
@@ -445,5 +457,5 @@ def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
 
 
 def threads(prefix: str) -> list[str]:
-    """Names of the living threads that begin so."""
+    """Return the names of living threads that begin with `prefix`."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]

@@ -8,6 +8,7 @@ fault.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -21,28 +22,26 @@ from typing import Any
 import pytest
 
 from ajet.cli.launcher import main
-from ajet.config import Experiment
-from ajet.context_tracker import timelines
-from ajet.record.chain import Chain
+from ajet.record.checkpoint import digest_of, own_digest
 from ajet.record.episode_codec import decode as decode_episode
 from ajet.record.episode_codec import encode as encode_episode
+from ajet.record.held_out import Measurement
 from ajet.record.logs import main_log
-from ajet.record.metrics import Metrics
-from ajet.record.process_identity import ProcessIdentity
-from ajet.record.run_directory import RunDirectory
 from ajet.schema.errors import UserError
 from tests.ajet_command import Forked, ajet, command, environment, metric_rows, start
 
 __all__ = [
     "LOCK_HOLDER",
     "Forked",
+    "Measurement",
     "Ran",
     "ajet",
-    "audit",
+    "audit_run",
     "begin_record",
     "command",
     "count_tasks",
     "decode_episode",
+    "digest_of",
     "encode_episode",
     "environment",
     "interrupted_twice",
@@ -51,12 +50,12 @@ __all__ = [
     "launch_breaks",
     "main_log",
     "metric_rows",
-    "prove",
+    "own_digest",
+    "prove_run",
     "prove_store",
     "run_here",
     "start",
     "status_of_process",
-    "timelines",
     "validation_is_interrupted",
 ]
 
@@ -87,13 +86,19 @@ class Ran:
 def run_here(*arguments: str | Path) -> Ran:
     """Run `ajet ARGUMENTS` in this process, which costs no start and which a fault of this module reaches."""
     printed = io.StringIO()
-    with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
-        main([str(each) for each in arguments])
+    gc.freeze()  # a training collects several times a step: the tests' half a million objects cost 0.3 s each time
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
+            main([str(each) for each in arguments])
+    finally:
+        gc.unfreeze()
     return Ran(int(end.value.code or 0), printed.getvalue())
 
 
 def begin_record(settings: dict[str, Any], folder: Path) -> None:
     """Begin the record of a debug run with these keys of `ajet` below this folder, and end it at once."""
+    from ajet.config import Experiment
+    from ajet.record.run_directory import RunDirectory
     from ajet.run import launch
 
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
@@ -101,23 +106,26 @@ def begin_record(settings: dict[str, Any], folder: Path) -> None:
         pass
 
 
-def audit(run: Path) -> dict[str, Any]:
-    """What `ajet audit --json` says of the run in this folder."""
-    return _json_of("audit", run)
+def audit_run(run: Path) -> dict[str, Any]:
+    """Return what `ajet audit --json` prints for the run in this folder."""
+    return _print_json("audit", run)
 
 
-def prove(run: Path, *options: str) -> dict[str, Any]:
-    """What `ajet prove --json` says of the run in this folder. Raises UserError with what it prints where its exit code
-    is 2."""
-    return _json_of("prove", run, *options)
+def prove_run(run: Path, *options: str) -> dict[str, Any]:
+    """Return what `ajet prove --json` prints for the run in this folder.
+
+    Raises:
+        UserError: The command ended with exit code 2; the text is what it printed.
+    """
+    return _print_json("prove", run, *options)
 
 
 def prove_store(address: str, *, run: str) -> dict[str, Any]:
-    """What `ajet prove --store --json` says of a run's episodes in this store."""
-    return _json_of("prove", None, "--store", address, "--run", run)
+    """Return what `ajet prove --store --json` prints for a run's episodes in this store."""
+    return _print_json("prove", None, "--store", address, "--run", run)
 
 
-def _json_of(name: str, run: Path | None, *options: str) -> dict[str, Any]:
+def _print_json(name: str, run: Path | None, *options: str) -> dict[str, Any]:
     printed, refusal = io.StringIO(), io.StringIO()
     with redirect_stdout(printed), redirect_stderr(refusal), pytest.raises(SystemExit) as end:
         main([name, *([str(run)] if run else []), "--json", *options])
@@ -128,18 +136,17 @@ def _json_of(name: str, run: Path | None, *options: str) -> dict[str, Any]:
     return said
 
 
-def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """(skipped, doubled) tasks by the rows of metrics.jsonl, as a run says at its end."""
+def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int, tuple[Any, ...]]:
+    """Return (skipped, doubled, given up) tasks of the rows of metrics.jsonl; of the last each with its reasons."""
     from ajet.run.summary import Tally
 
     tally = Tally.of(rows)
-    return tally.skipped, tally.doubled
+    return tally.skipped, tally.doubled, tally.given_up
 
 
 @contextmanager
 def launch_breaks(problem: Exception) -> Iterator[None]:
-    """A launch meets a bug of ajet before it has begun."""
-
+    """Within the block a launch raises this exception before it begins."""
     from ajet.run import launch
 
     def broken(*_: object) -> int:
@@ -151,7 +158,9 @@ def launch_breaks(problem: Exception) -> Iterator[None]:
 
 
 def status_of_process(pid: int) -> str:
-    """The status.json of a run that is this process."""
+    """Return the status.json of a run that is this process."""
+    from ajet.record.process_identity import ProcessIdentity
+
     identity = {**asdict(ProcessIdentity.of(pid)), "role": "run"}
     return json.dumps({**identity, "processes": [identity]})
 
@@ -161,11 +170,11 @@ def _interrupt_twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _at_call(
+def _run_at_call(
     patch: pytest.MonkeyPatch, of: Any, name: str, call: int, before: Callable[[], Any] | None = None, *,
     after: Callable[[], Any] | None = None,
 ) -> None:  # fmt: skip
-    """Do something before, or after, the `call`th call of this function."""
+    """Do something before, or after, the `call`th call of the function `name`."""
     plain, left = getattr(of, name), [call]
 
     def counted(*args: Any, **more: Any) -> Any:
@@ -180,8 +189,8 @@ def _at_call(
     patch.setattr(of, name, counted)
 
 
-def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Of an optimizer's step: some weights are moved, others not."""
+def _interrupt_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Interrupt the optimizer in its `step`th step, after it has moved some of the weights."""
     from ajet.backbone.local.optimizer import FlatAdamW
 
     plain, left = FlatAdamW.step, [step]
@@ -189,7 +198,7 @@ def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
     def counted(optimizer: FlatAdamW, *args: Any, **more: Any) -> float:
         left[0] -= 1
         if left[0] == 0:
-            _at_call(patch, optimizer, "_move", 2, _interrupt_twice)
+            _run_at_call(patch, optimizer, "_move", 2, _interrupt_twice)
         return plain(optimizer, *args, **more)
 
     patch.setattr(FlatAdamW, "step", counted)
@@ -197,30 +206,34 @@ def _in_second_slice(patch: pytest.MonkeyPatch, step: int) -> None:
 
 @contextmanager
 def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
-    """A person presses Ctrl-C twice in the `step`th step: after its "gradients", in the middle of the "optimizer",
-    "before the store" knows of it, "after the store" does and nothing else, or "after the record"."""
+    """Within the block Ctrl-C is pressed twice in the `step`th step.
+
+    Args:
+        moment: After its "gradients", in the middle of the "optimizer", "before the store" knows of the step, "after
+            the store" does and nothing else, or "after the record".
+    """
     from ajet.backbone.local.trainer import Trainer
     from ajet.run import learn
     from ajet.store import RunStore
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "optimizer":
-            _in_second_slice(patch, step)
+            _interrupt_second_slice(patch, step)
         elif moment == "gradients":
-            _at_call(patch, Trainer, "_gradients", step, after=_interrupt_twice)
+            _run_at_call(patch, Trainer, "_gradients", step, after=_interrupt_twice)
         elif moment == "before the store":
-            _at_call(patch, RunStore, "use", step, _interrupt_twice)
+            _run_at_call(patch, RunStore, "use", step, _interrupt_twice)
         elif moment == "after the store":
-            _at_call(patch, learn, "conclude", step, _interrupt_twice)
+            _run_at_call(patch, learn, "conclude", step, _interrupt_twice)
         else:
             assert moment == "after the record"
-            _at_call(patch, learn, "conclude", step, after=_interrupt_twice)
+            _run_at_call(patch, learn, "conclude", step, after=_interrupt_twice)
         yield
 
 
 @contextmanager
 def validation_is_interrupted() -> Iterator[None]:
-    """Ctrl-C arrives as the first validation is about to begin."""
+    """Within the block Ctrl-C is pressed as the first validation is about to begin."""
     from ajet.run import train
 
     with pytest.MonkeyPatch.context() as patch:
@@ -228,28 +241,31 @@ def validation_is_interrupted() -> Iterator[None]:
         yield
 
 
-class _Killed(Exception):
-    """Stands for a kill: nothing is saved after it."""
+class KilledError(Exception):
+    """The process was killed: nothing is saved after this is raised."""
 
 
 def _kill() -> None:
-    raise _Killed
+    raise KilledError
 
 
 @contextmanager
 def killed_before_row() -> Iterator[None]:
-    """The run ends as by a kill, between the episodes that are recorded next and their row of metrics.jsonl."""
+    """Within the block a run is killed between its next episodes and their row of metrics.jsonl."""
+    from ajet.record.chain import Chain
+    from ajet.record.metrics import Metrics
+
     with pytest.MonkeyPatch.context() as patch:
-        _at_call(patch, Metrics, "log", 1, _kill)
+        _run_at_call(patch, Metrics, "log", 1, _kill)
         patch.setattr(Chain, "commit_noted", lambda chain, step: None)  # who is killed links nothing more
         yield
 
 
 @contextmanager
 def killed_before_commit() -> Iterator[None]:
-    """The run ends as by a kill once its first step is trained, before anything is saved of it."""
+    """Within the block a run is killed after training its first step, before anything is saved of it."""
     from ajet.run import learn
 
     with pytest.MonkeyPatch.context() as patch:
-        _at_call(patch, learn, "conclude", 1, _kill)
+        _run_at_call(patch, learn, "conclude", 1, _kill)
         yield

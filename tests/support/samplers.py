@@ -1,7 +1,6 @@
-"""Samplers and trainers of one store in this process, and what they would refuse.
+"""Samplers and trainers of one store in this process, and what they refuse.
 
-Invariant: as in `runs` and `stores`, gates name none of what is inside; `Experiment` and `Terms` are handed back as
-they came.
+Gates pass `Experiment` and `Terms` on unchanged and use nothing of them.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ __all__ = [
 ]
 
 CHECKED = tuple(_NAMES.values())
-"""What a trainer and a sampler must agree in, by the words that a refusal has for it."""
+"""Settings in which a trainer and a sampler must agree, as a refusal names them."""
 
 
 def train_here(experiment: Experiment, store: Address | None = None) -> int:
-    """Train in this process, from a store that others fill, if one is named. Raises UserError."""
+    """Train in this process, from a store that others fill if one is named. Raises UserError."""
     more: dict[str, Any] = {} if store is None else {"from_store": store}
     return launch(experiment, LaunchOptions(rehearsal=False, **more))
 
@@ -61,13 +60,13 @@ def sample_here(experiment: Experiment, store: Address, *, name: str, **more: An
 
 
 def terms_of(experiment: Experiment) -> Terms:
-    """What a sampler with this experiment would play."""
+    """Return the terms of a sampler with this experiment."""
     tasks = TaskOrder(open_reader(experiment).tasks("train"), experiment.ajet.seed, experiment.ajet.data.shuffle)
     return Terms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
 
 
 def announce_training(experiment: Experiment, ledger: SharedStore | None, *, below: int = 3) -> Any:
-    """The policy of a training with this experiment that has just begun, announced in a store if one is given."""
+    """Return the first policy of a training with this experiment; announce it if a store is given."""
     policy = terms_of(experiment).policy("run", 0, 0, None, below, over=False)
     if ledger is not None:
         ledger.announce(policy)
@@ -75,19 +74,19 @@ def announce_training(experiment: Experiment, ledger: SharedStore | None, *, bel
 
 
 def require_same_terms(experiment: Experiment, policy: Any, store: str) -> None:
-    """Raises UserError where a sampler with this experiment would play something else than the policy's."""
+    """Raise UserError if the terms of a sampler with this experiment differ from those of the policy."""
     terms_of(experiment).require_same(policy, store)
 
 
 def end_training(store: Address) -> None:
-    """Say in a store that its training is over, as a trainer does that ends."""
+    """Announce in a store that its training is over."""
     if (announced := open_shared(store).announced()) is not None:
         ledger = open_shared(store, rolls=True, run=announced.policy.run)
         ledger.announce(replace(announced.policy, told={**announced.policy.told, OVER: True}))
 
 
 def model_folder(model: str) -> Path:
-    """The folder with the files of a model that ajet ships."""
+    """Return the folder of a model that ajet ships."""
     folder = locate(model).folder
     assert folder is not None
     return folder
@@ -95,7 +94,7 @@ def model_folder(model: str) -> Path:
 
 @contextmanager
 def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[None]:
-    """A sampler meets a bug of ajet when it takes in what was played; `seen` is called before."""
+    """Within the block a sampler calls `seen` and raises this exception when it takes in an episode."""
 
     def breaks(self: Sampler, timeout: float) -> None:
         seen()
@@ -108,7 +107,7 @@ def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[
 
 @contextmanager
 def samplers_keep_old_weights() -> Iterator[None]:
-    """Samplers say that they took newer weights, and did not."""
+    """Within the block samplers report newer weights without loading them."""
 
     def lies(self: Any, folder: Path, version: int, *about: object, leads: bool = True) -> bool:
         with self.engine.paused():

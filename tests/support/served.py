@@ -23,7 +23,6 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits, Shared
-from ajet.rollout import breaker, verdicts
 from ajet.rollout.served import Desk, Keeper, deadlines, protocol, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
@@ -32,15 +31,13 @@ from ajet.store.contract import StoreDown
 from ajet.store.shared import Opener
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
-from tests.record_fixtures import episode as recorded_episode
-from tests.rollout_fixtures import renderer, time_is_up
 from tests.support.gateways import RunningGateway
+from tests.support.rollouts import renderer
 
 __all__ = [
-    "AwayStore", "KEY", "LONGEST_PAUSE", "Limits", "Recorder", "RunningServer", "StoreAway", "StoreDown", "audit_run",
-    "begin_outages_with_pause", "count_steps", "episode_routes", "hold_wrong_keys", "judging_time_is_up", "kept_ends",
-    "open_sqlite_store", "pass_client_pauses", "prove_run", "read_tasks", "recorded_episode", "reply_types",
-    "start_serving",
+    "AwayStore", "KEY", "LONGEST_PAUSE", "Limits", "Recorder", "RunningServer", "StoreAway", "StoreDown",
+    "episode_routes", "hold_wrong_keys", "kept_ends", "open_sqlite_store", "pass_client_pauses", "read_tasks",
+    "reply_types", "start_serving",
 ]  # fmt: skip
 
 KEY = "an-admin-key"
@@ -324,26 +321,11 @@ def start_serving(
 
 
 @contextmanager
-def begin_outages_with_pause(seconds: float) -> Iterator[None]:
-    """Within the block the first probe of an outage waits so long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaker, "FIRST_PAUSE", seconds)
-        yield
-
-
-@contextmanager
 def hold_wrong_keys(seconds: float) -> Iterator[None]:
     """Within the block each pause after a wrong key lasts so long."""
     pause = Shared.pause_after_guess
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Shared, "pause_after_guess", lambda self, address: seconds if pause(self, address) else 0.0)
-        yield
-
-
-@contextmanager
-def judging_time_is_up(when: Callable[[], bool]) -> Iterator[None]:
-    """Within the block judging takes too long once this is true, as if `rollout.episode_timeout` had passed."""
-    with time_is_up(when, verdicts):
         yield
 
 
@@ -404,24 +386,3 @@ def episode_routes(served: RunningServer) -> set[tuple[str, str]]:
         for method in getattr(route, "methods", ()) - {"HEAD"}
         if route.path.startswith("/episodes")
     }
-
-
-def prove_run(run: Path) -> Any:
-    """Prove the ids of a recorded run, as `ajet prove --ids-only` does."""
-    from ajet.run.proof.prove import prove_recorded
-
-    return prove_recorded(str(run), run.parent, ids_only=True)
-
-
-def audit_run(run: Path) -> Any:
-    """Audit a run's chain of records, as `ajet audit` does."""
-    from ajet.run.auditing.audit import audit_whole
-
-    return audit_whole(run)
-
-
-def count_steps(rows: list[dict[str, Any]]) -> Any:
-    """Count the steps that rows of metrics skip, double or give up."""
-    from ajet.run.summary import Tally
-
-    return Tally.of(rows)

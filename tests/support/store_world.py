@@ -95,11 +95,9 @@ class SqliteGround:
         self.address = f"sqlite:{self._path}"
 
     def later(self, seconds: float) -> None:
-        """See Ground."""
         self._clock[0] += seconds
 
     def states(self) -> dict[int, str]:
-        """See Ground."""
         with contextlib.closing(sqlite3.connect(self._path)) as base:
             return dict(base.execute("SELECT place, state FROM positions"))
 
@@ -120,11 +118,9 @@ class Connection:
         self._base, self._faults = base, faults
 
     def set_progress_handler(self, handler: Callable[[], object], steps: int) -> None:
-        """See sqlite3."""
         self._base.set_progress_handler(handler, steps)
 
     def execute(self, statement: str, *more: Any) -> sqlite3.Cursor:
-        """See sqlite3."""
         if statement == "ROLLBACK":
             return self._base.execute(statement)
         self._faults.point(statement=True)
@@ -134,17 +130,14 @@ class Connection:
         return found
 
     def executemany(self, statement: str, rows: Iterable[Any]) -> sqlite3.Cursor:
-        """See sqlite3."""
         self._faults.point(statement=True)
         return self._base.executemany(statement, rows)
 
     @property
     def in_transaction(self) -> bool:
-        """See sqlite3."""
         return self._base.in_transaction
 
     def close(self) -> None:
-        """See sqlite3."""
         self._base.close()
 
 

@@ -1,6 +1,6 @@
 """Open shared stores as samplers and trainers do, and let what they stand on fail.
 
-Invariant: of the tests that are gates, only this module names what lies inside `ajet.store`. Faults are those of a
+Among the gates and their helpers only this module names internals of `ajet.store`. Faults are those of a
 database: what a connection does at a statement, or at an operation of its server.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet.store import Address, Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
-from ajet.store.seal import ALTERED
+from ajet.store.digest import ALTERED
 
 __all__ = [
     "ALTERED",
@@ -32,7 +32,7 @@ __all__ = [
 
 @contextmanager
 def sqlite_connections_fail(wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Every connection that a store of SQLite opens is the one that `wrap` makes of it."""
+    """Within the block a store in SQLite uses, for each connection, what `wrap` returns for it."""
     connect = sqlite_store.connect
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite_store, "connect", lambda path: wrap(connect(path)))
@@ -41,8 +41,10 @@ def sqlite_connections_fail(wrap: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def mongo_operations_fail(point: Callable[[], None]) -> Iterator[None]:
-    """`point`, which may raise, is called before and after each operation of a store of MongoDB, and each operation
-    looks for leases that have ended."""
+    """Within the block `point` is called before and after each operation of a store in MongoDB.
+
+    It may raise. Each operation also looks for leases that have ended.
+    """
     from ajet.store.mongo import connection, positions
 
     asked = connection.Connection._asked

@@ -18,11 +18,10 @@ from ajet.record.secrets import Redactor
 from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
 from ajet.record.trackers.console import ConsoleTracker
 from ajet.run.recorded_agent import recorded_settings
-from tests.record_fixtures import episode as recorded_episode
 
 __all__ = [
     "SERVICES", "TrackedRun", "Tracker", "Trackers", "is_console", "open_metrics", "open_run", "open_trackers",
-    "recorded_episode", "recorded_loggers", "tracked_run", "tracker_kinds",
+    "recorded_loggers", "tracked_run", "tracker_kinds",
 ]  # fmt: skip
 
 SERVICES = [name for name in TRACKERS if name != "console"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.importance import truncated_weights
 from ajet.algorithm.kl import estimate
 from ajet.algorithm.policy_loss import policy_loss
 from ajet.algorithm.weights import mini_batch_scale, token_weights
@@ -109,13 +108,6 @@ def test_an_outlier_does_not_make_k3_infinite():
 def test_unknown_estimator():
     with pytest.raises(ValueError, match="k4"):
         estimate(torch.zeros(1), torch.zeros(1), "k4")
-
-
-def test_truncated_importance_weights():
-    trainer = torch.tensor([-1.0, -1.0, -3.0], requires_grad=True)
-    weights = truncated_weights(trainer, torch.tensor([-1.5, -4.0, -1.0]), 2.0)
-    torch.testing.assert_close(weights, torch.tensor([math.exp(0.5), 2.0, math.exp(-2.0)]))
-    assert not weights.requires_grad
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])

@@ -13,10 +13,10 @@ from ajet.run.auditing.altered import told_of
 from ajet.run.auditing.audit import audit_whole
 from ajet.run.auditing.report import as_json, show
 from ajet.store import Kept, RunStore
-from ajet.store.seal import ALTERED
+from ajet.store.digest import ALTERED
 from tests.record_fixtures import episode
 
-WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its seal does not fit (sqlite store.sqlite)"
+WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest does not match (sqlite store.sqlite)"
 
 
 def screen(run: Path) -> str:
@@ -36,19 +36,7 @@ def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_pat
     assert "recorded without a chain" in shown and "as it was committed" not in shown, "nothing holds the rest"
 
 
-def test_an_audit_that_has_another_key_finds_no_change_in_what_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AJET_AUDIT_KEY", "the run's own")
-    store = RunStore(tmp_path / "pending")
-    (lease,) = store.lease(1)
-    store.put(lease, Kept(episode("e")))
-    for key in ("the run's own", "", "another one"):
-        monkeypatch.setenv("AJET_AUDIT_KEY", key)
-        assert audit_whole(tmp_path).ok
-
-
-def test_what_waits_in_the_runs_own_folder_is_held_to_its_seals(tmp_path: Path) -> None:
+def test_what_waits_in_the_runs_own_folder_is_compared_with_its_digests(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "pending")
     for lease in store.lease(2):
         store.put(lease, Kept(episode(f"e{lease.order}")), Kept(episode(f"f{lease.order}")))

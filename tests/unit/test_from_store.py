@@ -19,7 +19,6 @@ from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer, ahead
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
-from ajet.backbone.decoupled.terms import Terms
 from ajet.run.sampling import from_store as module
 from ajet.run.sampling.from_store import FromStore
 from ajet.schema.call import VersionRun
@@ -27,8 +26,8 @@ from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Lease, SharedStore, open_shared
+from ajet.store.digest import ALTERED
 from ajet.store.given_up import LONGEST_REASON
-from ajet.store.seal import ALTERED
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -432,23 +431,6 @@ def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
     times: int, most: int | None, groups: int
 ) -> None:
     assert ahead(config_of(**{"data__train_batch_size": 4, TIMES: times, AGE: most})) == groups
-
-
-def test_a_sampler_with_another_audit_key_than_the_trainer_is_refused_before_it_takes_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order = dict.fromkeys(("content", "tasks", "seed", "shuffle", "count"))
-    terms = Terms("weights", "tokenizer", "template", order, 2, (1.0, 1.0, -1))
-    announced = {}
-    for key in ("", "the trainer's"):
-        monkeypatch.setenv("AJET_AUDIT_KEY", key)
-        announced[key] = terms.policy("run", 0, 0, None, 3, over=False)
-    for here, theirs in (("", ""), ("", "the trainer's"), ("a sampler's", ""), ("the trainer's", "the trainer's")):
-        monkeypatch.setenv("AJET_AUDIT_KEY", here)
-        terms.require_same(announced[theirs], "sqlite:store.db")
-    monkeypatch.setenv("AJET_AUDIT_KEY", "a sampler's")
-    with pytest.raises(UserError, match="AJET_AUDIT_KEY is [0-9a-f]{8} here, and the trainer's is [0-9a-f]{8}"):
-        terms.require_same(announced["the trainer's"], "sqlite:store.db")
 
 
 @pytest.mark.parametrize("torn", [True, False])

@@ -32,9 +32,9 @@ class Talk:
         self.seen = Conversations()
         self.count = 0
 
-    def ask(self, messages, reply=None, agent="a") -> Match:
+    def ask(self, messages, reply=None, agent="a", tools=None) -> Match:
         match = self.seen.match(agent, messages)
-        self.seen.asked(self.count, match)
+        self.seen.asked(self.count, match, tools)
         if reply is not None:
             self.seen.told(self.count, agent, reply)
         self.count += 1
@@ -72,7 +72,7 @@ def test_another_tool_call_is_an_edit(echo):
     talk = Talk()
     talk.ask([user("1")], calling('{"a": 1}'))
     match = talk.ask([user("1"), echo, user("2")])
-    assert (match.extends, match.nearest, match.reason) == (None, 0, "client_edit")
+    assert (match.extends, talk.seen.nearest(match.keys[:1]), match.reason) == (None, 1, "client_edit")
 
 
 def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_changed():
@@ -140,7 +140,19 @@ def test_a_call_without_a_reply_cannot_be_extended():
     talk = Talk()
     talk.ask([user("1")])
     match = talk.ask([user("1"), says("one"), user("2")])
-    assert (match.extends, match.nearest, match.reason) == (None, 0, None)
+    assert (match.extends, match.reason) == (None, None)
+
+
+def test_nearest_call_has_the_same_tools_and_most_messages():
+    talk = Talk()
+    first = talk.ask([SYSTEM, user("1")], says("one"))
+    talk.ask([SYSTEM, user("1"), says("one"), user("2")], says("two"), tools=0)
+    talk.ask([SYSTEM, user("3")], says("three"), tools=0)
+    assert talk.seen.nearest(first.keys) == 0  # as before, not the latest call with these messages
+    assert talk.seen.nearest(first.keys, 0) == 1
+    assert talk.seen.nearest(first.keys[:1], 0) == 2
+    assert talk.seen.nearest(first.keys, 1) == 1  # no call has these tools
+    assert talk.seen.nearest([("user", "else")]) is None
 
 
 MESSAGES = st.one_of(

@@ -32,7 +32,7 @@ def test_shipped_model_loads_with_its_template() -> None:
     import torch
 
     source = locate("embedded:tiny-tools")
-    assert source.folder is not None and source.gguf_file is None and source.hub is None
+    assert source.folder is not None and source.gguf_file is None
     tokenizer = load_tokenizer(source)
     model = load_model(source, dtype=torch.float32)
     assert not model.training and context_length(model) == 1024

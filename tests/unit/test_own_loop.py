@@ -13,7 +13,7 @@ import numpy as np
 from ajet import WorkflowOutput
 from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.own_loop import OwnLoop
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.support.served import start_serving
 
 

@@ -274,7 +274,7 @@ def _never(self, before, reply_ids, finish, messages, tools=None, *, verbatim=Tr
 
 
 def _all_open(self, agent, messages):
-    return Match(tuple(str(message) for message in messages), None, None, None)
+    return Match(tuple(str(message) for message in messages), None, None)
 
 
 @pytest.mark.parametrize(

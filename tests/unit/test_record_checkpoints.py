@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ajet.record.checkpoint import read_checkpoint, require_sound
+from ajet.record.checkpoint import own_digest, read_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints
+from ajet.record.held_out import Measurement
 from ajet.run.export import export
 from ajet.schema.errors import UserError
 
@@ -27,6 +28,10 @@ def write(content: bytes = b"weights") -> object:
     return into
 
 
+def measured(reward: float) -> Measurement:
+    return Measurement({task: (reward,) for task in "abcdefgh"})
+
+
 def steps(checkpoints: Checkpoints) -> list[int]:
     return [checkpoint.step for checkpoint in checkpoints.all()]
 
@@ -34,7 +39,7 @@ def steps(checkpoints: Checkpoints) -> list[int]:
 def test_a_checkpoint_comes_back_with_its_state(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.latest() is None and checkpoints.best() is None
-    path = checkpoints.save(4, write(), {"frontier": {"next": 12, "open": [3]}}, score=0.5)
+    path = checkpoints.save(4, write(), {"frontier": {"next": 12, "open": [3]}}, measured=measured(0.5))
     latest = checkpoints.latest()
     assert latest is not None and latest.path == path == tmp_path / "checkpoints" / "step-4"
     assert (latest.step, latest.score, latest.state) == (4, 0.5, {"frontier": {"next": 12, "open": [3]}})
@@ -44,7 +49,7 @@ def test_a_checkpoint_comes_back_with_its_state(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, score in enumerate([0.1, 0.9, 0.2, None, 0.3, 0.4]):
-        checkpoints.save(step, write(), {}, score)
+        checkpoints.save(step, write(), {}, measured=None if score is None else measured(score))
     assert steps(checkpoints) == [1, 4, 5]
     best = checkpoints.best()
     assert best is not None and best.step == 1
@@ -54,16 +59,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best=False)
     for step, score in enumerate([0.9, 0.1]):
-        checkpoints.save(step, write(), {}, score)
+        checkpoints.save(step, write(), {}, measured=measured(score))
     assert steps(checkpoints) == [1]
-
-
-def test_the_later_of_equal_scores_is_best(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=5)
-    for step in (1, 2):
-        checkpoints.save(step, write(), {}, 0.5)
-    best = checkpoints.best()
-    assert best is not None and best.step == 2
 
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
@@ -110,11 +107,18 @@ def test_a_folder_that_is_not_whole_is_no_checkpoint(tmp_path: Path, damage: str
     assert read_checkpoint(path) is None and steps(checkpoints) == [1]
 
 
+def naming(file: str) -> str:
+    """A `state.json` that names a file, with its own digest."""
+    content = {"step": 1, "files": {file: 0}, "digests": {file: ""}, "score": None, "state": {}}
+    return json.dumps({**content, "digest": own_digest(content)})
+
+
 @pytest.mark.parametrize(
     ("state", "refused"),
     [
-        ('{"step": 1, "files": {"/dev/zero": 0}, "score": null, "state": {}}', "/dev/zero"),
-        ('{"step": 1, "files": {"../../x": 0}, "score": null, "state": {}}', "../../x"),
+        (naming("/dev/zero"), "/dev/zero"),
+        (naming("../../x"), "../../x"),
+        ('{"step": 1, "files": {}, "score": null, "state": {}}', "state.json is damaged"),
         ('{"step": 1, "digests": {}}', "state.json is damaged"),
         ("{", "state.json is damaged"),
         ('{"step": 1, "epoch": 2}', None),

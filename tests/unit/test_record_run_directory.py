@@ -34,12 +34,12 @@ def experiment(folder: Path, **more: Any) -> Experiment:
     return Experiment.from_dict({"ajet": tree, "own": own}, base=folder)
 
 
-def save(run: RunDirectory, step: int, score: float | None = None) -> None:
+def save(run: RunDirectory, step: int) -> None:
     """A step as the training loop leaves it: episodes, a row, a checkpoint."""
     run.take_up()
     run.episodes.write(step, "train", [episode(f"e{step}", step=step)])
     run.metrics.log(step, {"train/reward": step / 10}, tasks=[step])
-    run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step}, score)
+    run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step})
 
 
 def trained(root: Path, *steps: int, **more: Any) -> str:
@@ -122,27 +122,6 @@ def test_a_resumed_run_keeps_the_defaults_that_it_began_with(tmp_path: Path) -> 
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
     with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as anew:
         assert anew.experiment.ajet.rollout.top_p == 1.0
-
-
-@pytest.mark.parametrize(("then", "kept"), [(None, True), (1.0, False)])
-def test_a_run_of_before_the_cap_keeps_none_where_it_had_none(tmp_path: Path, then: float | None, kept: bool) -> None:
-    """Its version did not write which keys were given; a value that was no default then, somebody gave."""
-    trained(tmp_path, 1)
-    file = tmp_path / "demo" / "run.json"
-    began = json.loads(file.read_text())
-    del began["given"]
-    began["training"]["ajet.trainer_common.algorithm.is_cap"] = then
-    file.write_text(json.dumps(began))
-    if not kept:
-        with pytest.raises(UserError, match=r"is_cap: 1.0 then, 2.0 now"):
-            RunDirectory.open(experiment(tmp_path).served(), root=tmp_path)
-        return
-    for _ in range(2):
-        with RunDirectory.open(experiment(tmp_path).served(), root=tmp_path) as again:
-            assert again.resumed is not None and again.experiment.ajet.trainer_common.importance_cap is None
-            assert any("is_cap stays null" in note for note in again.notes)
-    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as in_turns:
-        assert in_turns.notes == []
 
 
 def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> None:
@@ -563,14 +542,15 @@ def test_a_process_id_used_again_by_another_process_does_not_hold(tmp_path: Path
     assert lock.take() is None
     content = json.loads(lock.path.read_text())
     lock.release()
-    lock.path.write_text(json.dumps({"pid": content["pid"], "started": content["started"] - 1000} | HERE))
+    before = {"started": content["started"] - 1000, "ticks": content["ticks"] - 1000, "kernel": False}
+    lock.path.write_text(json.dumps(content | before))
     assert RunLock(tmp_path / "demo").take() is None
 
 
-def test_a_living_holder_of_an_earlier_version_is_respected(tmp_path: Path) -> None:
-    """It holds no lock of the kernel's; its file has three keys."""
+def test_a_living_holder_without_a_kernels_lock_is_respected(tmp_path: Path) -> None:
+    """As where the file system has none and the system no /proc."""
     (tmp_path / "demo").mkdir()
-    mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+    mine = {"pid": os.getpid(), "started": psutil.Process().create_time(), "kernel": False}
     (tmp_path / "demo" / "lock.json").write_text(json.dumps(mine | HERE))
     assert str(os.getpid()) in str(RunLock(tmp_path / "demo").take())
 

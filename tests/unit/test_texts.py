@@ -18,10 +18,19 @@ def test_the_longest_beginning_is_found_and_ties_go_to_the_agents_latest(told, a
     fitting = [(index, speaker) for length, index, speaker in begins if length == longest]
     own = [index for index, speaker in fitting if speaker == agent]
     expected = max(own or [index for index, _ in fitting], default=None)
-    assert texts.match(agent, prompt) == expected
+    assert texts.match(agent, prompt) == (expected, None)
+
+
+@given(st.lists(TEXTS, max_size=12), TEXTS)
+def test_longest_equal_beginning_among_prompts_is_found(asked, prompt):
+    texts = Texts()
+    for index, text in enumerate(asked):
+        texts.asked(index, text)
+    longest = max((text for text in asked if prompt.startswith(text)), key=len, default=None)
+    assert texts.match("a", prompt) == (None, None if longest is None else asked.index(longest))
 
 
 def test_a_text_of_lone_surrogates_is_no_accident():
     texts = Texts()
     texts.told(0, "a", "\ud800")
-    assert texts.match("a", "\ud800!") == 0
+    assert texts.match("a", "\ud800!") == (0, None)

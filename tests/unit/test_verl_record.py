@@ -40,7 +40,7 @@ from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from tests import rollout_workflows as flows
 from tests.local_fixtures import episode_of
-from tests.rollout_fixtures import renderer, stage
+from tests.support.rollouts import renderer, stage
 
 pytestmark = pytest.mark.verl
 

@@ -13,7 +13,7 @@ import pytest
 
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
-from ajet.backbone.decoupled.terms import ON_DEMAND, PROBE, SERVER
+from ajet.backbone.decoupled.terms import PROBE, SERVER
 from ajet.backbone.verl.config import DECOUPLED
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.store_tickets import StoreTickets
@@ -53,7 +53,7 @@ class Launch:
             resumed=resumed,
             checkpoints=SimpleNamespace(folder=path / "checkpoints", horizon=step),
         )
-        says = Announcer(self.store, TERMS, "run", config, on_demand=True)
+        says = Announcer(self.store, TERMS, "run", config)
         self.loaded: list[Path | None] = []
         """Folders whose weights were loaded for the probe."""
         self.tickets = StoreTickets(self.store, says, ORDER, run, self, steps=steps)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_a_probe_is_said_for_who_samples_from_a_server_elsewhere_and_for_nobody_
     sampler.join("sampler", "own engine", {SERVER: ""})
     for _ in range(2):
         made.tickets.due()
-    assert made.loaded == [] and PROBE not in made.policy.told and made.policy.told[ON_DEMAND]
+    assert made.loaded == [] and PROBE not in made.policy.told
     for order in (0, 1):
         made.play(order)
     assert made.granted(1, 1) == [0, 1]

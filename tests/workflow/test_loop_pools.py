@@ -17,7 +17,7 @@ from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.adapters import openai_sdk
 from ajet.workflow.loop_pools import split_pools
-from tests.rollout_fixtures import stage
+from tests.support.rollouts import stage
 from tests.waiting import until
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.glance import glance
-from ajet.backbone.decoupled.terms import MOST, ON_DEMAND, PROBE, SERVER, Terms
+from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, Terms
 from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, GroupRefused, check_values, note_elsewhere, open_shared, recorded_settings
@@ -53,12 +53,10 @@ class Announcer:
         settings: AjetConfig,
         *,
         show: Callable[[dict[str, Any]], None] = lambda told: None,
-        on_demand: bool = False,
         starts: str = "",
     ) -> None:
-        """`show` gets a `glance` once in a while. `on_demand`: a probe is announced once somebody asks for one.
-        `starts`: the command that starts a sampler; "": nobody need be told it."""
-        self._on_demand = on_demand
+        """`show` gets a `glance` once in a while. `starts`: the command that starts a sampler; "": nobody need be told
+        it."""
         self.asked = False
         """Whether a sampler at a server elsewhere was there at the last look: it needs a probe."""
         self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
@@ -109,7 +107,6 @@ class Announcer:
         if unchanged and not over:
             return
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
-        more |= {ON_DEMAND: True} if self._on_demand else {}
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.record.chain import KEY, chain_key, key_name
 from ajet.schema.errors import UserError
 from ajet.store.shared import COUNT, Policy
 
@@ -22,17 +21,14 @@ if TYPE_CHECKING:
 BEGAN = "began"
 """In what a policy tells: the version that its trainer went on from."""
 PROBE = "probe"
-"""Told: what this version and some before it say of one text (`ajet.engine.probe`)."""
-ON_DEMAND = "probe_on_demand"
-"""Told: that the probe is said once a sampler at a server elsewhere is there."""
+"""Told: what this version and some before it say of one text (`ajet.engine.probe`). verl's trainer tells it once a
+sampler at a server elsewhere is there."""
 SERVER = "server"
 """What a sampler says of itself: the server elsewhere that it samples from, "" for none."""
 MOST = "max_staleness"
 """Told: how many versions old a token may be that is trained on; None: any number."""
 OVER = "over"
 """Told with the last policy: the training has ended."""
-SEALED = "audit_key"
-"""Told: the name of the trainer's AJET_AUDIT_KEY; "" without one."""
 _NAMES = {
     "content": "what the tasks say (data and task_reader)",
     "tasks": "the tasks (task_reader)",
@@ -88,7 +84,7 @@ class Terms:
     ) -> Policy:
         """The policy of `version`, after training step `step`, with weights in a folder (None: those of model.path).
         `began`: the version that its trainer went on from; `more` to tell."""
-        about = {"version": version, BEGAN: began, OVER: over, SEALED: _name_of_key(), COUNT: self.order["count"]}
+        about = {"version": version, BEGAN: began, OVER: over, COUNT: self.order["count"]}
         told = {**about, **self._told(), **(more or {})}
         return Policy(
             run,
@@ -114,15 +110,6 @@ class Terms:
                 do="start the sampler with the trainer's YAML and the same files",
             )
 
-        key, its = _name_of_key(), theirs.told.get(SEALED)
-        if key and its and key != its:
-            raise UserError(
-                f"{KEY} is {key} here, and the trainer's is {its}: what one seals would be refused by the other.",
-                where=f"the policy that the trainer announced in {uri}",
-                expected="the trainer's key",
-                do=f"set {KEY} in this sampler's environment or .env as it is in the trainer's",
-            )
-
     def _told(self) -> dict[str, Any]:
         order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
         return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}
@@ -134,8 +121,3 @@ def template_of(settings: AjetConfig, tokenizer: Any) -> str:
 
     rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
     return lineage.template_fingerprint(tokenizer, rendered)
-
-
-def _name_of_key() -> str:
-    key = chain_key()
-    return key_name(key) if key else ""

@@ -117,7 +117,7 @@ def store_tickets_of(
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    says = Announcer(store, terms, run.run_id, settings, show=show_in(run), on_demand=True)
+    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
     terms_of_groups = group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
     probe = FolderProbe(experiment, tokenizer)
     return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)

@@ -147,7 +147,10 @@ class WorldServer:
             said = (
                 f"there is no {request.method} {request.path} here" if problem.status in (404, 405) else problem.reason
             )
-            return _refusal(problem.status, said)
+            response = _refusal(problem.status, said)
+            if allow := problem.headers.get("Allow"):
+                response.headers["Allow"] = allow
+            return response
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(

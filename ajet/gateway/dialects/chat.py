@@ -60,6 +60,7 @@ class _Options:
     include_usage: bool
     logprobs: bool
     top_logprobs: int
+    is_call_named: bool
     id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -84,6 +85,8 @@ class ChatDialect:
         if top and not logprobs:
             raise fields.wrong("top_logprobs", "'logprobs' to be true with it")
         fields.seed(body)
+        stream = fields.boolean(body, "stream", False)
+        usage = fields.include_usage(body, stream)
         images: list[str] = []
         request = TurnRequest(
             agent=caller.agent,
@@ -102,15 +105,16 @@ class ChatDialect:
             stop=fields.stop_strings(body.get("stop")),
             logprobs=logprobs,
             top_logprobs=top,
+            counts_tokens=usage or not stream,
             json_schema=read_response_format(body.get("response_format")),
             passed=fields.not_neutral(body, _NEUTRAL),
             asides=fields.given(body, _ASIDES),
             notes={"model": model} if model else {},
         )
-        stream = fields.boolean(body, "stream", False)
-        usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
-        return Asked(choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top))
+        return Asked(
+            choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None)
+        )
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
         """A chat.completion."""
@@ -120,7 +124,7 @@ class ChatDialect:
                 "index": index,
                 "message": {"refusal": None, **turn.message},
                 "logprobs": self._logprobs(options, turn.ids, turn.logprobs, turn.top) if options.logprobs else None,
-                "finish_reason": turn.finish,
+                "finish_reason": _finish_reason(options, turn),
             }
             for index, turn in enumerate(turns)
         ]
@@ -130,7 +134,7 @@ class ChatDialect:
         """See Writer."""
         return _ChunkWriter(self, asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused)
 
@@ -153,6 +157,8 @@ class _ChunkWriter:
         self._dialect, self._options = dialect, options
         self._head = _head(options, "chat.completion.chunk")
         self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
+        self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+        """With usage in the last chunk, the others say null: so has OpenAI's reference."""
 
     def start(self, choice: int) -> bytes:
         return self._plain(choice, _ROLE)
@@ -168,7 +174,7 @@ class _ChunkWriter:
         return b"".join(events)
 
     def end(self, choice: int, turn: Turn) -> bytes:
-        return self._plain(choice, "{}", f'"{turn.finish}"')
+        return self._plain(choice, "{}", f'"{_finish_reason(self._options, turn)}"')
 
     def close(self, turns: Sequence[Turn]) -> bytes:
         usage = b""
@@ -183,12 +189,17 @@ class _ChunkWriter:
         if logprobs is None and delta.keys() == _TEXT:  # almost all there are
             return self._plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
         told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
-        return f"{self._before}{told}]}}\n\n".encode()
+        return f"{self._before}{told}{self._after}".encode()
 
     def _plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
         """An event without logprobs, of JSON texts."""
         told = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
-        return f"{self._before}{told}]}}\n\n".encode()
+        return f"{self._before}{told}{self._after}".encode()
+
+
+def _finish_reason(options: _Options, turn: Turn) -> str:
+    """A call that the client demanded by name ends with `stop`, as at OpenAI and vLLM."""
+    return "stop" if options.is_call_named and turn.finish == "tool_calls" else turn.finish
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -216,7 +227,14 @@ def event(value: dict[str, Any]) -> bytes:
     return b"data: " + _ENCODE(value).encode() + b"\n\n"
 
 
-def _usage(turns: Sequence[Turn]) -> dict[str, int]:
-    prompt = turns[0].prompt_tokens
-    completion = sum(turn.completion_tokens for turn in turns)
+def _usage(turns: Sequence[Turn]) -> dict[str, int] | None:
+    return usage_of(turns[:1], turns)
+
+
+def usage_of(prompts: Sequence[Turn], turns: Sequence[Turn]) -> dict[str, int] | None:
+    """The tokens of these prompts and of these replies; None where a server did not count them."""
+    told = [turn.prompt_tokens for turn in prompts], [turn.completion_tokens for turn in turns]
+    if None in told[0] or None in told[1]:
+        return None
+    prompt, completion = (sum(filter(None, counts)) for counts in told)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.gateway.dialects import fields
-from ajet.gateway.dialects.chat import error_body, event
+from ajet.gateway.dialects.chat import error_body, event, usage_of
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 from ajet.tokens.decoding import IncrementalDecoder
@@ -94,6 +94,7 @@ class CompletionsDialect:
             stop=fields.stop_strings(body.get("stop")),
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
+            counts_tokens=usage or not stream,
             passed=fields.not_neutral(body, _NEUTRAL),
             asides=fields.given(body, ("user",)),
             notes={"model": model} if model else {},
@@ -119,7 +120,7 @@ class CompletionsDialect:
         """See Writer."""
         return _ChunkWriter(self, asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused, {"messages": "prompt"})
 
@@ -201,7 +202,8 @@ class _ChunkWriter:
         return event(self._dialect.error(refused))
 
     def _chunk(self, choice: int, text: str, told: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
-        return event({**self._head, "choices": [_choice(choice, text, told, finish)]})
+        usage = {"usage": None} if self._options.include_usage else {}
+        return event({**self._head, "choices": [_choice(choice, text, told, finish)], **usage})
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
@@ -212,10 +214,8 @@ def _head(options: _Options) -> dict[str, Any]:
     return {"id": options.id, "object": "text_completion", "created": options.created, "model": options.model}
 
 
-def _usage(options: _Options, turns: Sequence[Turn]) -> dict[str, int]:
-    prompt = sum(turn.prompt_tokens for turn in turns[:: options.count])
-    completion = sum(turn.completion_tokens for turn in turns)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def _usage(options: _Options, turns: Sequence[Turn]) -> dict[str, int] | None:
+    return usage_of(turns[:: options.count], turns)
 
 
 def _prompts(value: Any) -> list[Prompt]:

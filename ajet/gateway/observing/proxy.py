@@ -113,7 +113,8 @@ class Proxy:
         except Refused as refused:
             if refused.status == 401:
                 await after_wrong_key(scope)
-            await refuse(send, refused, _error(path, refused))
+            allow = ((b"allow", b"POST"),) if refused.status == 405 else ()
+            await refuse(send, refused, _error(path, refused), allow)
         except asyncio.CancelledError:
             if not self._closing:
                 raise

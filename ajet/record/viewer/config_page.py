@@ -1,12 +1,11 @@
 """A run's configuration, key by key, with where each value comes from.
 
 Invariant: the values are those of the run's own `resolved.yaml`, the origins those that `ajet config why` would have
-said when it began (`origins.json`). Runs of before that kept none are told by their YAML and command lines.
+said when it began (`origins.json`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,13 @@ from ajet.schema.errors import ConfigError
 
 
 def config_page(folder: Path) -> dict[str, Any]:
-    """{keys: [{key, value, origin}], given, commands}."""
-    resolved, given = _tree(folder / "resolved.yaml"), _tree(folder / "given.yaml")
-    commands = _text(folder / "command")
-    written = dict(flat(given))
-    overridden = set(re.findall(r"(?:^|\s)['\"]?\+{0,2}([\w.]+)=", commands))
+    """{keys: [{key, value, origin}], given, commands}. An origin is empty where the run's file of them is damaged."""
     known = _origins(folder / ORIGINS)
-    keys = []
-    for key, value in flat(resolved):
-        short = key.removeprefix("ajet.")
-        if known is not None:
-            origin = known.get(key, "default")
-        elif short in overridden or key in overridden:
-            origin = "command line"
-        elif key in written or any(key.startswith(f"{other}.") for other, found in written.items() if found == {}):
-            origin = "given.yaml"
-        else:
-            origin = "default"
-        keys.append({"key": key, "value": plain(value), "origin": origin})
-    return {"keys": keys, "given": _text(folder / "given.yaml"), "commands": commands}
+    keys = [
+        {"key": key, "value": plain(value), "origin": known.get(key, "default") if known else ""}
+        for key, value in flat(_tree(folder / "resolved.yaml"))
+    ]
+    return {"keys": keys, "given": _text(folder / "given.yaml"), "commands": _text(folder / "command")}
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -51,11 +38,11 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _origins(path: Path) -> dict[str, str] | None:
+def _origins(path: Path) -> dict[str, str]:
     try:
         return {key: str(place) for key, place in read_json(path).items()}
     except (OSError, ValueError, AttributeError):
-        return None
+        return {}
 
 
 def _tree(path: Path) -> dict[str, Any]:

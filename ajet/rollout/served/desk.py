@@ -156,8 +156,8 @@ class Desk:
         for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
             for one in lease.kept:
                 self._ended.remember(outcome_of(one.episode), one.ended_by)
-            if lease.kept[0].alone:  # an earlier version gave it no position of its own
-                self.results.put(replace(lease.kept[0].episode, order=lease.order))
+            if lease.kept[0].alone:
+                self.results.put(lease.kept[0].episode)
                 continue
             group = self._groups.take_up(lease)
             if lease in whole:

@@ -13,8 +13,8 @@ from ajet.record.chain import METRICS
 from ajet.record.chain_state import Change
 from ajet.record.files import read_rows
 from ajet.schema.errors import UserError
+from ajet.store.digest import ALTERED
 from ajet.store.run_store import changed_ends
-from ajet.store.seal import ALTERED
 
 
 def told_of(run: Path) -> list[str]:

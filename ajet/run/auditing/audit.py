@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
-from ajet.record.bounded_json import next_line, parse_object, read_json
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
 from ajet.record.chain_index import ChainIndex, Found
 from ajet.record.chain_state import ChainState, Change, DiskSizes, changes_of, read_chain, step_of
@@ -25,7 +26,6 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
-from ajet.record.resume import CHAINED
 from ajet.record.resume import FILE as IDENTITY
 from ajet.run.auditing import altered
 from ajet.schema.errors import UserError
@@ -123,20 +123,12 @@ def _changes_without_chain(
     folder: Path, checkpoints: Checkpoints, sizes: DiskSizes, *, weights: bool
 ) -> Iterator[Change]:
     """What a run without a chain claims to have, and has not: the chain itself, and what its checkpoints name."""
-    if (sizes.files or sizes.checkpoints) and _claims_chain(folder):
-        yield Change(FILE, f"it is missing: {IDENTITY} says that there is one")
+    if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
+        yield Change(FILE, f"it is missing, and {IDENTITY} says that this is a training run")
     for name in sorted(sizes.checkpoints):
         found = examined(checkpoints.folder / name, tensors=weights)
         if damage := found if isinstance(found, str) else found.find_extra_files():
             yield Change(f"checkpoints/{name}", damage)
-
-
-def _claims_chain(folder: Path) -> bool:
-    try:
-        content = read_json(folder / IDENTITY)
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and bool(content.get(CHAINED))
 
 
 def trail_of_step(folder: Path, step: int) -> Trail:
@@ -244,8 +236,7 @@ def _unlinked(folder: Path, mark: str = "", only: int | None = None) -> Iterator
     state = read_chain(folder)
     for place in _scanned(folder, mark, only):
         step = step_of(place["file"])
-        before_chain = state is not None and state.before is not None and step <= state.before
-        if state is None or before_chain or state.unlinked.admits_file(place["file"], step):
+        if state is None or state.unlinked.admits_file(place["file"], step):
             yield place
         else:
             yield {**place, "as_committed": False}

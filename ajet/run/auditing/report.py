@@ -36,7 +36,7 @@ def as_json(found: Whole | Trail) -> str:
         if (state := found.state) is not None:
             told["chain"] = {
                 "links": state.links, "head": state.head, "key": state.key, "held": state.held,
-                "without_key": state.unkeyed, "before": state.before, "steps": len(state.steps),
+                "without_key": state.unkeyed, "steps": len(state.steps),
                 "episodes": _episodes(found), "rows": len(state.rows), "adopted": dict(state.adopted),
                 "removed": state.removed, "starts": len(state.starts),
             }  # fmt: skip
@@ -63,7 +63,7 @@ def _episodes(found: Whole) -> int:
 def _whole(found: Whole) -> Iterator[str]:
     state = found.state
     if state is None and found.ok:
-        yield f"{found.run.name} was recorded without a chain (by an earlier version, or it trained nothing):"
+        yield f"{found.run.name} was recorded without a chain (it trained nothing):"
         yield "nothing says whether its files are as they were written. `ajet prove` derives them again."
     if state is not None:
         yield (
@@ -90,8 +90,6 @@ def _whole(found: Whole) -> Iterator[str]:
 def _notes(found: Whole) -> Iterator[str]:
     state = found.state
     assert state is not None
-    if state.before is not None:
-        yield f"Up to step {state.before} it was recorded without a chain, by an earlier version: that is not covered."
     if not state.key:
         yield f"Made without a key ({KEY}): whoever can write the folder can write all of the chain anew."
     elif not state.held:

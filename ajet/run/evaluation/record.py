@@ -83,7 +83,7 @@ def earlier(evaluation: Evaluation) -> Path | None:
             if read_json(folder / FILE)["identity"] == wanted:
                 return folder
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # of an earlier version, or killed before it began
+            continue  # killed before it began
     return None
 
 

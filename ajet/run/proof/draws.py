@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.schema.episode import Group
 
-NO_IDS = "no checkpoint names the tasks that were not drawn (an earlier version's does not)"
+NO_IDS = "no checkpoint names the tasks that were not drawn"
 NOT_ALL = "the episodes of a step before it were not looked at, or are not there"
 TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
 """Of a row of metrics.jsonl: the positions that its step had taken."""

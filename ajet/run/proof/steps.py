@@ -3,8 +3,7 @@
 Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
 `run.accounting`, the names of episodes, the order of tasks), from the numbers that critic, teacher and reference model
 left in the record. What cannot be is counted by reason: credit under a `verl:` section of the user's needs verl, an
-algorithm of the user's own is code, a step that an earlier version recorded has no groups, or lacks what the reference
-model said.
+algorithm of the user's own is code.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ HELD = (
 )
 """Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
 change from version to version."""
-NO_REFERENCE = "an earlier version did not record what policy and reference model gave their tokens"
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 
 
@@ -108,9 +106,8 @@ class HeldSteps:
         self, step: int, split: str, found: Sequence[tuple[Episode, Outcome]], *, sound: bool = True
     ) -> list[WrongStep]:
         """What is wrong with one file. `sound`: its tokens are right; else nothing is computed from them."""
-        if any(not episode.group for episode, _ in found):
-            self.unheld["an earlier version recorded them"] += split == "train"
-            return []
+        if split != "train" and any(not episode.group for episode, _ in found):
+            return []  # clients played them, of no group
         said = [*self._names(step, found), *self._groups(split, found), *self._order(split, found)]
         if split == "train":
             said += self.draws.hold(step, _groups_of(found))
@@ -200,7 +197,7 @@ class HeldSteps:
                 self.unheld["the step is not over, or was cut off"] += 1
             return
         yield from self._accounts(row, trained, groups, outcomes)
-        reason = self._why_no_credit(trained, outcomes)
+        reason = self._why_no_credit()
         if reason:
             self.unheld[reason] += 1
             return
@@ -277,13 +274,8 @@ class HeldSteps:
             return likelihood_batch(trained, settings, step=step)
         return credit(trained, settings, step=step, reference=reference, critic=recorded_critic(outcomes))
 
-    def _why_no_credit(self, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> str:
-        objective = self._settings.sft.objective
-        if objective == "dpo" or (objective is None and self._settings.trainer_common.algorithm.use_kl_in_reward):
-            asked = [each for group in trained for each in (group.scored if objective is None else group.episodes)]
-            if asked and all(outcomes[each.uuid].reference_gap is None for each in asked):
-                return NO_REFERENCE
-        if objective is not None:
+    def _why_no_credit(self) -> str:
+        if self._settings.sft.objective is not None:
             return ""
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
             return "an algorithm of their own decides over their credit, and a record's code is not run"

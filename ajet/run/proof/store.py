@@ -2,7 +2,7 @@
 
 Invariant: it only reads, and needs nothing of the run's folder. What is printed as checked was checked, by the
 functions that prove a recorded run; what a store cannot tell (`OUTSIDE_A_STORE`) is said. The model here is held to the
-fingerprints that the trainer announced, episodes to their seals and to the names that their places in the run give
+fingerprints that the trainer announced, episodes to their digests and to the names that their places in the run give
 them.
 """
 
@@ -122,7 +122,7 @@ def _experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
         raise UserError(
             "The store does not tell its run's settings, so its tokens cannot be derived again.",
             where=address.shown,
-            expected="a store that a trainer of this ajet has opened: it leaves them there",
+            expected="a store that a trainer has opened: it leaves them there",
             do=f"Start its run once more, or prove the run's own folder: {command('prove', 'RUN')}.",
         )
     name = address.database or (address.path.stem if address.path is not None else "")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.decoupled.terms import BEGAN, MOST, ON_DEMAND, OVER, PROBE, SERVER
+from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE, SERVER
 from ajet.engine.followed import server_of
 from ajet.engine.probe import Probe
 from ajet.record.console import counted
@@ -208,7 +208,7 @@ class Sampler:
         """Require that the trainer is the one that was followed, or knows what it had announced. Raises WentBack:
         another one forgot what this version was, and may have another of that number."""
         another = self._trainer not in (0, announced.trainer)
-        if another and int(announced.policy.told.get(BEGAN, 0)) < self._backbone.version:
+        if another and int(announced.policy.told[BEGAN]) < self._backbone.version:
             raise WentBack
 
     def _follow(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
@@ -223,7 +223,7 @@ class Sampler:
         try:
             with self._renewed_meanwhile():
                 probe, leads = Probe.of(policy.told.get(PROBE)), self._leads()
-                if probe is None and self._server and policy.told.get(ON_DEMAND):
+                if probe is None and self._server:
                     raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
                 taken = self._backbone.take(folder, version, probe, waits or self._renew, leads=leads)
         except FileNotFoundError as problem:  # a newer one is announced by now, or about to be

@@ -45,7 +45,7 @@ class Given:
     tool_uses: list[ToolUse] = field(default_factory=list)
     source: str = ""
     """The episode that it is of; "" of none."""
-    utc_offset: int | None = None
+    utc_offset: int = 0
     """Of its day; see `Episode`."""
 
     @property
@@ -176,7 +176,7 @@ def _enter(
         tools=tools,
         match=match,
         prompt=prompt,
-        parent=match.nearest,
+        parent=match.extends if before is not None else None,
         before=before,
         fork=fork,
     )

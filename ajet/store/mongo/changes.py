@@ -84,8 +84,7 @@ def set_aside(reason: str) -> Update:
 
 def naming(order: int, record: str) -> Document:
     """The position, while it waits for a step or a player and names this record."""
-    ends = {"$elemMatch": {"$or": [{"record": record}, {"record": None, "uuid": record}]}}
-    return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends": ends}
+    return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends.record": record}
 
 
 def expired(most: int) -> Update:

@@ -22,7 +22,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.call import Call, Floats
 from ajet.schema.episode import Episode
 from ajet.store.contract import Kept, Lease
-from ajet.store.seal import Sealed, Seals, spelled
+from ajet.store.digest import AlteredEpisodeError, digest_episode
 
 LARGEST = 8 << 20
 """Bytes of a document of ours; MongoDB's limit is 16 MiB."""
@@ -53,17 +53,14 @@ class Documents:
     record: Document = field(default_factory=dict)
 
 
-def documents_of(
-    kept: Kept, name: str, lease: Lease, redact: Redactor, seals: Seals, *, as_text: bool = False
-) -> Documents:
+def documents_of(kept: Kept, name: str, lease: Lease, redact: Redactor, *, as_text: bool = False) -> Documents:
     """`name`: of the record, which no other put has. `as_text`: since the server refused it otherwise."""
     row, arrays = encode(kept.episode)
     line = redact.row(row)
     row = json.loads(line)
     packed = zlib.compress(arrays, 1)
-    seal = seals.of(Sealed(lease.order, kept.episode.uuid, kept.alone, kept.ended_by, spelled(row), arrays))
     about = {"_id": name, **_about(kept.episode, row, lease), "alone": kept.alone, "ended_by": kept.ended_by}
-    about["seal"] = seal
+    about["digest"] = _digest_row(lease.order, kept.episode.uuid, kept.alone, kept.ended_by, row, arrays)
     if not as_text:
         whole = _native(about, row, packed, line, kept.episode.calls)
         if whole is not None and all(map(_fits, (*whole.calls, *whole.data, whole.record))):
@@ -79,10 +76,9 @@ def kept_of(
     data: Iterable[Document],
     blobs: Sequence[Document],
     order: int,
-    seals: Seals,
 ) -> Kept:
-    """What was put of the position `order`. Raises Altered, or ValueError and kin, where documents are missing or
-    changed."""
+    """What was put of the position `order`. Raises AlteredEpisodeError, or ValueError and kin, where documents are
+    missing or changed."""
     parts = {kind: _joined(blobs, kind) for kind in ("row", "arrays")}
     packed = bytes(record["arrays"]) if "arrays" in record else parts["arrays"]
     if record.get("as_text"):
@@ -96,8 +92,14 @@ def kept_of(
         if (len(row["calls"]), len(row["timelines"])) != (record["calls"], record["timelines"]):
             raise ValueError(f"documents of the record {record['_id']} are missing")
     alone, ended_by, arrays = record["alone"], record["ended_by"], zlib.decompress(packed)
-    seals.require(record.get("seal", ""), Sealed(order, record["traj_id"], alone, ended_by, spelled(row), arrays))
+    if record.get("digest") != _digest_row(order, record["traj_id"], alone, ended_by, row, arrays):
+        raise AlteredEpisodeError
     return Kept(decode(row, arrays), alone, ended_by)
+
+
+def _digest_row(order: int, uuid: str, alone: bool, ended_by: str, row: Document, arrays: bytes) -> str:
+    line = json.dumps(row, sort_keys=True).encode()  # MongoDB keeps keys in no order
+    return digest_episode(order, uuid, alone, ended_by, line, arrays)
 
 
 def task_of(episode: Episode, redact: Redactor, count: int | None = None) -> Document:

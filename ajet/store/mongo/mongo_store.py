@@ -25,10 +25,9 @@ from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, task_of
 from ajet.store.mongo.ledger import Ledger
 from ajet.store.mongo.positions import Positions
-from ajet.store.mongo.records import TRIES, Records, record_of, steps_of
+from ajet.store.mongo.records import TRIES, Records, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.outage import patience_limit
-from ajet.store.seal import OtherKey, of_another_key
 from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
 
@@ -110,7 +109,7 @@ class MongoStore:
             change = changes.put(lease, ends, about, self._seconds)
             position = self._positions.name(lease, there, change)
             held = position.get("status") == RUNNING and position.get("fence") == lease.fence
-            named = {end["uuid"]: record_of(end) for end in position.get("ends") or ()}
+            named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
             ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
             if ours or not held or all(end["uuid"] in named for end in ends):
                 self._records.remove([end["record"] for end in ends if end["record"] not in ours])
@@ -151,7 +150,7 @@ class MongoStore:
         if advantages:
             found = self._link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
             ends = [end for each in found for end in each["ends"] or ()]
-            told = {record_of(end): advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
+            told = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
             self._records.note_advantages(told, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
@@ -183,7 +182,7 @@ class MongoStore:
             found = self._link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
             orders = [each["_id"] for each in found]
             for start in range(0, len(found), 100):
-                self._records.remove([record_of(end) for each in found[start : start + 100] for end in each["ends"]])
+                self._records.remove([end["record"] for each in found[start : start + 100] for end in each["ends"]])
             self._link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
             self._positions.raise_floor()
 
@@ -221,15 +220,12 @@ class MongoStore:
     def revive(self, order: int) -> None:
         """See the contract."""
         found = self._link.find(TASK, {"_id": order, "status": DEAD})
-        try:
-            altered = [each for each in found if not self._records.whole(each)]  # else nobody would ever get it
-        except OtherKey as other:
-            raise of_another_key(order, other) from other
+        altered = [each for each in found if not self._records.is_unchanged(each)]  # else nobody would ever get it
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self._positions.change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
             raise LeaseLost(f"position {order} is not dead")
-        self._records.remove([record_of(end) for each in altered for end in each["ends"]])
+        self._records.remove([end["record"] for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
         """See the contract."""
@@ -356,7 +352,7 @@ class MongoStore:
     def _drop(self, usable: Usable) -> None:
         there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
         found = self._link.find(TASK, there)
-        names = {each["_id"]: [record_of(end) for end in each["ends"]] for each in found}
+        names = {each["_id"]: [end["record"] for end in each["ends"]] for each in found}
         for lease in self._records.leases(found, self._holding(found)):
             if not lease.used and not usable(lease.kept):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}

@@ -11,14 +11,14 @@ from collections.abc import Collection
 from typing import Any
 
 from ajet.record.secrets import SHAPES_ONLY
+from ajet.store.digest import AlteredEpisodeError
 from ajet.store.mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document
 from ajet.store.mongo.ledger import line_of
 from ajet.store.mongo.records import Records, steps_of
-from ajet.store.mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, VERSION, of_later_version
-from ajet.store.reading import State, Stored, no_store, of_earlier_version, stored
-from ajet.store.seal import Altered
+from ajet.store.mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, require_version
+from ajet.store.reading import State, Stored, no_store, stored
 from ajet.store.shared import Policy
 
 PATIENCE = 5.0
@@ -31,11 +31,9 @@ class MongoReading:
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = Connection(uri, database, login, patience=PATIENCE)
-        self._records = Records(self._link, SHAPES_ONLY, looks=True)
+        self._records = Records(self._link, SHAPES_ONLY)
         try:
             said = self._ledger()
-            if said["version"] < VERSION:
-                raise of_earlier_version(self._link.shown, said["version"], VERSION)
             self.run: str = said["run"] or ""
             found = self._link.find(LEDGER, THE_SETTINGS)
             self.settings: str = found[0]["text"] if found else ""
@@ -75,7 +73,8 @@ class MongoReading:
         while found is not None:
             ends = list(self._records.each(found))
             again = self._named(order)
-            if again is None or again["ends"] == found["ends"] or not any(isinstance(each, Altered) for each in ends):
+            altered = any(isinstance(each, AlteredEpisodeError) for each in ends)
+            if again is None or again["ends"] == found["ends"] or not altered:
                 break
             found = again
         if found is None or again is None:
@@ -93,8 +92,7 @@ class MongoReading:
         found = self._link.find(LEDGER, THE_LEDGER)
         if not found:
             raise no_store(self._link.shown)
-        if found[0]["version"] > VERSION:
-            raise of_later_version(self._link.shown, found[0]["version"])
+        require_version(self._link.shown, found[0])
         return found[0]
 
 
@@ -103,7 +101,7 @@ def look_at_database(uri: str, database: str, login: tuple[str, str] | None) -> 
     link = Connection(uri, database, login)
     try:
         found = link.find(LEDGER, THE_LEDGER)
-        if found and found[0]["version"] > VERSION:
-            raise of_later_version(link.shown, found[0]["version"])
+        if found:
+            require_version(link.shown, found[0])
     finally:
         link.close()

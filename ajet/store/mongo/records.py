@@ -27,12 +27,12 @@ from loguru import logger
 
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease, StoreDown
+from ajet.store.digest import AlteredEpisodeError, explain_alteration
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
 from ajet.store.mongo.connection import DUPLICATE, Connection
 from ajet.store.mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.positions import There
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
-from ajet.store.seal import Altered, OtherKey, Seals, held_whole
 
 if TYPE_CHECKING:
     from pymongo.database import Database
@@ -46,9 +46,8 @@ Parts = dict[str, dict[str, list[Document]]]
 class Records:
     """The records of episodes in one database."""
 
-    def __init__(self, link: Connection, redact: Redactor, *, looks: bool = False) -> None:
-        """`looks`: see `Seals`."""
-        self._link, self._redact, self._seals = link, redact, Seals(looks=looks)
+    def __init__(self, link: Connection, redact: Redactor) -> None:
+        self._link, self._redact = link, redact
 
     @staticmethod
     def ends(kept: Iterable[Kept]) -> list[Document]:
@@ -98,40 +97,31 @@ class Records:
         """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold. One of
         which an episode is not what was put lies with the dead letters from now on, and is not among them."""
         tasks = [each for each in positions if each is not None]
-        wanted = [record_of(end) for each in tasks for end in each["ends"]]
+        wanted = [end["record"] for each in tasks for end in each["ends"]]
         parts = self._parts(wanted) if wanted else {}
         leases = []
         for each in tasks:
-            try:
-                kept = tuple(self._kept(parts, each["_id"], end) for end in each["ends"])
-            except Altered as altered:
-                why = self._redact(altered.args[0])
-                if self._link.update(TASK, naming(each["_id"], altered.args[1]), set_aside(why)):
-                    logger.warning("position {} is given to nobody any more: {}", each["_id"], why)
+            found = [self._read(parts, each["_id"], end) for end in each["ends"]]
+            kept = tuple(one for one in found if isinstance(one, Kept))
+            if len(kept) == len(found):
+                leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
                 continue
-            leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
+            record, altered = next(
+                (end["record"], one) for end, one in zip(each["ends"], found, strict=True) if not isinstance(one, Kept)
+            )
+            why = self._redact(str(altered))
+            if self._link.update(TASK, naming(each["_id"], record), set_aside(why)):
+                logger.warning("position {} is given to nobody any more: {}", each["_id"], why)
         return leases
 
-    def each(self, position: Document) -> Iterator[Kept | Altered]:
+    def each(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
         """The episodes that a position names; in place of one that was changed, how it was."""
-        parts = self._parts([record_of(end) for end in position["ends"]])
-        for end in position["ends"]:
-            try:
-                yield self._kept(parts, position["_id"], end)
-            except Altered as altered:
-                yield altered
+        parts = self._parts([end["record"] for end in position["ends"]])
+        yield from (self._read(parts, position["_id"], end) for end in position["ends"])
 
-    def whole(self, position: Document) -> bool:
-        """Whether all that it names is as it was put. Raises OtherKey where that cannot be told here."""
-        parts = self._parts([record_of(end) for end in position["ends"]])
-        try:
-            for end in position["ends"]:
-                self._kept(parts, position["_id"], end)
-        except OtherKey:
-            raise
-        except Altered:
-            return False
-        return True
+    def is_unchanged(self, position: Document) -> bool:
+        """True if all that a position names is as it was put."""
+        return not any(isinstance(each, AlteredEpisodeError) for each in self.each(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
         """Records that may be trained on say what became of them: for readers; what counts is the position. `names`: of
@@ -174,7 +164,7 @@ class Records:
 
     def unnamed(self) -> list[str]:
         """The records that no position names, since the lease that they were put under is lost."""
-        named = {"$map": {"input": {"$ifNull": ["$at.ends", []]}, "in": {"$ifNull": ["$$this.record", "$$this.uuid"]}}}
+        named = {"$ifNull": ["$at.ends.record", []]}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
             {"$project": {"fence": 1, "at": {"$first": "$at"}}},
@@ -189,10 +179,10 @@ class Records:
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
-            return self._insert_all(documents_of(one, name, lease, self._redact, self._seals), heard)
+            return self._insert_all(documents_of(one, name, lease, self._redact), heard)
         except (BulkWriteError, WriteError):
             self.remove([name])
-            as_text = documents_of(one, name, lease, self._redact, self._seals, as_text=True)
+            as_text = documents_of(one, name, lease, self._redact, as_text=True)
             return self._insert_all(as_text, heard)
 
     def _insert_all(self, parts: Documents, heard: bool) -> Counter[str]:
@@ -228,24 +218,19 @@ class Records:
                 parts[name][each["record"]].append(each)
         return parts
 
-    def _kept(self, parts: Parts, order: int, end: Document) -> Kept:
-        """The episode that `end` names. Raises Altered, with the record's name."""
-        name = record_of(end)
+    def _read(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
+        """Return the episode that `end` names; in place of one that was changed, how it was."""
+        name = end["record"]
+        sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
         try:
-            sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
-            with held_whole(order, end["uuid"], self._link.shown, sampler):
+            with explain_alteration(order, end["uuid"], self._link.shown, sampler):
                 if not parts[RECORD][name]:
-                    raise Altered("its record is gone")
+                    raise AlteredEpisodeError("its record is gone")
                 (record,) = parts[RECORD][name]
                 calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
-                return kept_of(record, calls, data, blobs, order, self._seals)
-        except Altered as altered:
-            raise type(altered)(altered.args[0], name) from altered
-
-
-def record_of(end: Mapping[str, Any]) -> str:
-    """The record that an end of a position names; the uuid where a store of an earlier version named it so."""
-    return str(end.get("record", end["uuid"]))
+                return kept_of(record, calls, data, blobs, order)
+        except AlteredEpisodeError as altered:
+            return altered
 
 
 def steps_of(position: Document, names: Collection[str]) -> tuple[int, ...]:

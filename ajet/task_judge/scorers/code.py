@@ -96,8 +96,6 @@ _LEETCODE_IMPORTS = "".join(
 """What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
 _DECIMAL = re.compile(r"[+-]?\d{0,400}\.\d{1,400}")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?")
-program_of = read_program
-"""The name under which scripts import it from here."""
 SECONDS = 10.0
 """For a test, by the clock, unless told otherwise."""
 

@@ -90,9 +90,9 @@ class AnthropicDialect:
         options: Options = asked.options
         return EventWriter(options.id, options.model, options.thinking, options.signature, options.room)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str) -> dict[str, Any]:
         """Anthropic's error shape."""
-        return error_body(refused)
+        return error_body(refused, request_id)
 
 
 class CountTokensDialect(AnthropicDialect):

@@ -25,17 +25,17 @@ _TYPES = {
 }
 
 
-def error_body(refused: Refused) -> dict[str, Any]:
-    """The body of an error reply, and the data of an `error` event."""
+def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any]:
+    """The body of an error reply, and the data of an `error` event, which has no `request_id`."""
     message = refused.message
     if refused.code == "context_length_exceeded":  # the words by which clients know that they must shorten
         message = f"prompt is too long: {message}"
     kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    if refused.code == "engine_failure":
+    if refused.code == "engine_failure" and refused.status == 503:  # it is broken, not overloaded
         kind = "api_error"
     error: dict[str, Any] = {"type": kind, "message": message}
     param = "output_config.format" if refused.param == "response_format" else refused.param
     details = {"error_code": refused.code, "param": param}
     if known := {name: value for name, value in details.items() if value is not None}:
         error["details"] = known
-    return {"type": "error", "error": error}
+    return {"type": "error", "error": error} | ({"request_id": request_id} if request_id else {})

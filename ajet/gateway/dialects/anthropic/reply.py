@@ -49,18 +49,18 @@ def stop_of(turn: Turn, room: int) -> dict[str, Any]:
     if turn.finish == "tool_calls":
         reason = "tool_use"
     elif turn.finish == "length":
-        full = turn.prompt_tokens + turn.completion_tokens >= room
+        full = (turn.prompt_tokens or 0) + (turn.completion_tokens or 0) >= room
         reason = "model_context_window_exceeded" if full else "max_tokens"
     elif turn.stopped is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": turn.stopped, "stop_details": None}
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Tokens as captured."""
+def usage_of(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
+    """Tokens as captured; 0 where a server did not count them, since clients add these numbers up."""
     return {
-        "input_tokens": prompt_tokens,
-        "output_tokens": completion_tokens,
+        "input_tokens": prompt_tokens or 0,
+        "output_tokens": completion_tokens or 0,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }

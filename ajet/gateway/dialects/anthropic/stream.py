@@ -60,7 +60,7 @@ class EventWriter:
     def error(self, refused: Refused) -> bytes:
         return _event("error", error=error_body(refused)["error"])
 
-    def _begin(self, prompt_tokens: int) -> bytes:
+    def _begin(self, prompt_tokens: int | None) -> bytes:
         if self._begun:
             return b""
         self._begun = True
@@ -72,6 +72,7 @@ class EventWriter:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": usage_of(prompt_tokens, 0),
         }
         return _event("message_start", message=message) + _event("ping")

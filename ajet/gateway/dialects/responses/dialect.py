@@ -91,13 +91,7 @@ class _Options:
             "incomplete" if cut else "completed",
             output,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            usage={
-                "input_tokens": turn.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": turn.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": thought},
-                "total_tokens": turn.prompt_tokens + turn.completion_tokens,
-            },
+            usage=_usage(turn, thought),
         )
         self.keep(response)
         return response
@@ -190,7 +184,7 @@ class ResponsesDialect:
         """See Writer."""
         return _EventWriter(asked.options)
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
         """OpenAI's error shape."""
         return error_body(refused, _PARAMS)
 
@@ -245,6 +239,19 @@ class _EventWriter:
         self._number += 1
         data = json.dumps(numbered, separators=(",", ":"))
         return f"event: {event['type']}\ndata: {data}\n\n".encode()
+
+
+def _usage(turn: Turn, reasoning_tokens: int) -> dict[str, Any] | None:
+    """None where a chat engine's server did not count its tokens."""
+    if turn.prompt_tokens is None or turn.completion_tokens is None:
+        return None
+    return {
+        "input_tokens": turn.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": turn.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": turn.prompt_tokens + turn.completion_tokens,
+    }
 
 
 def _status(turn: Turn) -> str:

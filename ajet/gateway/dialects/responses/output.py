@@ -103,10 +103,14 @@ class Output:
             item["content"].append(part)
             yield self._part("response.content_part.added", content_index=0, part={**part, "logprobs": []})
         if text:
-            self._said.append(text)
-            self.items[-1]["content"][0]["logprobs"] += self._waiting
-            yield self._part("response.output_text.delta", content_index=0, delta=text, logprobs=self._waiting)
-            self._waiting = []
+            yield self._text(text)
+
+    def _text(self, text: str) -> Event:
+        """More text, with the logprobs of the tokens that were sampled since the last."""
+        told, self._waiting = self._waiting, []
+        self._said.append(text)
+        self.items[-1]["content"][0]["logprobs"] += told
+        return self._part("response.output_text.delta", content_index=0, delta=text, logprobs=told)
 
     def _ask(self, call: dict[str, Any]) -> Iterator[Event]:
         function = call.get("function") or {}
@@ -137,12 +141,12 @@ class Output:
     def _close(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
+        if self._open == "message" and self._waiting:  # the token that ended the reply has no text: an event of its own
+            yield self._text("")
         self.settle()
         item = self.items[-1]
         if self._open == "message":
             part = item["content"][0]
-            part["logprobs"] += self._waiting
-            self._waiting = []
             told = {"text": part["text"], "logprobs": part["logprobs"]}
             yield self._part("response.output_text.done", content_index=0, **told)
             yield self._part("response.content_part.done", content_index=0, part=part)

@@ -1,0 +1,54 @@
+"""The digest that a store keeps of each episode, and the errors for an episode that differs from it.
+
+Invariant: the process that puts an episode writes the digest; every process that takes the episode compares it. The
+digest covers the position, how the episode ended, its line and its arrays. It finds accidents. It does not protect from
+a process that may write to the database: that process can write a matching digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ajet.schema.errors import AjetError, UserError
+
+ALTERED = "changed in the store"
+"""First words of the reason why a position with an altered episode is set aside."""
+_UNREADABLE = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError),
+    *(AssertionError, UserError, zlib.error),
+)
+
+
+class AlteredEpisodeError(AjetError):
+    """A stored episode is not what was put."""
+
+    def __init__(self, what: str = "it is not what was put: its digest does not match") -> None:
+        super().__init__(what)
+
+
+def digest_episode(order: int, uuid: str, alone: bool, ended_by: str, line: bytes, arrays: bytes) -> str:
+    """Return the digest of an episode at the position `order`. `line`: the episode without its arrays, as stored."""
+    head = json.dumps([order, uuid, alone, ended_by, len(line)]).encode()  # with the length, no two bodies are equal
+    digest = hashlib.sha256(b"\n".join((head, line, arrays))).hexdigest()
+    return f":{digest}"  # with the colon that it has in the stores of commits that scripts/same_as compares with
+
+
+@contextmanager
+def explain_alteration(order: int | None, uuid: str, store: str, sampler: object = "") -> Iterator[None]:
+    """Name episode, position, sampler and store of an episode that was altered or cannot be read within the block.
+
+    Raises:
+        AlteredEpisodeError: the episode was altered or cannot be read.
+    """
+    store = f"put by {sampler}, {store}" if sampler else store
+    try:
+        yield
+    except AlteredEpisodeError as error:
+        raise AlteredEpisodeError(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
+    except _UNREADABLE as error:
+        why = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
+        raise AlteredEpisodeError(f"{ALTERED}: episode {uuid} of position {order}: {why} ({store})") from error
