@@ -87,9 +87,7 @@ class Verdicts:
                 break
         return None
 
-    async def _verdict(
-        self, task: WorkflowTask, output: WorkflowOutput, asked: list[asyncio.Task[Any]]
-    ) -> Verdict:
+    async def _verdict(self, task: WorkflowTask, output: WorkflowOutput, asked: list[asyncio.Task[Any]]) -> Verdict:
         """The judge's verdict; `asked` takes the task that it is asked in."""
         if (current := asyncio.current_task()) is not None:
             asked.append(current)

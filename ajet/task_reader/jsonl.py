@@ -126,7 +126,7 @@ def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
         read = (
             f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
         )
-        return f"The task file is {file.suffix.lower().lstrip('.')}, and no JSON Lines", read
+        return f"The task file is {file.suffix.lower().lstrip('.')}, not JSON Lines", read
     return None
 
 

@@ -30,7 +30,7 @@ MISTAKES = (
     Mistake(35, "rewards from 0 to 100", "they are fine", (DEBUG,), code=0, shows=("reward",),
             files=reward("import random\n\n\ndef reward(task, output):\n    return random.randint(0, 100)\n")),
     Mistake(36, '"5" == 5', "the answer is a text and is compared with a number, at this line", (DEBUG,), code=0,
-            shows=("str", "int"),
+            shows=("agent.py:9", "a number", "boxed"),
             files=reward('def reward(task, output):\n'
                          '    return float(output.metadata["final_answer"] == int(task.metadata["answer"]))\n')),
     Mistake(37, "a dict without a score", "the keys to write", (DEBUG,),
