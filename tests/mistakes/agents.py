@@ -92,7 +92,8 @@ MISTAKES = (
     ),
     Mistake(
         20, "input() in the agent", "the line, and that there is no terminal", (DEBUG,),
-        shows=("EOFError", "agent.py:2", "keyboard", "task.metadata"), files=change(CLIENT, f'    input("go on? ")\n{CLIENT}'),
+        shows=("EOFError", "agent.py:2", "keyboard", "task.metadata"),
+        files=change(CLIENT, f'    input("go on? ")\n{CLIENT}'),
     ),
     Mistake(
         21, "a tool that raises an error of its library", "the line and the error", (DEBUG,),

@@ -88,7 +88,8 @@ MISTAKES = (
             shows=("is saved; the same command goes on",),
             files={"m.yaml": LONG}, interrupt=Interrupt(STEP, (signal.SIGINT, signal.SIGINT))),
     Mistake(69, "no place to write: HOME cannot be written", "the folder, and the variable that moves it",
-            ("ajet --conf m.yaml --backbone debug",), code=0, variables={"HOME": "/proc", "AJET_CACHE": "", "XDG_CACHE_HOME": ""},
+            ("ajet --conf m.yaml --backbone debug",), code=0,
+            variables={"HOME": "/proc", "AJET_CACHE": "", "XDG_CACHE_HOME": ""},
             shows=("/proc/.cache/ajet", "AJET_CACHE")),
     Mistake(72, "ajet deploy of a debug run", "there is no checkpoint", (
             "ajet --conf m.yaml --backbone debug", "ajet deploy m"),

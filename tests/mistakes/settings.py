@@ -118,7 +118,8 @@ MISTAKES = (
     Mistake(79, "an algorithm whose advantages are not numbers", "finite numbers are wanted", (LOCAL,),
             shows=("own.py", "finite"), files=own_advantage("torch.full((len(returns_G),), float('nan'))")),
     Mistake(80, "an environment with gymnasium's reset and step only", "the methods and attributes to add",
-            ("ajet env check world.py->World",), shows=("world.py:2", "action_space, observation_space, close", "has reset, step"), hides=("status 500",),
+            ("ajet env check world.py->World",),
+            shows=("world.py:2", "action_space, observation_space, close", "has reset, step"), hides=("status 500",),
             files={"world.py": "class World:\n    def reset(self, seed=None):\n        return '', {}\n\n"
                                "    def step(self, action):\n        return '', 0.0, True, False, {}\n"}),
 )  # fmt: skip
