@@ -22,10 +22,10 @@ def explain_unawaited(problem: BaseException) -> str:
         return "an `await` is missing where it was made"
     file, function = frame.f_code.co_filename, frame.f_code.co_name
     line = _assigned_at(file, name, frame.f_lineno)
-    where = f"{Path(file).name}:{line}" if line else "the call that made it"
+    missing = f"an `await` is missing {f'at {Path(file).name}:{line}' if line else 'where it was made'}"
     if frame.f_code.co_flags & inspect.CO_COROUTINE:
-        return f"{where} lacks an `await`"
-    return f"{where} calls an async client without `await`: write `async def {function}(…):` and `await` the call"
+        return missing
+    return f"{missing}: write `async def {function}(…):` and `await` the call"
 
 
 def _unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, str]]:

@@ -50,7 +50,8 @@ HINTS = {
 KIND_HINTS = {
     "no_model_call": "give the client the tuner, or the address and key that it hands out: "
     "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
-    "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its status",
+    "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
+    "status",
     "returned_nothing": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
     "wrong_type": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
     "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",

@@ -139,7 +139,7 @@ def overridden_lines(found: list[OverriddenKey]) -> str:
     if not found:
         return ""
     rows = [
-        f"  {each.key} ({each.where}: {each.own}) is overridden by {each.verl_key} ({each.verl_where}): verl gets "
+        f"  {each.key} ({each.where}) is {each.own}, overridden by {each.verl_key} ({each.verl_where}): verl gets "
         f"{each.value}"
         for each in found
     ]
