@@ -16,6 +16,7 @@ import numpy as np
 from ajet.algorithm.overlong import shaped_rewards
 from ajet.algorithm.row import Row
 from ajet.config.catalogue import Need
+from ajet.config.functions import place_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.process_reward import ProcessReward
@@ -69,7 +70,9 @@ class Algorithm:
             if values.shape != (len(members),):
                 raise UserError(
                     f"{self.name}: of_group gave advantages of shape {values.shape} for {len(members)} returns.",
+                    where=place_of(self.of_group),
                     expected="one advantage for each of the returns that it was given",
+                    do=f"return an array of {len(members)} numbers",
                 )
             for index, value in zip(members, values, strict=True):
                 rows[index] = np.full(penalties_E_T[index].size, value)

@@ -52,11 +52,10 @@ class Boundary(TyperGroup):
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(USER) from None
         except KeyboardInterrupt as interrupt:
-            from ajet.run.interrupt import Preempted
+            from ajet.run.interrupt import Preempted, explain_end
 
-            preempted = isinstance(interrupt, Preempted)
-            typer.echo("Ended as asked; the same command goes on." if preempted else "Interrupted.", err=True)
-            raise typer.Exit(PREEMPTED if preempted else INTERRUPTED) from None
+            typer.echo(explain_end(interrupt), err=True)
+            raise typer.Exit(PREEMPTED if isinstance(interrupt, Preempted) else INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001 — the border of the process
             from ajet.client.proxies import explain_problem
 

@@ -24,17 +24,25 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of a launch in our words, and a sentence for each that has no effect. Raises UserError."""
     kept: list[str] = []
     said: list[str] = []
-    for argument in given:
+    for argument, following in zip(given, [*given[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
+        if argument == "=" and kept:
+            setting = f"{kept[-1]}={following or 'VALUE'}"
+            raise UserError("There are blanks around a `=`.", where="command line", do=f"write {setting}")
         if name in INSTEAD:
             raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
         if name.startswith("--") and name not in SAME and (brought := _advice(name[2:])):
             raise UserError(
-                f"{name} is no flag: settings are key=value, or stand in the YAML.", where="command line", do=brought
+                f"There is no option {name}: settings are key=value, or stand in the YAML.",
+                where="command line",
+                do=brought,
             )
         if name.startswith("--") and "." in name:
-            setting = f"{name[2:]}{equals}{value}" if equals else f"{name[2:]}=VALUE"
-            raise UserError(f"{name} is no flag: settings have no dashes.", where="command line", do=f"write {setting}")
+            shown = following if following and "=" not in following and not following.startswith("-") else "VALUE"
+            setting = f"{name[2:]}={value if equals else shown}"
+            raise UserError(
+                f"There is no option {name}: settings have no dashes.", where="command line", do=f"write {setting}"
+            )
         if name in NEEDLESS:
             said.append(f"{name} {NEEDLESS[name]}")
         elif name.startswith("--with-") and name not in OWN_WITH:

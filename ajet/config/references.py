@@ -63,7 +63,9 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
         if text.strip().endswith(".py"):
             do = f"name what is in the file, too: {text.strip()}->NAME"
-        raise UnresolvedReference(f"{what}: {text!r} is no reference.", where=what, expected=FORMS, do=do)
+        raise UnresolvedReference(
+            f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
+        )
     return Reference(text, place, name)
 
 
@@ -197,7 +199,9 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         return None, None, RUNNING
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise UnresolvedReference(f"{what}: {parsed.text!r} is no reference.", where=what, expected=FORMS)
+        raise UnresolvedReference(
+            f"{what}: {parsed.text!r} does not name a file and what is in it.", where=what, expected=FORMS
+        )
     looked = _module_candidates(parsed, base)
     for path in looked:
         if os.path.isfile(path):

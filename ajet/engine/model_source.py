@@ -18,10 +18,12 @@ from ajet.config.cache import cache_root
 from ajet.config.other_models import key_in
 from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
+from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import command, lists_runs, python
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_OLLAMA_NAME = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
 _HUB_SECONDS = 15.0
 _HUB_WEIGHTS = "*.safetensors"
 _HUB_FILES = ["*.json", _HUB_WEIGHTS, "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
@@ -114,12 +116,22 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
     place = _place(path, base)
     if place is not None:
         return _local(path, place)
+    if _OLLAMA_NAME.fullmatch(path) and not path.endswith(".gguf"):
+        raise UserError(
+            f"{path} looks like a name of Ollama's, and models are not taken from Ollama.",
+            where="model.path",
+            expected=_EXPECTED,
+            do="write the model's name on Hugging Face, such as Qwen/Qwen2.5-0.5B-Instruct, or the path of its folder "
+            "or .gguf file",
+        )
     if _looks_local(path):
         raise UserError(
             f"There is no model at {path!r}.",
             where="model.path",
             expected=_EXPECTED,
-            do=_who_makes(path, base) or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
+            do=advise_on_path(path)
+            or _who_makes(path, base)
+            or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
     refuse_hosted(path, _EXPECTED)
     do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."

@@ -19,6 +19,8 @@ from ajet.schema.commands import installs_extra
 
 HALF_LIFE_STEPS = 2.0
 """Of the exponential mean that smooths what is trained on."""
+FEWEST_DRAWN = 5
+"""Points below which a chart shows nothing that a line does not."""
 WIDTH = 60
 """Columns of a text curve where there is room."""
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -95,12 +97,13 @@ def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> bool:
-    """Print the curve and write `metrics.png`; False when there are fewer than two points to draw."""
+    """Print the curve where it has enough points, and write `metrics.png`; False for fewer than two points."""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
     width = columns_in(console.width) if console.is_terminal else WIDTH
-    console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
+    if len(training.points) + len(held_out.points) >= FEWEST_DRAWN:
+        console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
     draw_png(rows, path, title=title or path.parent.name)
     return True
 

@@ -64,7 +64,7 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
         f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
         where=str(folder.absolute()),
         expected=expected,
-        do=command("--conf", "FILE.yaml", "--backbone", "local") if played else which_runs(named, root),
+        do=f"train it first: {_train_command(named)}" if played else which_runs(named, root, trains=True),
     )
 
 
@@ -75,10 +75,21 @@ def _run_above(folder: Path) -> Path | None:
     return run if is_model and (run / "run.json").is_file() else None
 
 
-def which_runs(named: str, root: Path) -> str:
-    """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all."""
+def _train_command(named: str) -> str:
+    """Return the command that trains the run of this name: a run is called as its YAML is, unless it says otherwise."""
+    yaml = f"{named}.yaml"
+    return command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
+
+
+def which_runs(named: str, root: Path, *, trains: bool = False) -> str:
+    """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all.
+
+    `trains`: a run that was trained is wanted; where a YAML of that name is here, the command that does it.
+    """
     others = [folder.name for folder in _listed(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
+    if trains and not near and Path(f"{named}.yaml").is_file():
+        return f"train it first: {_train_command(named)} ({lists_runs(root)} lists the runs there are)"
     return (f"did you mean {near[0]}? " if near else "") + f"{lists_runs(root)} lists them"
 
 

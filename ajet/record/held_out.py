@@ -109,6 +109,10 @@ def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
     return ", ".join(parts)
 
 
+FEWEST_TASKS = 5
+"""Tasks below which an interval says nothing, and is not shown."""
+
+
 def short(numbers: Mapping[str, Any]) -> str | None:
     """The numbers for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
     if numbers.get("validation/tasks") is None:
@@ -129,7 +133,7 @@ def _reward(numbers: Mapping[str, Any], digits: int) -> str:
     if numbers.get("validation/reward") is None or numbers.get("validation/scored") == 0:
         return "no episode was scored"
     reward = f"reward {numbers['validation/reward']:.{digits}f}"
-    if numbers.get("validation/reward_error") is not None:
+    if numbers.get("validation/reward_error") is not None and numbers.get("validation/tasks", 0) >= FEWEST_TASKS:
         reward += plus_minus(numbers["validation/reward_error"], f".{digits}f")
     if numbers.get("validation/scored") is not None:
         reward += f" ({numbers['validation/scored']:.0f} of {numbers['validation/episodes']:.0f} scored)"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.code_digests import CodeDigests, changed_files
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import ANEW, short_path
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -132,12 +132,15 @@ def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
 def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
     """The error for a folder whose run belongs to a YAML of another project."""
     return UserError(
-        f"The run in {folder} belongs to {then}; this YAML of the same run name is {now}.",
-        where=now,
+        f'Two projects use the run name "{folder.name}": the run in {short_path(folder)} is of {short_path(then)}, and '
+        f"you started {short_path(now)}.",
+        where=short_path(now),
         expected="another ajet.experiment_name for each project",
         do=(
-            "set ajet.experiment_name in this YAML (or experiment_dir for runs in another folder); "
-            f"--resume {folder} continues that run with this YAML; {_describe_fresh(folder)}"
+            "one of three:\n"
+            f"  name this one: ajet.experiment_name: {Path(now).parent.name}-{folder.name} in {short_path(now)}\n"
+            f"  a new run: --fresh (in Python fresh=True); the old folder is kept as {folder.name}.old-N\n"
+            f"  continue that run with this YAML: --resume {short_path(folder)} (in Python resume=)"
         ),
     )
 

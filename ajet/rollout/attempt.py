@@ -176,6 +176,8 @@ def _checked(workflow: Any, output: Any) -> WorkflowOutput:
     name, expected = f"{type(workflow).__name__}.execute", "a WorkflowOutput"
     if is_of_function(type(workflow)):
         name, expected = type(workflow).__name__, "text, a list, a dict, a number or a WorkflowOutput"
+    if isinstance(output, tuple):
+        raise failed("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
     if output is None:
         raise failed("returned_nothing", f"{name} returned None; expected {expected}")
     given = f"an object of the class {type(output).__name__}"

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from ajet.client.proxies import explain_problem
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
+from ajet.rollout.unawaited import explain_unawaited
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
@@ -27,7 +28,11 @@ _SHARED = (
 )
 _ADVICE = (
     ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
-    ("'coroutine' object", "an `await` is missing where it was made"),
+    (
+        "EOF when reading a line",
+        "it waits for the keyboard, and an episode has none: take the value from the task, as in "
+        '`task.metadata["NAME"]`, or write it in the code',
+    ),
     ("coroutine was expected", "an `await` is missing, or one too many"),
     ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
@@ -82,6 +87,8 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
     message = bounds.words_of(problem) or "(no message)"
     if stage == "execute":
         advice = next((advice for words, advice in _ADVICE if words in message), "") or advise_on(problem, task)
+        if "'coroutine' object" in message:
+            advice = explain_unawaited(problem)
         message += f" ({advice})" if advice else ""
     if explained := explain_problem(problem):
         message = f"{explained} ({message})"

@@ -57,14 +57,17 @@ class Verdicts:
         timeout = self._rollout.episode_timeout
         task = judged_task(identity, played)
         for number in range(self._rollout.max_retries + 1):
-            judging = asyncio.wrap_future(self._loop.submit(self._judge.verdict(task, self._output(played))))
+            asked: list[asyncio.Task[Any]] = []
+            judging = asyncio.wrap_future(self._loop.submit(self._verdict(task, self._output(played), asked)))
             await first(judging, stopped, timeout=timeout)
             if not judging.done():
+                stood = "" if stopped.done() or not asked else self._loop.stands(asked[0])
                 judging.cancel()
                 if stopped.done():
                     played.aborted = stopped.result()
                     return None
-                message = f"the judge did not end within {timeout} seconds"
+                message = f"the judge did not end within {timeout:g} seconds (rollout.episode_timeout)"
+                message += f"; it stood at {stood}" if stood else ""
                 played.failure = Failure("judge", "timeout", message, own=True)
                 return None
             try:
@@ -83,6 +86,12 @@ class Verdicts:
                 played.aborted = stopped.result()
                 break
         return None
+
+    async def _verdict(self, task: WorkflowTask, output: WorkflowOutput, asked: list[asyncio.Task[Any]]) -> Verdict:
+        """The judge's verdict; `asked` takes the task that it is asked in."""
+        if (current := asyncio.current_task()) is not None:
+            asked.append(current)
+        return await self._judge.verdict(task, output)
 
     async def _tied(self, verdict: Verdict, played: AttemptResult) -> Verdict:
         if not verdict.turns and not verdict.process:

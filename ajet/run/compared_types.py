@@ -70,9 +70,16 @@ def _hints_of(function: Callable[..., Any], method: bool, roles: tuple[str, str]
             place = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
             hints.append(
                 f"{place} compares `{ast.unparse(left)}` ({one}) with `{ast.unparse(right)}` ({other}): they are never "
-                "equal. Convert one, as in str(…) or float(…)"
+                f"equal. {_explain_cure(one, other)}"
             )
     return hints
+
+
+def _explain_cure(one: _Side, other: _Side) -> str:
+    """Return what makes two sides comparable: a number in a box is taken out first."""
+    if "\\boxed" in str(one) or "\\boxed" in str(other):
+        return "Take the number out of \\boxed{…} first, then convert one, as in float(…)"
+    return "Convert one, as in str(…) or float(…)"
 
 
 def _comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:

@@ -18,10 +18,10 @@ from ajet.record.console import console, counted, label, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
 from ajet.run.compared_types import comparison_hints
-from ajet.run.episode_panel import hint_of, show_episode
+from ajet.run.episode_panel import KIND_HINTS, hint_of, show_episode
 from ajet.run.footprint import gib, memory_words
 from ajet.run.format_log import log_formats
-from ajet.run.interrupt import Interrupts
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, cut_line, span, step_line, task_lines
@@ -31,7 +31,7 @@ from ajet.run.room import room_of
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
 from ajet.run.unasked_question import printed_task_hint, unasked_hint
-from ajet.schema.episode import Episode, Group
+from ajet.schema.episode import Episode, Failure, Group
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.workflow import Workflow
 
+SHOWN_REASON = 400
+"""Characters of a failure's message that the last screen repeats."""
+PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
 Signature = tuple[str, str, str, str]
 """What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
 
@@ -59,19 +62,16 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
         try:
             for _ in parts.rollout.play(tasks, step=0, split="debug"):
                 pass  # each episode was taken in as it ended
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             interrupts.heard()
             line.close()
             session.conclude()
+            if isinstance(interrupt, Preempted):
+                raise Preempted(PLAYED_ANEW) from None
             raise
         line.close()
         session.conclude()
-    if session.episodes and all(episode.failure for episode in session.episodes):
-        raise UserError(
-            f"All {len(session.episodes)} episodes failed.",
-            expected="at least one that ends well, and is judged",
-            do="mend what the hint above names",
-        )
+    session.refuse_if_all_failed()
     return session.episodes
 
 
@@ -157,8 +157,12 @@ class DebugSession:
             soft_wrap=True,
         )
         console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
-        for boundary, hint in sorted({(e.failure.boundary, hint_of(e.failure)) for e in self.episodes if e.failure}):
+        if self._all_failed and len(self._same) == 1:
+            return  # `refuse_if_all_failed` says what to do
+        for boundary, hint in sorted({(e.failure.boundary, self._hint(e.failure)) for e in self.episodes if e.failure}):
             console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
+        if self._all_failed:
+            return
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
         asked = [printed_task_hint(self.episodes)]
@@ -171,6 +175,38 @@ class DebugSession:
         for hint in hints:
             console.print(f"hint: {hint}", markup=False, soft_wrap=True)
         self._verdict(pace, bool(hints))
+
+    @property
+    def _all_failed(self) -> bool:
+        return bool(self.episodes) and all(episode.failure for episode in self.episodes)
+
+    def refuse_if_all_failed(self) -> None:
+        """Raise UserError if no episode ended well: where each failed alike with the reason and its cure."""
+        if not self._all_failed:
+            return
+        again = command_for(self._experiment, "debug")
+        then = f", then: {again}" if again else ""
+        count = counted(len(self.episodes), "episode")
+        failure = self.episodes[0].failure
+        if len(self._same) > 1 or failure is None:
+            raise UserError(
+                f"All {count} failed, for {len(self._same)} reasons.",
+                do=f"correct what the hints above name{then}",
+            )
+        own = frames_of(failure.traceback).own
+        said = printable(failure.message.partition("\n")[0])
+        kind = "" if failure.kind in (*KIND_HINTS, "JudgeFailure") else f"{failure.kind}: "
+        raise UserError(
+            f"All {count} failed, for one reason ({failure.boundary}): {kind}"
+            f"{said[:SHOWN_REASON]}{'…' if len(said) > SHOWN_REASON else ''}",
+            where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
+            do=f"{self._hint(failure)}{then}",
+        )
+
+    def _hint(self, failure: Failure) -> str:
+        from ajet.workflow.command import CommandWorkflow
+
+        return hint_of(failure, is_command=self._workflow is not None and issubclass(self._workflow, CommandWorkflow))
 
     def _verdict(self, pace: Pace, hinted: bool) -> None:
         settings, groups = self._experiment.ajet, self._groups()
@@ -197,7 +233,7 @@ class DebugSession:
             free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
             console.print(f"Its memory: {memory_words(room.local)}{free}.", markup=False, soft_wrap=True)
         if not teaching:
-            told = "mend what the hint above names" if hinted else advice(groups, settings)
+            told = "correct what the hint above names" if hinted else advice(groups, settings)
             console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
         command = command_for(self._experiment, "local" if teaching else "debug")
         if command:

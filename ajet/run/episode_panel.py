@@ -40,7 +40,7 @@ HINTS = {
     "engine": "the engine failed: see the log in the run directory",
     "server": "start the model server that the message names, or mend its address and key",
     "judging model": "start the server that the message names, or mend model, base_url and api_key_env of the judge",
-    "judge": "the judge raised or gave no number: call it alone with the answer shown above",
+    "judge": "correct the judge as the message says",
     "environment": "start the environment's service, or mend its address",
     "tool": "a tool failed",
     "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
@@ -48,9 +48,10 @@ HINTS = {
 }
 """What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it."""
 KIND_HINTS = {
-    "no_model_call": "give the client the tuner, or the address and key that it hands out; a command finds them in "
-    "OPENAI_BASE_URL and OPENAI_API_KEY (ANTHROPIC_…)",
-    "calls_refused": "mend the request that the message names; an `except` hid the refusal, or no one read its status",
+    "no_model_call": "give the client the tuner, or the address and key that it hands out: "
+    "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
+    "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
+    "status",
     "returned_nothing": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
     "wrong_type": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
     "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
@@ -60,6 +61,14 @@ KIND_HINTS = {
     "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
 }
 """The same for failures of the agent that are no exception of the user's code."""
+NO_CALL_OF_A_COMMAND = (
+    "give the program's client the address and key in OPENAI_BASE_URL and OPENAI_API_KEY, or ANTHROPIC_BASE_URL and "
+    "ANTHROPIC_API_KEY, which it is started with"
+)
+RETURN_OF_A_PAIR = (
+    "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
+    "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
+)
 _ITS_OWN = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
 KIND_ADVICE = {"APIConnectionError": _ITS_OWN, "AuthenticationError": _ITS_OWN}
 """The same for exceptions that most often mean one thing; with the line that raised it."""
@@ -97,8 +106,9 @@ def show_episode(episode: Episode) -> None:
 _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
-def hint_of(failure: Failure) -> str:
-    """A hint on what to do about a failure; for the person's own code, the line where it ended."""
+def hint_of(failure: Failure, *, is_command: bool = False) -> str:
+    """A hint on what to do about a failure; for the person's own code, the line where it ended. `is_command`: the agent
+    is a program."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary == "engine" and "://" in failure.message:
@@ -106,19 +116,23 @@ def hint_of(failure: Failure) -> str:
     if failure.boundary == "judge" and failure.own and failure.retryable:
         return HINTS["judging model"]
     if failure.boundary == "judge" and failure.kind == "timeout":
-        return "raise `rollout.episode_timeout`, which is the judge's limit too, or find what blocks in the judge"
+        return "see why that line does not end; only if the judge needs longer, raise `rollout.episode_timeout`"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
         return f"the judge was given no metadata['final_answer']: {KIND_HINTS['wrong_type']}"
     own = frames_of(failure.traceback).own
     if failure.boundary == "judge" and own:
-        return f"the judge raised at {printable(own[-1].place)}: call it alone with the answer shown above"
+        return f"correct {printable(own[-1].place)}, where the judge raised"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
+    if failure.kind == "no_model_call" and is_command:
+        return NO_CALL_OF_A_COMMAND
+    if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
+        return RETURN_OF_A_PAIR
     if (known := KIND_HINTS.get(failure.kind)) is not None:
         return known
     if not own:
         return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
-    raised = f"the workflow raised at {printable(own[-1].place)}; "
+    raised = f"correct {printable(own[-1].place)}; "
     return raised + KIND_ADVICE.get(failure.kind, "a breakpoint there works in this backbone")
 
 

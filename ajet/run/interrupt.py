@@ -32,8 +32,18 @@ _AGAIN_S = 0.02
 """After which an interrupt that a finalizer swallowed is sent once more: the finalizer is over by then."""
 
 
+_AGAIN = "Interrupted again: ended at once."
+
+
 class Preempted(KeyboardInterrupt):
     """The machine is taken away: the run is to be started again elsewhere."""
+
+
+def explain_end(interrupt: KeyboardInterrupt, *, started: str = "command") -> str:
+    """Return the last line of the screen after an interrupt. `started`: what the person starts again."""
+    if interrupt.args:
+        return str(interrupt)
+    return f"Ended by a signal; the same {started} goes on." if isinstance(interrupt, Preempted) else "Interrupted."
 
 
 class Interrupts:
@@ -46,6 +56,11 @@ class Interrupts:
         self._pending: type[KeyboardInterrupt] | None = None
         self._raised: type[KeyboardInterrupt] | None = None
         self._earlier_hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
+        self._again = False
+        """A second Ctrl-C came."""
+        self._interrupted = False
+        self._sent_again = False
+        """The next signal is one that a finalizer swallowed, and no new one."""
         self._patience = 0.0
         self._worth: Callable[[], bool] | None = None
         self._waiting: threading.Event | None = None
@@ -75,7 +90,7 @@ class Interrupts:
         a SIGTERM that waits in `patient` goes on waiting after it."""
         if self._raised is not None:
             raised, self._raised = self._raised, None
-            raise raised
+            raise self._made(raised)
         self._holding, self._whole = True, whole
         try:
             yield
@@ -110,10 +125,13 @@ class Interrupts:
         if is_main and self._pending is not None and self._waiting is None:
             raise self._taken()
 
-    def _taken(self) -> type[KeyboardInterrupt]:
+    def _taken(self) -> KeyboardInterrupt:
         pending, self._pending = self._pending, None
         self._over()
-        return pending or KeyboardInterrupt
+        return self._made(pending or KeyboardInterrupt)
+
+    def _made(self, kind: type[KeyboardInterrupt]) -> KeyboardInterrupt:
+        return kind(_AGAIN) if self._again and kind is KeyboardInterrupt else kind()
 
     def _over(self) -> bool:
         """End the wait; whether there was one."""
@@ -132,15 +150,19 @@ class Interrupts:
 
     def _send_again(self) -> None:
         if self._raised is not None:  # else a block has raised it
+            self._sent_again = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
+        if kind is KeyboardInterrupt and not self._sent_again:
+            self._again, self._interrupted = self._interrupted, True
+        self._sent_again = False
         if number in HANGUP:
             leave_terminal()
             if self._asked is not None:  # a shell sends it to its jobs once more
                 return
-            _warn("the terminal was closed: the run ends as after SIGTERM")
+            _warn("the terminal was closed: the run ends, and keeps what is done")
         if kind is Preempted and self._asked is None:
             self._asked = time.monotonic()
         if self._pending is None:
@@ -149,7 +171,7 @@ class Interrupts:
                 return
             if kind is Preempted and self._patience and (self._worth is None or self._worth()):
                 self._pending, self._waiting = kind, threading.Event()
-                _warn(f"asked to end: what ends within {self._patience:g} s is kept")
+                _warn(f"asked to end: the step is kept if it ends within {self._patience:g} s")
                 about = (self._waiting, self._patience, self._worth)
                 threading.Thread(target=_count_down, args=about, daemon=True).start()
                 return
@@ -163,7 +185,7 @@ class Interrupts:
         self._raised = kind if not self._holding else None
         self._pending = None
         self._over()
-        raise kind
+        raise self._made(kind)
 
 
 def ignores_hangup(number: int) -> bool:

@@ -113,10 +113,13 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
     """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
+    from ajet.config.cache import explain_unwritable_cache
     from ajet.config.idle import idle_lines
 
     given = experiment.ajet.sft.objective is not None
     place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"
+    if unwritable := explain_unwritable_cache():
+        logger.warning("{}", unwritable)
     if idle := idle_lines(experiment.idle(serving=serving), place):
         logger.info("{}", idle)
     if not serving:

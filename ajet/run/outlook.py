@@ -136,7 +136,7 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     scored = [episode for group in groups for episode in group.scored]
     if not scored:
         if all(episode.failure for episode in episodes):
-            return "mend what the hints above name"
+            return "correct what the hints above name"
         if any(settings.task_judge.named()):
             return (
                 "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
@@ -148,7 +148,9 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
         )
     failed = sum(episode.failure is not None for episode in episodes)
     if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: mend what the hints above name"
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
+    if told := _all_cut(episodes, settings):
+        return told
     if is_never_right(scored):
         return given_answers(settings)
     if settings.rollout.num_repeat == 1:
@@ -156,6 +158,18 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     if settings.rollout.temperature == 0:
         return "at temperature 0 all attempts say the same: set ajet.rollout.temperature to 1.0"
     return _by_rewards(scored)
+
+
+def _all_cut(episodes: Sequence[Episode], settings: AjetConfig) -> str:
+    """Return advice where a limit cut every reply; "" otherwise."""
+    calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
+    if not calls or not all(call.is_cut for call in calls):
+        return ""
+    limits = {str(call.extra.get("cut_by", "a limit on tokens")) for call in calls}
+    limit = limits.pop() if len(limits) == 1 else ""
+    value = getattr(settings.rollout, limit.removeprefix("rollout."), None) if limit.startswith("rollout.") else None
+    name = f"ajet.{limit} (now {value})" if isinstance(value, int) else limit or "those limits"
+    return f"every reply was cut, so that no answer can be right: raise {name}"
 
 
 def is_never_right(scored: Sequence[Episode]) -> bool:

@@ -124,7 +124,10 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> list[Findin
             "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
             "'train[90%:]'), or validate on nothing (validation_split: null)"
         )
-    return [Finding("task_reader", said, f"tasks that are held out and not trained on{apart}")] if said else []
+    is_lines = reader.type == "jsonl_dataset_file"
+    key = "task_reader.jsonl_dataset_file.validation.file_path" if is_lines else "task_reader"
+    cure = "other tasks, or none (drop the key)" if is_lines else f"tasks that are held out and not trained on{apart}"
+    return [Finding(key, said, cure)] if said else []
 
 
 def review_room(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> list[Finding]:
@@ -221,5 +224,6 @@ def review_lines(findings: Sequence[Finding], experiment: Experiment) -> str:
     rows = []
     for each in findings:
         where = experiment.layers.where(("ajet", *each.key.split(".")))
-        rows.append(f"  ajet.{each.key} ({where}): {each.what}. Expected: {each.do}.")
-    return "\n".join(["Valid, and worth another look:", *rows])
+        key = where if where.startswith(f"ajet.{each.key}") else f"ajet.{each.key} ({where})"
+        rows.append(f"  {key}: {each.what}. Expected: {each.do}.")
+    return "\n".join(["Allowed, but probably not meant:", *rows])

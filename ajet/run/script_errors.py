@@ -58,11 +58,11 @@ class _BriefHook:
 def _screen(error: BaseException) -> str:
     from ajet.record.console import harmless
     from ajet.record.secrets import Redactor
-    from ajet.run.interrupt import Preempted
+    from ajet.run.interrupt import explain_end
 
-    if isinstance(error, UserError):
-        return str(harmless(Redactor()(f"error: {error}")))
-    return "Ended as asked; the same program goes on." if isinstance(error, Preempted) else "Interrupted."
+    if isinstance(error, KeyboardInterrupt):
+        return explain_end(error, started="program")
+    return str(harmless(Redactor()(f"error: {error}")))
 
 
 def _called_at(trace: TracebackType | None) -> str:

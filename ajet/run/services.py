@@ -76,7 +76,7 @@ def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Servi
 def _down(wrong: list[tuple[Service, str]]) -> UserError:
     (first, why), *others = wrong
     if not others:
-        what = f"The {first.name} at {first.address} is not to be had: {why}"
+        what = f"The {first.name} at {first.address} cannot be reached: {why}"
         return UserError(what, where=first.key, expected=first.expected, do=first.do)
     rows = [
         f"the {each.name} at {each.address}: {why}\n      where    {each.key}\n      expected {each.expected}\n"
@@ -84,5 +84,5 @@ def _down(wrong: list[tuple[Service, str]]) -> UserError:
         for each, why in wrong
     ]
     return UserError(
-        f"{len(wrong)} services are not to be had:\n    " + "\n    ".join(rows), do="start them, or mend these keys"
+        f"{len(wrong)} services cannot be reached:\n    " + "\n    ".join(rows), do="start them, or correct these keys"
     )

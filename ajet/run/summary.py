@@ -18,7 +18,7 @@ from ajet.record.comparison import compare
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
-from ajet.record.held_out import rows_of_last_judge, words
+from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
 from ajet.record.learned import LEARNED_NOTHING, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.gaming import told
@@ -112,10 +112,25 @@ def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
     if compared is None:
         return None
     what = "solved" if compared.quantity == "success" else "better"
+    if compared.tasks < FEWEST_TASKS:
+        changed = f"{len(compared.gained)} newly {what}, {len(compared.lost)} no longer"
+        return f"{changed}: {counted(compared.tasks, 'held-out task')} are too few to tell"
     return (
         f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
         f"{compared.words()}"
     )
+
+
+def _show_finished(run: RunDirectory, step: int) -> None:
+    """Print that the run had made all its steps before, and what can be done."""
+    checkpoint = run.checkpoints.latest()
+    for line in (
+        f'The run "{run.name}" is finished (step {step} is its last): nothing was trained now.',
+        "Train on: raise trainer_common.total_training_steps (or total_epochs).",
+        "Begin anew: --fresh (in Python fresh=True); the old run is kept.",
+        *([f"Checkpoint: {checkpoint.path}"] if checkpoint else []),
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
@@ -123,6 +138,9 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     and why. `ends_idle`: the run ends after `stop_after_idle_steps`. Raises UserError where it did so and had learned
     nothing at all."""
     rows = run.metrics.rows()
+    if run.resumed is not None and all(int(row.get("step", 0)) <= run.resumed.step for row in rows):
+        _show_finished(run, run.resumed.step)
+        return
     draw_curve(rows, run.path / "metrics.png")
     validations = [row for row in rows_of_last_judge(rows) if "validation/tasks" in row]
     if earlier := [row for row in rows if "validation/tasks" in row][: -len(validations) or None]:

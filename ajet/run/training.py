@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
 """The groups of a step, and its number."""
-ALL_MADE = (
-    "the run is at its last step, {}, and there is nothing to do: a higher trainer_common.total_training_steps "
-    "(or total_epochs) goes on from here, --fresh (in Python fresh=True) begins anew"
-)
 
 
 class Learning(Protocol):
@@ -98,8 +94,6 @@ class Training:
             training.left = [int(order) for order in run.resumed.state.get("left", ())]
             counted = run.recovery(store.begun(), training.left, dead=[each.order for each in dead_of(store)])
             logger.info("resumed after step {} from {}{}", training.step, run.resumed.path, counted)
-            if 0 < training.total_steps <= training.step:
-                logger.info(ALL_MADE, training.step)
         run.take_up()
         training.gaming = GamingWatch(run, upto=training.step)
         return training
@@ -166,9 +160,13 @@ class Training:
         elif self.step == self.saved_step:
             logger.warning("interrupted: step {} is saved; the same command goes on from it", self.step)
         else:
-            told = "interrupted: saving a checkpoint after step {}; the same command goes on from it"
-            logger.warning(told, self.step)
-            self.save()
+            logger.warning("interrupted: saving a checkpoint after step {}", self.step)
+            try:
+                self.save()
+            except KeyboardInterrupt:
+                logger.warning("step {} is not saved: the run goes on {}", self.step, self._describe_latest())
+                raise
+            logger.warning("step {} is saved; the same command goes on from it", self.step)
 
     def save_ended(self) -> None:
         """Save a checkpoint where something outside of the training ends the run; of a step that it cut apart
@@ -179,13 +177,17 @@ class Training:
 
     def warn_torn(self) -> None:
         """Say that nothing can be saved, and what the run goes on from."""
-        latest = self.run.checkpoints.latest() or self.run.resumed
-        whence = (
-            f"from {latest.path}, after step {latest.step}" if latest else "from its beginning: it has no checkpoint"
-        )
         logger.warning(
-            "interrupted in the middle of a step's update: nothing is saved of it; the run goes on {}", whence
+            "interrupted in the middle of a step's update: nothing is saved of it; the run goes on {}",
+            self._describe_latest(),
         )
+
+    def _describe_latest(self) -> str:
+        """Return from where the run goes on."""
+        latest = self.run.checkpoints.latest() or self.run.resumed
+        if latest is None:
+            return "from its beginning: it has no checkpoint"
+        return f"from {latest.path}, after step {latest.step}"
 
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:

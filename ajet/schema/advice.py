@@ -28,6 +28,8 @@ _MEANT = {
     "WorkflowOutput": _ANSWER,
     "ModelTuner": _CLIENT,
 }
+_VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})|%\w+%")
+_NAMES_OF_TUNER = ("tuner", "ajet_tuner", "model_tuner")
 SHOWN = 12
 """Columns that are listed."""
 
@@ -38,10 +40,35 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
         return _on_key(problem, task, output)
     words = str(problem)
     if isinstance(problem, AttributeError) and (found := _NO_ATTRIBUTE.search(words)):
-        return _on_attribute(found["kind"], found["name"], task)
+        return _on_renamed_tuner(problem, found["name"]) or _on_attribute(found["kind"], found["name"], task)
     if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
         return _MEANT[kind["kind"]]
     return ""
+
+
+def _on_renamed_tuner(problem: AttributeError, name: str) -> str:
+    """Return advice on a tuner used as a client by a function that calls it otherwise; "" for any other."""
+    if name not in _OF_A_CLIENT or type(problem.obj).__name__ != "ModelTuner":
+        return ""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount]
+        called = next((each for each in names if frame.f_locals.get(each) is problem.obj), "")
+        if called and called not in _NAMES_OF_TUNER and len(names) >= 2 and names[-1] == called:
+            return (
+                f"{code.co_name}({', '.join(names)}) is given the task and the tuner, by whatever names: the question "
+                f"is `{names[-2]}.main_query`, and `{called}.as_raw_openai_sdk_client()` gives the client of OpenAI's "
+                "SDK"
+            )
+    return ""
+
+
+def advise_on_path(path: str) -> str:
+    """Return advice on a path that was not found, or ""."""
+    variable = _VARIABLE.search(path)
+    if variable is None:
+        return ""
+    return f"write the path in full: environment variables such as {variable[0]} are not expanded in paths"
 
 
 def _on_attribute(kind: str, name: str, task: Task | None) -> str:

@@ -30,7 +30,7 @@ def program() -> str:
     found = shutil.which("ajet")
     if found is not None and (not script.exists() or _same(Path(found), script)):
         return "ajet"
-    return shlex.quote(_shown(script)) if script.exists() else f"{python()} -m ajet"
+    return shlex.quote(short_path(script)) if script.exists() else f"{python()} -m ajet"
 
 
 def python() -> str:
@@ -38,7 +38,7 @@ def python() -> str:
     found = shutil.which("python")
     if found is not None and Path(found) == Path(sys.executable):
         return "python"
-    return shlex.quote(_shown(Path(sys.executable)))
+    return shlex.quote(short_path(Path(sys.executable)))
 
 
 def installs(*packages: str) -> str:
@@ -50,7 +50,7 @@ def installs(*packages: str) -> str:
 def installs_extra(extra: str) -> str:
     """What brings one of ajet's extras: for a clone from that clone, for a wheel from where it came."""
     if (HOME / "pyproject.toml").is_file():
-        return f'{_installer()} -e "{_shown(HOME)}[{extra}]"'
+        return f'{_installer()} -e "{short_path(HOME)}[{extra}]"'
     origin = _origin()
     return f'{_installer()} "ajet[{extra}] @ {origin}"' if origin else f'{_installer()} "ajet[{extra}]"'
 
@@ -58,20 +58,20 @@ def installs_extra(extra: str) -> str:
 def installs_here() -> str:
     """The command that installs ajet itself anew, with what it requires."""
     if (HOME / "pyproject.toml").is_file():
-        return f'{_installer()} -e "{_shown(HOME)}"'
+        return f'{_installer()} -e "{short_path(HOME)}"'
     return f'{_installer()} --force-reinstall "{_origin() or "ajet"}"'
 
 
 def run_named(folder: Path, name: str) -> str:
     """The run in `folder` as commands take it here: its name, or its folder where that lies elsewhere than commands
     look."""
-    return name if Path("launcher_record", name).resolve() == folder.resolve() else _shown(folder)
+    return name if Path("launcher_record", name).resolve() == folder.resolve() else short_path(folder)
 
 
 def lists_runs(root: Path) -> str:
     """The command that lists the runs of `root`."""
     usual = Path("launcher_record").resolve() == root.resolve()
-    return command("runs") if usual else command("runs", "--exp-dir", _shown(root))
+    return command("runs") if usual else command("runs", "--exp-dir", short_path(root))
 
 
 def _installer() -> str:
@@ -80,7 +80,7 @@ def _installer() -> str:
     if find_spec("pip") is not None:
         return f"{python()} -m pip install"
     beside = Path(sys.executable).parent / "uv"
-    uv = "uv" if shutil.which("uv") else _shown(beside) if beside.exists() else None
+    uv = "uv" if shutil.which("uv") else short_path(beside) if beside.exists() else None
     if uv is not None:
         return f"{shlex.quote(uv)} pip install --python {python()}"
     return f"{python()} -m ensurepip && {python()} -m pip install"
@@ -98,7 +98,7 @@ def _origin() -> str | None:
     return str(address) if address else None
 
 
-def _shown(path: Path) -> str:
+def short_path(path: str | Path) -> str:
     """The path, from the working directory on where it lies below it."""
     whole = os.path.abspath(path)  # not resolved: an environment is known by its own link to Python
     try:

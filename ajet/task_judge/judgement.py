@@ -16,6 +16,8 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.process_reward import ProcessReward
 
+_SHOWN = 200
+"""Characters of a wrong value that are shown."""
 UNDECIDED = "no score: the judge did not decide"
 _OF_A_MAPPING = ("score", "success", "reason")
 
@@ -41,13 +43,32 @@ def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | 
     elif isinstance(judgement, Real):
         verdict = Verdict(float(judgement), None)
     else:
-        raise JudgeFailure(
-            f"{who}: expected a number, (reward, is_success), a list of numbers, a Verdict, a dict with a score, or "
-            f"None, got {judgement!r:.200}"
-        )
+        raise JudgeFailure(f"{who}: {_explain_unread(judgement)}")
     if verdict.reward is None and not verdict.reason:
         verdict.reason = UNDECIDED
     return checked(verdict, who)
+
+
+def _explain_unread(judgement: Any) -> str:
+    """Return what is wrong with a value that is no reward, and what to return instead."""
+    if isinstance(judgement, Mapping):
+        keys = ", ".join(str(key) for key in judgement)[:_SHOWN] or "no key"
+        return f'it returned a dict without "score" (it has: {keys}); return {{"score": 1.0, …}}'
+    if isinstance(judgement, str):
+        cure = "return float(…)" if _is_number(judgement) else "return a number"
+        return f"it returned the text {judgement!r:.{_SHOWN}}; {cure}"
+    return (
+        f"it returned {judgement!r:.{_SHOWN}}, a {type(judgement).__name__}; expected a number, (reward, is_success), "
+        'a list of numbers, a Verdict, a dict with "score", or None'
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def total(reward: Any, who: str, gamma: float) -> float | None:

@@ -50,7 +50,7 @@ class Overlap:
         told = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
         if not told:
             return ""
-        return f"{self.found} of {self.held_out} held-out tasks are among the {self.trained} trained: {', '.join(told)}"
+        return f"{self.found} of {self.held_out} validation tasks are also trained on: {', '.join(told)}"
 
 
 def overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> Overlap:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from ajet.schema.advice import advise_on_path
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 
@@ -78,7 +79,7 @@ def _missing(path: str, base: Path, key: str, what: str, kind: str, do: str) -> 
         f"The {what} {path} does not exist.",
         where=key,
         expected=f"{kind}, looked for in {' and '.join(map(str, folders))}",
-        do=f"did you mean {near[0]}?" if near else do,
+        do=advise_on_path(path) or (f"did you mean {near[0]}?" if near else do),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
+from ajet.schema.advice import advise_on_path
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.benchmark_files import rows_of_array
@@ -142,8 +143,9 @@ def locate(path: str, config: str | None, base: Path) -> Place:
     above = find(head, base) if head.strip("./~") else None
     if above is not None and above.is_dir() and config is None and _is_data_set(above):
         return _in_folder(above, tail)
-    if Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
-        raise TaskError(f"The data set {path} does not exist.", where=f"{KEY}.dataset_path")
+    advice = advise_on_path(path)
+    if advice or Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
+        raise TaskError(f"The data set {path} does not exist.", where=f"{KEY}.dataset_path", do=advice)
     return _on_hub(path, config)
 
 

@@ -48,6 +48,8 @@ class JsonlReader:
         self._skip = reader.on_bad_row == "skip"
         self.skipped = 0
         """Bad rows left out so far."""
+        self._read: tuple[str, list[int]] = ("", [])
+        """Name of the file read last, and the line of each of its tasks."""
 
     def has(self, split: TaskSplit) -> bool:
         """Whether a file is named for the split."""
@@ -61,6 +63,15 @@ class JsonlReader:
             raise TaskError(f"No file is named for the {split} tasks.", where=key, do=f"set {key}")
         return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skip, counter=self)
 
+    def place_of(self, index: int) -> str:
+        """Return file and line of a task of the split read last."""
+        name, numbers = self._read
+        return f"{name}:{numbers[index]}"
+
+    def note_lines(self, file: Path, numbers: list[int]) -> None:
+        """Take in where the tasks of a file stand."""
+        self._read = (file.name, numbers)
+
     def task_of(self, row: dict[str, Any]) -> Task:
         """The task of a row. Raises BadRow."""
         return task_of(row, self._columns)
@@ -72,10 +83,12 @@ def read_tasks(
     """The tasks of one file. `made`: a row as a task; it may raise BadRow. Raises TaskError at the first bad line,
     unless told to skip."""
     tasks: list[Task] = []
+    numbers: list[int] = []
     bad: list[tuple[int, str]] = []
     for number, line in _lines(file):
         try:
             tasks.append(made(_row(line)))
+            numbers.append(number)
         except BadRow as problem:
             if not tasks and not bad and (other := _of_another_format(file, line)) is not None:
                 raise TaskError(
@@ -96,6 +109,8 @@ def read_tasks(
         logger.warning("{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), total, *bad[0])
         if counter is not None:
             counter.skipped += len(bad)
+    if counter is not None:
+        counter.note_lines(file, numbers)
     if not tasks:
         why = f": each of its {len(bad)} rows was left out, the first because {bad[0][1]}" if bad else ""
         raise TaskError(f"The task file holds no task{why}.", where=str(file), expected="one JSON object a line")
@@ -111,7 +126,7 @@ def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
         read = (
             f"task_reader: {{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.name}}}}} reads it"
         )
-        return f"The task file is {file.suffix.lower().lstrip('.')}, and no JSON Lines", read
+        return f"The task file is {file.suffix.lower().lstrip('.')}, not JSON Lines", read
     return None
 
 

@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskReader, TaskSplit
 from ajet.task_reader.plain_values import BadRow, check_json
-from ajet.task_reader.rows import with_ids
+from ajet.task_reader.rows import explain_ids, with_ids
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -70,14 +70,16 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
+        read = tasks
         try:
             tasks, shared = with_ids(tasks)
         except ValueError:  # an integer that is too long to be written: no record could hold the task
             for index, task in enumerate(tasks):
                 require_json(task, f"{self._name}, {split} task {index}")
             raise
-        if shared:
-            logger.warning("{} of {} {} tasks share their id: told apart by their content", shared, len(tasks), split)
+        place = getattr(self._reader, "place_of", None) or (lambda index: f"{split} task {index}")
+        if told := explain_ids(read, shared, place):
+            logger.warning("{}", told)
         return tasks
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ QUERY_COLUMNS = ("main_query", "question", "query", _PROMPT, "problem", "message
 ID_COLUMNS = ("task_id", "id")
 ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "solution", "target")
 
+SHOWN_IDS = 3
+"""Wrong ids that a warning lists, and places of each."""
 SHOWN = 20
 """Columns that an error lists."""
 
@@ -163,23 +165,24 @@ def _is_dialogue(value: Any) -> bool:
     return are_messages and value[-1]["role"] != "assistant" and any(each["role"] == "user" for each in value)
 
 
-def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
-    """Give every task an id of its own; also, how many tasks shared theirs with another.
+def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
+    """Give every task an id of its own; also, the ids that several tasks share, with the positions of these tasks.
 
     A missing id becomes the hash of the content; an id that several tasks bear gets that hash appended on all of
     them; identical rows are told apart by a counter.
     """
     tasks = list(tasks)
-    seen = Counter(task.task_id for task in tasks)
+    places: dict[str, list[int]] = {}
+    for index, task in enumerate(tasks):
+        places.setdefault(task.task_id, []).append(index)
+    seen = {task_id: len(indices) for task_id, indices in places.items()}
     result: list[Task] = []
     used = {task_id for task_id, count in seen.items() if count == 1 and task_id}
     numbers: Counter[str] = Counter()
-    shared = 0
     for task in tasks:
         if task.task_id and seen[task.task_id] == 1:
             result.append(task)
             continue
-        shared += bool(task.task_id)
         base = f"{task.task_id}-{_content(task)}" if task.task_id else _content(task)
         name = base
         while name in used:
@@ -187,7 +190,29 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
             name = f"{base}-{numbers[base] + 1}"
         used.add(name)
         result.append(task.model_copy(update={"task_id": name}))
-    return result, shared
+    return result, {task_id: indices for task_id, indices in places.items() if task_id and len(indices) > 1}
+
+
+def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], place: Callable[[int], str]) -> str:
+    """Return which ids cannot be kept and where they stand; "" where all can. `place`: of a task, by its position."""
+    wrong = [
+        f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_listed_places(indices, place)}"
+        for task_id, indices in list(shared.items())[:SHOWN_IDS]
+    ]
+    wrong += [f"{len(shared) - SHOWN_IDS} more such ids"] if len(shared) > SHOWN_IDS else []
+    empty = [index for index, task in enumerate(tasks) if any(task.metadata.get(name) == "" for name in ID_COLUMNS)]
+    wrong += [f"an empty id at {_listed_places(empty, place)}"] if empty else []
+    if not wrong:
+        return ""
+    return (
+        f"{'; '.join(wrong)}. These tasks get an id made from their content; to keep ids of your own, make each one "
+        "unique, and none empty"
+    )
+
+
+def _listed_places(indices: Sequence[int], place: Callable[[int], str]) -> str:
+    more = len(indices) - SHOWN_IDS
+    return ", ".join(map(place, indices[:SHOWN_IDS])) + (f" and {more} more" if more > 0 else "")
 
 
 def finite(value: Any, name: str) -> float:

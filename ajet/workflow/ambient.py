@@ -34,6 +34,7 @@ AGENT = "default"
 """The agent that such a client is."""
 _BRANDS = (("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"))
 """Variables that are set together, or not at all."""
+_ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 _LIBRARIES = ("httpx", "httpx2")
 """What OpenAI's and Anthropic's SDKs send by, in this version of theirs or another."""
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
@@ -169,8 +170,10 @@ def _name(url: Any) -> None:
     if not url.path.endswith(_CALLS) or url.host in _elsewhere:
         return
     _elsewhere.add(url.host)
-    logger.warning(
-        "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
-        "client `tuner.as_oai_baseurl_apikey()`, or unset the variables that name that server",
-        url.host,
-    )
+    names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
+    told = "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
+    told += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
+    if names:
+        logger.warning(told + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
+    else:
+        logger.warning(told, url.netloc.decode())

@@ -140,7 +140,7 @@ def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project
     models = ["--model", f"weak@{server}", "--model", f"strong@{server}"]
     out = run(capsys, "x.yaml", *models, "--csv", "a.csv", "--parquet", "a.parquet")
     assert "8 tasks, 1 attempt each, greedy" in out
-    assert "Known from training: 1 of 8 held-out tasks are among the 2 trained: 1 in another order (such as t3)" in out
+    assert "Known from training: 1 of 8 validation tasks are also trained on: 1 in another order (such as t3)" in out
     assert "50.0%" in out and "87.5%" in out and "  low " in out and "  high " in out
     assert "gained 4 tasks: t3, t5, t7" not in out and "gained 3 tasks: t3, t5, t7" in out and "lost" not in out
     assert "p = 0.250 (exact McNemar test): may be chance" in out and "not known from one attempt a task" in out

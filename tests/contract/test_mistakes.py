@@ -292,7 +292,7 @@ def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, sai
         (["validate", "bare.yaml"], ["ajet.model.path", "move `model` below `ajet:`"]),
         (["--conf", "x.yaml", "--rollout.num_repeat=4"], ["settings have no dashes", "write rollout.num_repeat=4"]),
         (["plan", "x.yaml", "rollout.num_repeat", "4"], ["write rollout.num_repeat=VALUE, without spaces"]),
-        (["plan", "x.yaml", "rollout.user_workflow=flow.Good"], ["is no reference", "write flow->Good"]),
+        (["plan", "x.yaml", "rollout.user_workflow=flow.Good"], ["write flow->Good"]),
         (["validate", "x.yaml", "rollout.user_workflow=null"], ["user_workflow", "ajet serve --conf FILE.yaml"]),
         (["validate", "x.yaml", "model.path=embedded:smollm-135m"], ["did you mean embedded:smollm2-135m?"]),
         (["deploy", "played"], ["played was played by debug, and not trained", "--backbone local"]),

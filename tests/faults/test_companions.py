@@ -506,6 +506,6 @@ def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
     }
     with pytest.raises(UserError) as caught:
         services.require_services(Experiment.from_dict({"ajet": tree}, base=tmp_path))
-    assert caught.value.what.startswith("2 services are not to be had:")
+    assert caught.value.what.startswith("2 services cannot be reached:")
     for words in ("environment service at http://127.0.0.1:9: ", "env_url", "model server", "rollout.endpoint", "do "):
         assert words in caught.value.what

@@ -63,7 +63,8 @@ MISTAKES = (
     Mistake(
         16, "OPENAI_API_KEY and OPENAI_BASE_URL are set and the agent uses OpenAI()",
         "no model call reached ajet, and what to give the client", (DEBUG,),
-        shows=("no_model_call", "as_oai_baseurl_apikey"),
+        shows=("without calling the model", "as_oai_baseurl_apikey", "unset OPENAI_BASE_URL"),
+        hides=("a command finds",),
         files=agent(OWN_CLIENT % "max_retries=0"),
         variables={"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
     ),
@@ -91,7 +92,8 @@ MISTAKES = (
     ),
     Mistake(
         20, "input() in the agent", "the line, and that there is no terminal", (DEBUG,),
-        shows=("EOFError", "agent.py:2"), files=change(CLIENT, f'    input("go on? ")\n{CLIENT}'),
+        shows=("EOFError", "agent.py:2", "keyboard", "task.metadata"),
+        files=change(CLIENT, f'    input("go on? ")\n{CLIENT}'),
     ),
     Mistake(
         21, "a tool that raises an error of its library", "the line and the error", (DEBUG,),
@@ -119,14 +121,15 @@ MISTAKES = (
         shows=("ChatCompletion", "final_answer"), files=change("reply.choices[0].message.content or \"\"", "reply"),
     ),
     Mistake(
-        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,), shows=("final_answer",),
+        26, "the agent returns (answer, reward)", "the order to write", (DEBUG,),
+        shows=("tuple", "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"),
         files=change('return reply.choices[0].message.content or ""',
                      'return reply.choices[0].message.content or "", 1.0'),
     ),
     Mistake(
         27, "a function without async uses the AsyncOpenAI",
         "an await is missing; what a synchronous agent uses", (DEBUG,),
-        shows=("await", "agent.py:5"),
+        shows=("agent.py:4", "async def agent"), hides=("never awaited",),
         files={"agent.py": AGENT.replace("async def", "def").replace("await ", "")},
     ),
     Mistake(
@@ -135,12 +138,12 @@ MISTAKES = (
     ),
     Mistake(
         29, "agent(question, client)", "what the two arguments are", (DEBUG,),
-        shows=("agent.py", "as_raw_openai_sdk_client"),
+        shows=("agent(question, client)", "question.main_query", "client.as_raw_openai_sdk_client()"),
         files=agent(TWO_OTHERS.rstrip()),
     ),
     Mistake(
         30, "replies are cut at two tokens", "the panel marks the cut reply, the verdict counts them", (DEBUG,), code=0,
-        shows=("max_response_length_in_one_turn", "2 of 2"),
+        shows=("2 of 2", "raise ajet.rollout.max_response_length_in_one_turn (now 2)"),
         files={**change(", max_tokens=8", ""),
                "m.yaml": YAML.replace("max_response_length_in_one_turn: 8", "max_response_length_in_one_turn: 2")},
     ),

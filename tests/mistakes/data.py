@@ -86,7 +86,8 @@ MISTAKES = (
     ),
     Mistake(
         9, "ids given twice, and an empty one",
-        "said, and the rows are told apart by content", (DRY,), code=0, shows=("3 train",),
+        "said, and the rows are told apart by content", (DRY,), code=0,
+        shows=("3 train", "train.jsonl:1", "train.jsonl:2", "train.jsonl:3", '"a"', "empty id"),
         files={"train.jsonl": json_lines(TWICE)},
     ),
     Mistake(
@@ -109,7 +110,7 @@ MISTAKES = (
     ),
     Mistake(
         12, "the validation file is the training file",
-        "the overlap is counted", (DRY,), code=0, shows=("12 of 12",),
+        "the overlap is counted", (DRY,), code=0, shows=("12 of 12", "m.yaml:5"),
         files={"m.yaml": YAML.replace(
             "{training: {file_path: train.jsonl}}",
             "{training: {file_path: train.jsonl}, validation: {file_path: train.jsonl}}",
@@ -122,7 +123,8 @@ MISTAKES = (
     ),
     Mistake(
         14, "$HOME in a path of the YAML",
-        "where it was looked for", (DRY,), shows=("$HOME/train.jsonl", "file_path"),
+        "where it was looked for, and that variables are not expanded", (DRY,),
+        shows=("$HOME/train.jsonl", "file_path", "not expanded"),
         files={"m.yaml": YAML.replace("file_path: train.jsonl", "file_path: $HOME/train.jsonl")},
     ),
 )  # fmt: skip

@@ -91,7 +91,7 @@ def test_a_setting_of_agentrl_is_answered_with_ours(tmp_path):
     assert "rollout.num_repeat" in refused(tmp_path, "ajet: {}\n", "num_generations=8").do
     assert "leave it out" in refused(tmp_path, "ajet: {}\n", "trainer_common.optim.beta1=0.9").do
     for flag, words in (("--num_generations", "rollout.num_repeat"), ("--beta1=0.1", "leave it out")):
-        with pytest.raises(UserError, match="is no flag") as caught:
+        with pytest.raises(UserError, match="There is no option") as caught:
             understood(["--conf", "x.yaml", flag, "8"])
         assert words in caught.value.do
 

@@ -120,7 +120,11 @@ def test_hints_fit_what_failed() -> None:
     assert "rollout.episode_timeout" in hint_of(Failure("judge", "timeout", "the judge did not end"))
     lacks = hint_of(Failure("judge", "JudgeFailure", "right raised KeyError: 'final_answer'"))
     assert "no metadata['final_answer']: return WorkflowOutput(metadata=" in lacks
-    assert "call it alone" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
+    assert "judge" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
+    pair = Failure("agent", "wrong_type", "agent returned a tuple, which is not read; expected text")
+    assert "WorkflowOutput(reward=" in hint_of(pair)
+    silent = Failure("agent", "no_model_call", "the workflow ended without calling the model")
+    assert "OPENAI_BASE_URL" in hint_of(silent, is_command=True) and "OPENAI_BASE_URL" not in hint_of(silent)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_frames_of_others_are_counted_and_the_hint_names_the_own_line(monkeypatc
     failure = Failure("agent", "Lost", "w.Lost", traceback=CHAIN)
     assert "_base.py" not in "\n".join(shown(monkeypatch, failure))
     assert shown(monkeypatch, failure)[-2] == "(not shown: 2 of openai, 1 of ajet, 1 of Python)"
-    assert hint_of(failure).startswith("the workflow raised at /home/me/site/tools.py:2;")
+    assert hint_of(failure).startswith("correct /home/me/site/tools.py:2;")
     nowhere = Failure(
         "agent", "Lost", "no", traceback=f"Traceback (most recent call last):\n{OTHERS}openai.Refused: no\n"
     )

@@ -47,9 +47,9 @@ def test_a_line_a_task(rewards: tuple[float | None, ...], told: str) -> None:
 def test_what_to_change_follows_from_what_was_played() -> None:
     failed = group(None)
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
-    assert advice([failed], AjetConfig()) == "mend what the hints above name"
+    assert advice([failed], AjetConfig()) == "correct what the hints above name"
     half = [failed, group(*[0.0] * len(failed.episodes))]
-    assert advice(half, AjetConfig()).endswith("episodes failed: mend what the hints above name")
+    assert advice(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
     assert "name a judge" in advice([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
     assert "the judge decided none" in advice([group(None)], judged)

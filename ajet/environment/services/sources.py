@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ajet.config import resolve_reference
+from ajet.config.functions import place_of
 from ajet.environment.addresses import checked
 from ajet.environment.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld
 from ajet.environment.services.hosted import AgentJetWorld, OwnWorld, World
@@ -23,6 +24,7 @@ from ajet.schema.errors import ConfigError, UserError
 
 PACKAGES = {"gymnasium": "gymnasium", "textarena": "textarena", "skyrl": "skyrl_gym"}
 """How an ecosystem is named, and its package, whose `make(ID)` makes an environment."""
+GYMNASIUM = ("reset", "step", "action_space", "observation_space", "close")
 TASKS = 1000
 """Training tasks of a world that names none."""
 
@@ -96,6 +98,7 @@ def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tas
     if has("reset", "get_observation", "step"):
         return TextArenaWorld(make, name, tasks)
     if has("reset", "step"):
+        _require_gymnasium(make, like, name, source)
         return GymnasiumWorld(make, name, tasks)
     if has("init", "step"):
         return SkyRLWorld(lambda row: make(dict(row)), name, _rows(data, name))
@@ -107,6 +110,22 @@ def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tas
         do="write `def create(self, task_id): …` and `def step(self, action): …`, which answers "
         "(observation, reward, done)",
     )
+
+
+def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
+    """Raise ConfigError for a class with gymnasium's `reset` and `step` whose objects lack the rest of it."""
+    lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
+    made = _tried(make, name) if lacks and isinstance(like, type) else like
+    if lacks := [each for each in lacks if not hasattr(made, each)]:
+        has = ", ".join(each for each in GYMNASIUM if each not in lacks)
+        raise ConfigError(
+            f"{name} lacks what an environment of gymnasium has: {', '.join(lacks)}.",
+            where=place_of(getattr(like, "reset", None)) or source,
+            expected=f"{', '.join(GYMNASIUM)} ({name} has {has}); action_space says what an action is, as "
+            "gymnasium.spaces.Discrete(4)",
+            do="add them, or derive the class from gymnasium.Env and set action_space and observation_space; or write "
+            "create(task_id) and step(action) instead: docs/environments.md",
+        )
 
 
 def _tried(make: Callable[[], Any], name: str) -> Any:

@@ -28,7 +28,8 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         with suppress(RuntimeError):  # that loop has ended
             loop.call_soon_threadsafe(_settle, done, outcome, problem)
 
-    threading.Thread(target=work, name="ajet-call", daemon=True).start()
+    thread = threading.Thread(target=work, name="ajet-call", daemon=True)
+    thread.start()  # who asks where the code stands reads this variable (ajet.rollout.isolation.frames)
     return await done
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ajet.environment.services.threads import in_thread
+
 _FOREIGN = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(Path(__file__).parents[2]),
@@ -39,8 +41,17 @@ def stands(thread: int | None, task: asyncio.Task[Any] | None) -> str:
     found = users_frame(frame) if frame is not None else None
     if found is None and task is not None:
         for waiting in _awaiting(task.get_coro()):
-            found = users_frame(waiting) or found
+            found = users_frame(waiting) or _in_own_thread(waiting) or found
     return place(found) if found is not None else ""
+
+
+def _in_own_thread(waiting: FrameType) -> FrameType | None:
+    """Where the person's code stands in the thread that `in_thread` waits for, if that is what waits here."""
+    if waiting.f_code is not in_thread.__code__:
+        return None
+    thread = waiting.f_locals.get("thread")
+    frame = sys._current_frames().get(getattr(thread, "ident", None) or 0)
+    return users_frame(frame) if frame is not None else None
 
 
 def _awaiting(coroutine: Any) -> Iterator[FrameType]:

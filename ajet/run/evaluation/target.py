@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.run.evaluation.models import BASE, Model, chosen_models, needs_run
-from ajet.schema.commands import command, lists_runs
+from ajet.schema.commands import command, lists_runs, short_path
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:
     if identity is None or not identity.is_of_other_yaml(yaml, run) or not Path(str(identity.yaml)).exists():
         return
     raise UserError(
-        f"The run {experiment.name} belongs to {identity.yaml}; this YAML of the same run name is {yaml}.",
-        where=str(run),
+        f'Two projects use the run name "{experiment.name}": the run in {short_path(run)} is of '
+        f"{short_path(str(identity.yaml))}, and you named {short_path(str(yaml))}.",
+        where=short_path(run),
         expected="another ajet.experiment_name for each project",
         do=f"{command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
     )

@@ -53,6 +53,8 @@ class OverriddenKey:
     verl_where: str
     value: Any
     """The value that verl gets; one of the environment as it is written."""
+    own: Any
+    """The value below `ajet`, which it does not get."""
 
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
@@ -69,7 +71,8 @@ def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
         places = place_of(layer, ours), ".".join(map(str, own[1])), place_of(own[0], own[1])
         written = own[0].value(own[1])
         shown = written if "oc.env" in str(written) else HIDDEN if is_secret(verl) else given
-        found.append(OverriddenKey(key, *places, shown))
+        own_value = HIDDEN if is_secret(verl) else value_at(experiment.ajet, ours[1:])
+        found.append(OverriddenKey(key, *places, shown, own_value))
     return found
 
 
@@ -135,7 +138,8 @@ def overridden_lines(found: list[OverriddenKey]) -> str:
     if not found:
         return ""
     rows = [
-        f"  {each.key} ({each.where}) is overridden by {each.verl_key} ({each.verl_where}): verl gets {each.value}"
+        f"  {each.key} ({each.where}) is {each.own}, overridden by {each.verl_key} ({each.verl_where}): verl gets "
+        f"{each.value}"
         for each in found
     ]
     return "\n".join(["Set twice; verl's own section counts:", *rows])
