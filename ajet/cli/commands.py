@@ -78,7 +78,7 @@ LISTED = {
     ),
     "doctor": Entry(
         "doctor.doctor",
-        "Check machine, packages, network and a model's template, or a store, or measure. Exits 1 only for a problem.",
+        "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",
     ),
     "config": Entry("config.app", "Look at a composed config."),
     "cluster": Entry("cluster.app", "Runs on a cluster (verl)."),
