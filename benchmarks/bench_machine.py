@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
-        found = measure_machine(options.model, processes=options.world_size)
+        with redirect_stdout(sys.stderr):  # what is logged meanwhile is no part of the JSON
+            found = measure_machine(options.model, processes=options.world_size)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -36,6 +36,7 @@ COVERED = {
     "ajet/backbone/verl/checkup.py::_flash_attention": "doctor",
     "ajet/backbone/verl/checkup.py::verl_findings": "doctor",
     "ajet/backbone/verl/cluster/gpus.py::gpus": "verl",
+    "ajet/backbone/verl/cluster/gpus.py::list_gpu_names": "",  # the estimate of a dry run
     "ajet/backbone/verl/cluster/gpus.py::refuse_busy": "verl",
     "ajet/backbone/verl/cluster/ray_cluster.py::needs_of": "",  # NPUs
     "ajet/backbone/verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
@@ -54,7 +55,7 @@ COVERED = {
     "ajet/backbone/verl/config/refusals.py::_strategy": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/refusals.py::_trees": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/cpu/__init__.py::environment": "",  # of the CPU alone
-    "ajet/backbone/verl/settings.py::_device": "verl",
+    "ajet/backbone/verl/settings.py::find_device": "verl",
     "ajet/backbone/verl/settings.py::_megatron": "megatron",
     "ajet/backbone/verl/settings.py::environment_of": "megatron",
     "ajet/backbone/verl/settings.py::verl_settings": "",  # a cluster that was there before: its GPUs are not this one's
@@ -88,6 +89,8 @@ COVERED = {
     "ajet/record/environment.py::_gpus": "local",
     "ajet/run/checkup/machine.py::_gpus": "doctor",
     "ajet/run/checkup/packages.py::packages": "doctor",
+    "ajet/run/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
+    "ajet/run/plan.py::show_plan": "",  # the same
     "ajet/run/cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
     "ajet/run/cluster/kuberay.py::kuberay": "",
     "ajet/run/cluster/slurm.py::_accelerators": "",

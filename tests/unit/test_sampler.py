@@ -28,6 +28,9 @@ from ajet.store.signs_of_life import THREAD
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
+TOLD_PROBE = {"ids": [1, 2], "tolerance": 0.01, "said": {"0": [0.1], "1": [0.2]}}
+"""What a trainer announces, by which a server's weights are known."""
+
 
 class Rollout:
     """Groups that were begun, by the order in which they were."""
@@ -434,10 +437,10 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
     draining = Sampler(parts, Given(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
-    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
     draining._look()
     assert len(rollout.begun) == 1 and [each.told[module.SERVER] for each in ledger.members()] == ["http://server"]
-    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1}))
+    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
     draining.drain(Interrupts(), 600.0)
     assert found == [(False, "")], "who is there beside it gives the server the next weights"
     assert draining.played.groups == 1 and draining.played.given_back == 0
@@ -471,9 +474,9 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
     draining = Sampler(parts, Gone(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
-    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
     draining._look()
-    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1}))
+    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
     monkeypatch.setattr(draining, "_renew", renewed)
     draining.drain(Interrupts(), 600.0)
     assert asked == [1] and len(looks) >= 3, "a server that is gone is not asked again and again"

@@ -14,7 +14,6 @@ from aiohttp import web
 from ajet.environment.mcp.contract import CallFailed, Limits, Reply
 from ajet.environment.mcp.results import shown
 from ajet.environment.mcp.servers import servers_of
-from ajet.environment.mcp.thin import ThinClient
 from ajet.environment.mcp.toolset import Toolset
 from ajet.schema.tool_use import ToolUse
 from tests.mcp_servers import hostile_replies
@@ -31,7 +30,7 @@ async def use_server(use: str) -> tuple[list[str], list[str]]:
     async def count(text: str) -> int:
         return len(text)
 
-    tools = await Toolset.open(servers_of(use, ROOT), ThinClient(), keep=uses.append, count=count, limits=LIMITS)
+    tools = await Toolset.open(servers_of(use, ROOT), keep=uses.append, count=count, limits=LIMITS)
     async with tools:
         names = [each["function"]["name"] for each in tools.told]
         json.dumps(tools.told, ensure_ascii=False).encode()  # a model can be shown them

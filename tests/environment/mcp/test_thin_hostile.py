@@ -39,7 +39,7 @@ async def play(*servers: Server, limits: Limits = LIMITS, most: int = 3) -> list
     async def count(text: str) -> int:
         return len(text)
 
-    tools = await Toolset.open(servers, ThinClient(), keep=uses.append, count=count, limits=limits)
+    tools = await Toolset.open(servers, keep=uses.append, count=count, limits=limits)
     async with tools:
         json.dumps(tools.told, ensure_ascii=False, allow_nan=False).encode()  # a request can carry them
         names = [each["function"]["name"] for each in tools.told]
