@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
 
     other = ajet("--conf", "b/m.yaml", two, cwd=tmp_path)
     assert other.returncode == 2 and "Traceback" not in other.stdout, other.stdout
-    assert all(str(tmp_path / each / "m.yaml") in other.stdout for each in "ab")
+    assert all(f"{each}/m.yaml" in other.stdout for each in "ab")
     assert "ajet.experiment_name" in other.stdout
 
     (tmp_path / "a" / "judge.py").write_text(JUDGE.replace("0.125", "-5"))
