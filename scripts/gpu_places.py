@@ -36,7 +36,6 @@ COVERED = {
     "ajet/backbone/verl/checkup.py::_flash_attention": "doctor",
     "ajet/backbone/verl/checkup.py::verl_findings": "doctor",
     "ajet/backbone/verl/cluster/gpus.py::gpus": "verl",
-    "ajet/backbone/verl/cluster/gpus.py::list_gpu_names": "",  # the estimate of a dry run
     "ajet/backbone/verl/cluster/gpus.py::refuse_busy": "verl",
     "ajet/backbone/verl/cluster/ray_cluster.py::needs_of": "",  # NPUs
     "ajet/backbone/verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz

@@ -209,7 +209,7 @@ def find_own_gpu(settings: AjetConfig, *, on_cluster: bool = False) -> GpuName |
     Args:
         on_cluster: True if the run joins a cluster, whose machines have GPUs.
     """
-    from ajet.backbone.verl.cluster.gpus import gpus, list_gpu_names
+    from ajet.backbone.verl.cluster.gpus import gpus
     from ajet.backbone.verl.settings import find_device
 
     if on_cluster or settings.trainer_common.device not in ("auto", "cpu"):
@@ -217,5 +217,5 @@ def find_own_gpu(settings: AjetConfig, *, on_cluster: bool = False) -> GpuName |
     found = gpus()
     if settings.trainer_common.device == "cpu" or find_device(found[0].total if found else None) == "cpu":
         return None
-    names = " ".join(list_gpu_names())
+    names = " ".join(each.name for each in found)
     return next((name for name in GPUS if name in names), "H100")

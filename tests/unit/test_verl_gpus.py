@@ -22,19 +22,22 @@ def smi(tmp_path, monkeypatch):
 
 
 def test_memory_is_read_in_bytes(smi):
-    smi("81559, 4, 9.0\n81559, 60000, 8.6")
-    assert gpus() == [Gpu(81559 * 2**20, 4 * 2**20, 9), Gpu(81559 * 2**20, 60000 * 2**20, 8)]
+    smi("81559, 4, 9.0, NVIDIA H100 PCIe\n81559, 60000, 8.6, NVIDIA A100")
+    assert gpus() == [
+        Gpu(81559 * 2**20, 4 * 2**20, 9, "NVIDIA H100 PCIe"),
+        Gpu(81559 * 2**20, 60000 * 2**20, 8, "NVIDIA A100"),
+    ]
 
 
 def test_free_ones_are_enough_or_the_busy_ones_are_named(smi):
-    smi("81559, 4, 9.0\n81559, 60000, 9.0\n81559, 4, 9.0")
+    smi("81559, 4, 9.0, NVIDIA H100\n81559, 60000, 9.0, NVIDIA H100\n81559, 4, 9.0, NVIDIA H100")
     refuse_busy(2)
     with pytest.raises(UserError, match=r"wants 3 GPUs; of 3, others use 1: 1 \(59 GiB\)") as caught:
         refuse_busy(3)
     assert "--skip-check-avail-gpu" in caught.value.do
 
 
-@pytest.mark.parametrize("text", ["", "No devices were found", "[N/A], [N/A], [N/A]"])
+@pytest.mark.parametrize("text", ["", "No devices were found", "[N/A], [N/A], [N/A], [N/A]"])
 def test_a_machine_that_does_not_tell_has_none(smi, text):
     smi(text)
     assert gpus() == []

@@ -22,27 +22,21 @@ class Gpu(NamedTuple):
     used: int
     generation: int
     """Of its compute capability the number before the dot: 8 and 9 are Ampere and Hopper."""
+    name: str
+    """Of the product, such as NVIDIA H100 PCIe."""
 
 
 def gpus() -> list[Gpu]:
     """All GPUs of this machine."""
-    command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
-        return [Gpu(int(total) * 2**20, int(used) * 2**20, int(float(cap))) for total, used, cap in rows]
+        rows = [line.split(",", 3) for line in done.stdout.splitlines() if line.strip()]
+        return [
+            Gpu(int(total) * 2**20, int(used) * 2**20, int(float(cap)), name.strip()) for total, used, cap, name in rows
+        ]
     except (OSError, subprocess.SubprocessError, ValueError):  # no such command, no GPU, or one that does not tell
         return []
-
-
-def list_gpu_names() -> list[str]:
-    """Return the product names of this machine's GPUs."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def refuse_busy(wanted: int) -> None:
