@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ajet.config.record_file import open_record_file, replace_record_file
 from ajet.record.bounded_json import next_line, parse_object
@@ -88,6 +88,18 @@ def heal(path: Path) -> int:
         if end < size:
             file.truncate(end)
         return size - end
+
+
+def read_tail(stream: BinaryIO, size: int) -> bytes:
+    """Return the last `size` bytes of a file; all of a shorter one."""
+    stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
+    return stream.read()
+
+
+def read_last_lines(stream: BinaryIO, size: int) -> list[bytes]:
+    """Return the complete lines within the last `size` bytes of a file, without their newlines."""
+    is_cut = stream.seek(0, os.SEEK_END) > size
+    return read_tail(stream, size).split(b"\n")[int(is_cut) : -1]
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from ajet.config.record_file import list_record_folder, open_record_file
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
+from ajet.record.files import read_last_lines
 from ajet.record.status import read_status
 from ajet.record.viewer.library import state as state_of
 
@@ -173,10 +174,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     with opened as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL))
-        lines = file.read().split(b"\n")
-    whole = lines[1 if size > TAIL else 0 : -1]
+        whole = read_last_lines(file, TAIL)
     found = []
     for line in reversed(whole):
         if b'"tasks": ' in line:

@@ -28,6 +28,7 @@ from loguru import logger
 
 from ajet.config.schema.services import Companion
 from ajet.environment.sandbox.walls import Walled
+from ajet.record.files import read_tail
 from ajet.run.restarts import Restarts
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet.workflow.command import keeper
@@ -304,8 +305,7 @@ class RunningCompanion:
     def _last_lines(self) -> list[str]:
         """The last lines of its log, which may be long by now."""
         with self._log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - READ))
-            return log.read().decode(errors="replace").splitlines()
+            return read_tail(log, READ).decode(errors="replace").splitlines()
 
     def _failure(self, what: str, expected: str = "") -> UserError:
         lines = self._last_lines()[-SHOWN:]

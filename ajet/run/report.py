@@ -20,7 +20,7 @@ from ajet.config.record_file import has_record_file, list_record_folder, open_re
 from ajet.record.asked_file import require_place
 from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.episodes import NAME
-from ajet.record.files import read_rows
+from ajet.record.files import read_rows, read_tail
 from ajet.record.find_run import known_run, newest_run
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
@@ -120,9 +120,7 @@ def _text(file: Path) -> str:
 
 def _end(log: Path) -> str:
     with open_record_file(log) as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - LOG_BYTES))
-        return file.read().decode(errors="replace")
+        return read_tail(file, LOG_BYTES).decode(errors="replace")
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from ajet.config.record_file import open_record_file
 from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.denominators import numbers_of, over
 from ajet.record.evaluations import FILE
+from ajet.record.files import read_last_lines, read_tail
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
@@ -188,8 +189,7 @@ def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     """The last lines of a run's log; "" without one."""
     try:
         with open_record_file(main_log(folder)) as file:
-            file.seek(max(0, file.seek(0, 2) - window))
-            text = file.read().decode(errors="replace")
+            text = read_tail(file, window).decode(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
@@ -220,13 +220,11 @@ def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 
     found: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
         with open_record_file(metrics) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - window))
-            lines = file.read().split(b"\n")
+            lines = read_last_lines(file, window)
     except OSError:
         return found
     wanted = {f'"{names[0]}"'.encode(): names for names in rows}
-    for line in reversed(lines[(1 if size > window else 0) : -1]):
+    for line in reversed(lines):
         there = [mark for mark in wanted if mark in line]
         if not there:  # most rows of most files, and all of those that lack what a run of another kind has
             continue

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from ajet.record.files import read_tail
 from ajet.record.logs import log_name
 
 HANDLER = "ray_print_logs"
@@ -20,6 +21,8 @@ NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed
 """Lines that verl's libraries repeat hundreds of times."""
 _LINE = 160
 """Characters of a line that the screen shows."""
+_TAIL = 1 << 16
+"""Bytes of a log that are searched for its last line."""
 
 
 def find_last_line(folder: Path) -> tuple[str, str]:
@@ -28,7 +31,8 @@ def find_last_line(folder: Path) -> tuple[str, str]:
     if not files:
         return "", ""
     newest = max(files, key=lambda each: each.stat().st_mtime)
-    lines = newest.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with newest.open("rb") as log:  # it may be long by now
+        lines = read_tail(log, _TAIL).decode(errors="replace").strip().splitlines()
     return newest.name, lines[-1].strip()[:_LINE] if lines else ""
 
 
