@@ -50,6 +50,8 @@ class VerlSource:
     _bases: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
     """Name of a class -> its bases and its own fields."""
     _scanned: set[Path] = field(default_factory=set)
+    _texts: list[str] = field(default_factory=list)
+    """All files of the package, once one has been asked for."""
 
     def list_fields(self, target: str) -> set[str]:
         """Return the fields of the dataclass at a dotted name, those of its bases too; empty if it is not found."""
@@ -64,7 +66,9 @@ class VerlSource:
         get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
         whole = rf"|\bconfig{get}" if section == _DATA else ""
         read = re.compile(rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){whole}")
-        return any(read.search(each.read_text(encoding="utf-8")) for each in self.package.rglob("*.py"))
+        if not self._texts:
+            self._texts = [each.read_text(encoding="utf-8") for each in self.package.rglob("*.py")]
+        return any(map(read.search, self._texts))
 
     def _collect_fields(self, name: str) -> set[str]:
         bases, fields = self._bases.get(name, ([], set()))
