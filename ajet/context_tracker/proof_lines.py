@@ -158,7 +158,7 @@ def prove_endings(
             what = f"it finished with {call.finish!r} and its reply is missing"
         elif call.finish == "length" and _ends_itself(call, end_ids):
             what = "its reply ends by itself, and is called cut off"
-        if what is None and call.error is not None and call.finish not in ("aborted", "error"):
+        if what is None and call.error is not None and call.is_delivered:
             what = "a call that came to its end names an error"
         drawn = call.trained and not call.terms.written
         if what is None and temperature is not None and drawn and call.temperature != temperature:

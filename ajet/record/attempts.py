@@ -15,6 +15,7 @@ from typing import Any
 from ajet.record.files import read_rows
 from ajet.record.schema_check import require_schema
 from ajet.record.verdicts import decode_verdict
+from ajet.schema.call import UNDELIVERED
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError
 from ajet.schema.messages import text_of
@@ -115,7 +116,7 @@ def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
     """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
     require_schema(row)
     calls = row["calls"]
-    is_delivered = bool(calls) and calls[-1]["finish"] not in ("aborted", "error")
+    is_delivered = bool(calls) and calls[-1]["finish"] not in UNDELIVERED
     reply = calls[-1].get("reply") if is_delivered and told else None
     failure = Failure(**row["failure"]) if row["failure"] else None
     verdict = decode_verdict(row["verdict"]) if row["verdict"] else None

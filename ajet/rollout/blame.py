@@ -95,7 +95,7 @@ def time_by_place(
         cursor = max(cursor, end)
         place = "tool" if any(waiting.values()) else "agent"
     spent[place] += max(0.0, ended - cursor)
-    unfinished = any(call.finish in ("aborted", "error") and (call.ended or ended) >= ended - 0.05 for call in calls)
+    unfinished = any(not call.is_delivered and (call.ended or ended) >= ended - 0.05 for call in calls)
     return spent, "engine" if unfinished else place
 
 

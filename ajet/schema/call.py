@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float32]
 
 ToolChoice = Literal["auto", "none", "required", "named"]
 FinishReason = Literal["stop", "length", "tool_calls", "aborted", "error"]
+UNDELIVERED: tuple[FinishReason, ...] = ("aborted", "error")
+"""How calls finish whose reply the client did not receive."""
 ForkReason = Literal["template", "stop", "client_edit", "tools", "compaction", "unknown"]
 """Why a request could not extend an earlier call verbatim although one of the same agent preceded it:
 template: the chat template renders history differently from what was sampled (e.g. thinking stripped); stop: a stop
@@ -141,7 +143,7 @@ class Call:
     def is_delivered(self) -> bool:
         """True if the client received the reply: neither it nor its request failed or was cut off, and it was not drawn
         again."""
-        return self.finish not in ("aborted", "error")
+        return self.finish not in UNDELIVERED
 
     @property
     def is_cut(self) -> bool:
