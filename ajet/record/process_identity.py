@@ -42,7 +42,7 @@ class ProcessIdentity:
     def of(cls, pid: int) -> ProcessIdentity:
         """A process of this machine. Raises psutil.NoSuchProcess."""
         started = psutil.Process(pid).create_time()
-        return cls(pid, started, socket.gethostname(), _ticks(pid), boot_id(), pid_space())
+        return cls(pid, started, socket.gethostname(), read_start_ticks(pid), boot_id(), pid_space())
 
     @classmethod
     def recorded(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
@@ -73,7 +73,7 @@ class ProcessIdentity:
         try:
             process = psutil.Process(self.pid)
             if self.ticks is not None:
-                same = _ticks(self.pid) == self.ticks
+                same = read_start_ticks(self.pid) == self.ticks
             else:
                 same = abs(process.create_time() - self.started) <= TOLERANCE_S
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
@@ -106,7 +106,8 @@ def pid_space() -> str | None:
         return None
 
 
-def _ticks(pid: int) -> int | None:
+def read_start_ticks(pid: int) -> int | None:
+    """Return when a process began, in the kernel's ticks since boot; None without such a process, or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -17,6 +17,7 @@ from ajet.environment.sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sand
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.inside.kernel import landlock_version
 from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
+from ajet.record.process_identity import read_start_ticks
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.finding import Finding
 
@@ -76,8 +77,8 @@ def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
                 "process": f"""
                     import signal
                     os.kill({os.getpid()}, 0)
-                    ticks = open('/proc/{os.getpid()}/stat').read().rpartition(')')[2].split()[19]
-                    print({REACHED!r} if ticks == {_read_start_ticks()!r} else '')""",
+                    ticks = int(open('/proc/{os.getpid()}/stat').read().rpartition(')')[2].split()[19])
+                    print({REACHED!r} if ticks == {read_start_ticks(os.getpid())} else '')""",
             }
             limits = Limits(wall=4)
             box = open_sandbox(mechanism, limits, image=image if mechanism in ENGINES else None)
@@ -92,8 +93,3 @@ def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
         return [Finding("walls", "ok", f"{mechanism}: no file, network or process of this machine is reached")]
     text = f"{mechanism}: code inside reaches this machine: {', '.join(open_walls)}"
     return [Finding("walls", "warning", text, "do not run code here that you have not read")]
-
-
-def _read_start_ticks() -> str:
-    """Return the start time of this process, which tells it from one of the same number in a namespace."""
-    return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
