@@ -21,10 +21,9 @@ from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box, Door
 from ajet.schema.endpoint import Endpoint
 from tests.container_fixtures import IMAGE
-from tests.sandbox_attacks import verdicts
 from tests.sandbox_fixtures import require, run_as_nobody
 from tests.support.attack_targets import targets
-from tests.support.sandbox_attacks import ATTACKS, REACHES, reached
+from tests.support.sandbox_attacks import ATTACKS, REACHES, reached, verdicts
 
 LIMITS_OF_ITS_OWN = Limits()
 TREE = "memory in four processes"
@@ -61,7 +60,7 @@ def test_as_an_ordinary_user(mechanism: str) -> None:
     require(mechanism)
     if os.geteuid() != 0:
         pytest.skip("test_as_this_user is that")
-    found = run_as_nobody("sandbox_attacks.py", mechanism, "False")
+    found = run_as_nobody("support/sandbox_attacks.py", mechanism, "False")
     held({name: tuple(outcome) for name, outcome in found.items()}, watched=True)
 
 

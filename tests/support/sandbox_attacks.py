@@ -1,19 +1,26 @@
 """Attacks on a sandbox, each a piece of code that runs inside it and says what it could do.
 
+As a program, `python tests/support/sandbox_attacks.py MECHANISM WITH_CGROUPS`, it prints what came of each, as JSON. It
+imports no more than a sandbox needs, so that any user of the machine can run it.
+
 Invariant: an attack that succeeds harms nothing: it reads a secret made for it, calls a socket made for it, asks the
 kernel whether it might, or uses a little more than it may.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ajet.environment.sandbox.choose import open_sandbox
 from ajet.environment.sandbox.contract import Limits, Result, UnsafePath
 from ajet.environment.sandbox.warm import Warm
 from ajet.schema.errors import SandboxFailure
-from tests.support.attack_targets import SECRET, Targets
+from tests.support.attack_targets import SECRET, Targets, targets
 
 MIB = 1 << 20
 LIMITS = Limits(wall=4, cpu=1, memory=96 * MIB, processes=24, files=64, disk=16 * MIB, output=64 * 1024)
@@ -453,3 +460,27 @@ def _size(box: Warm, path: str) -> int:
         return len(box.read(path, MIB))
     except FileNotFoundError:
         return 0
+
+
+def verdicts(
+    mechanism: str, *, cgroups: bool = True, names: list[str] | None = None, image: str | None = None
+) -> dict[str, tuple[str, str]]:
+    """What came of each attack: (outcome, detail)."""
+    with targets() as made:
+        box = open_sandbox(mechanism, LIMITS, cgroups=cgroups, image=image)
+        try:
+            found = run_attacks(box, made, names)
+        finally:
+            box.close()
+    return {each.attack: (each.outcome, each.detail) for each in found}
+
+
+if __name__ == "__main__":
+    done = threading.Event()
+    others = [threading.Thread(target=done.wait) for _ in range(LIMITS.processes + 10)]
+    for each in others:  # a user has more processes than a sandbox may
+        each.start()
+    try:
+        print(json.dumps(verdicts(sys.argv[1], cgroups=sys.argv[2] == "True")))
+    finally:
+        done.set()
