@@ -127,3 +127,22 @@ def test_a_row_brings_the_pictures_of_its_timeline():
         assert [each.size for each in pictures] == sizes
         ids = np.array([*row["prompt_ids"], *row["response_ids"]])
         assert (ids == renderer.images.token_id).sum() == sum(wide * high // 196 for wide, high in sizes)
+
+
+@pytest.mark.parametrize("kind", ["glm4v", "qwen2_vl"])
+def test_verl_embeds_rows_without_images(kind):
+    import torch
+    from transformers import AutoModel, Glm4vConfig, Qwen2VLConfig
+    from verl.models.transformers import glm4v, qwen2_vl
+
+    from ajet.backbone.verl.trainer.vision import return_image_features
+
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "rope_parameters": {"mrope_section": [1, 1, 2]}}
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64, **heads}
+    vision = {"depth": 1, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "embed_dim": 16}
+    config, forward = {"glm4v": (Glm4vConfig, glm4v), "qwen2_vl": (Qwen2VLConfig, qwen2_vl)}[kind]
+    model = AutoModel.from_config(config(text_config=text, vision_config=vision))
+    return_image_features(model)
+    ids = torch.arange(6).reshape(2, 3)
+    embeddings, _ = forward._get_input_embeds(model, ids)
+    assert torch.equal(embeddings, model.get_input_embeddings()(ids))

@@ -22,6 +22,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ajet.algorithm.learning_rate import Schedule
 from ajet.backbone.verl.trainer import attention
 from ajet.backbone.verl.trainer.mini_batches import TREES
+from ajet.backbone.verl.trainer.vision import return_image_features
 
 
 class LinearTraining(TrainingWorker):
@@ -56,8 +57,11 @@ class _Ours:
             attention.build_by_another(worker.config)
         with chosen(trees) if trees else nullcontext():
             super().init_model()  # type: ignore[misc]
-        for inner in (worker.actor, worker.ref) if fused else ():
-            if inner is not None:
+        for inner in (worker.actor, worker.ref):
+            if inner is None:
+                continue
+            return_image_features(inner.engine.module)
+            if fused:
                 attention.hold(inner.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
