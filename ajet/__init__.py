@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.handed import hand_down
 from ajet.integration.aworld import packages, quiet_import
 
 __version__ = "0.1.0"
@@ -34,7 +33,6 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm as Algorithm
-    from ajet.config.catalogue import Catalogue
     from ajet.run.job import AgentJetJob as AgentJetJob
     from ajet.run.tune import tune as tune
     from ajet.schema.process_reward import ProcessReward as ProcessReward
@@ -50,13 +48,6 @@ if TYPE_CHECKING:
     from ajet.workflow.workflow import Workflow as Workflow
 
 
-def _catalogue() -> Catalogue:
-    from ajet.descriptors import CATALOGUE
-
-    return CATALOGUE
-
-
-hand_down(_catalogue)
 quiet_import.watch()
 packages.watch()
 

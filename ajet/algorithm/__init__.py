@@ -1,7 +1,7 @@
 """Groups to advantages and token weights, and the losses: one algorithm a file, pure functions.
 
 In: groups of scored episodes. Out: a `TrainingBatch` whose samples carry an advantage and a weight per token, and the
-loss of one token as a function of its log-probability. Which algorithms there are is `ajet.descriptors`' to say,
+loss of one token as a function of its log-probability. Which algorithms there are is `ajet.kernel`'s to say,
 what one is `contract`'s; `opened` finds the one that a configuration names. Invariant (DESIGN decision 8): the loss of
 a batch is the sum over trained tokens of `weight * loss_t`, baselines are over episodes, and row borders never enter.
 Credit is numpy; `kl`, `policy_loss` and `importance` work on tensors and are imported by backbones only.

@@ -9,13 +9,12 @@ policy loss by `token_loss`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from ajet.algorithm.overlong import shaped_rewards
 from ajet.algorithm.row import Row
-from ajet.config.catalogue import Need
 from ajet.config.functions import place_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -27,13 +26,22 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.config.schema.algorithm import Algorithm as Settings
 
+Need = Literal["group", "reference", "teacher", "critic"]
+"""group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which asks the
+reference model for its logprobs. teacher: the log-probabilities that `algorithm.teacher` gives the attempts' tokens.
+critic: the values that a head of the policy gives each of them (`algorithm.critic`)."""
+
 
 class Algorithm:
     """Subclass it, write `of_group`, `advantages` or, with a critic, `of_values`, and name the class in
     `trainer_common.algorithm.adv_estimator`."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
-    """See `ajet.config.catalogue.Need`. Without "group" one scored attempt is enough to learn from a task."""
+    """See `Need`. Without "group" one scored attempt is enough to learn from a task."""
+    formula: ClassVar[str] = ""
+    """The advantage of episode i (or of its token t), r being rewards: a cell of the table in docs/algorithms.md."""
+    paper: ClassVar[str] = ""
+    """The source of the formula."""
     name: str = ""
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""

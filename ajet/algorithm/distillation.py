@@ -21,6 +21,8 @@ from ajet.schema.episode import Group
 class Distillation(Grpo):
     """The penalties that it is given are log p - log teacher."""
 
+    formula = "of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`"
+    paper = "GKD, arXiv 2306.13649; [Thinking Machines, 2025](https://thinkingmachines.ai/blog/on-policy-distillation/)"
     needs = frozenset({"teacher"})
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:

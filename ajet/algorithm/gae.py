@@ -28,6 +28,11 @@ EPSILON = 1e-6
 class Gae(Algorithm):
     """Compares an attempt with what the critic expected of it, so that one attempt at a task is enough."""
 
+    formula = (
+        "of its token t: δ_t + `gamma` `lam` × that of its next token, δ_t = r_t + `gamma` V_t+1 − V_t, V by a "
+        "value head; with `norm_adv_by_std` less the batch's mean, divided by its standard deviation"
+    )
+    paper = "PPO, arXiv 1707.06347; GAE, arXiv 1506.02438, equation 16"
     needs = frozenset({"critic"})
 
     def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -37,6 +37,11 @@ SECTION = "ajet.trainer_common.algorithm"
 class Gdpo(Grpo):
     """`reward_weights` are the w_n, 1 for a scorer that it does not name."""
 
+    formula = (
+        "A / std(A) over the batch, A the sum over the scorers n of `reward_weights` × (r_n,i − mean(r_n)) / "
+        "(std(r_n) + 1e-6)"
+    )
+    paper = "GDPO, arXiv 2601.05242"
     needs = frozenset({"group"})
 
     def require_fit(self, config: AjetConfig) -> None:

@@ -28,6 +28,11 @@ UNSTABLE = ("tool_call_id", "id")
 class Gigpo(Grpo):
     """Rewards of single steps, where there are any, are what the returns are made of."""
 
+    formula = (
+        "that of `grpo`, plus `process_weight` × (R_t − mean) / (std + 1e-6) over all steps of the group in the "
+        "same state; R_t is the return of step t, discounted by `step_discount`"
+    )
+    paper = "GiGPO, arXiv 2505.10978, section 4"
     needs = frozenset({"group"})
 
     def parts(self, episode: Episode) -> list[ProcessReward]:

@@ -19,6 +19,11 @@ EPSILON = 1e-6
 class Grpo(Algorithm):
     """`norm_adv_by_std: false` makes it Dr.GRPO."""
 
+    formula = (
+        "(r_i − mean(r)) / (std(r) + 1e-6), std with k − 1 in the denominator; r_i − mean(r) with "
+        "`norm_adv_by_std: false`"
+    )
+    paper = "DeepSeekMath, arXiv 2402.03300, section 4.1.1; Dr.GRPO, arXiv 2503.20783, section 3.2"
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.contract import Algorithm
-from ajet.config.handed import known
+from ajet.config.plugins import find_part
 from ajet.schema.commands import command
 from ajet.schema.errors import AjetError, UserError
 
@@ -60,7 +60,7 @@ def try_group(algorithm: Algorithm) -> None:
     """Try a user's algorithm on one group of returns, if it says advantages by `of_group` alone. Raises UserError."""
     kind = type(algorithm)
     has_own_rows = kind.advantages is not Algorithm.advantages or kind.of_episodes is not Algorithm.of_episodes
-    if algorithm.name in known().algorithms or has_own_rows or "critic" in algorithm.needs:
+    if find_part("algorithm", algorithm.name) or has_own_rows or "critic" in algorithm.needs:
         return
     returns = np.array(TRIED)
     with explain_failures(algorithm):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ajet.algorithm.contract import Algorithm
+from ajet.algorithm.contract import Algorithm, Need
 from ajet.config.backbone_names import described
 from ajet.config.backbones import IN_WORDS
-from ajet.config.catalogue import Need, own
-from ajet.config.handed import known
-from ajet.config.references import load_code, resolve_reference
+from ajet.config.plugin import load_code, spell_reference
+from ajet.config.plugins import find_part
+from ajet.config.references import resolve_reference
 from ajet.config.schema.trainer_common import STALE_CAP
 from ajet.schema.errors import ConfigError, UserError
 
@@ -58,7 +58,7 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
             expected="one adapter for all agents (lora.rank), or an algorithm that compares attempts, such as grpo",
         )
     algorithm.require_fit(config)
-    if settings.policy_loss is not None and settings.policy_loss not in known().losses:
+    if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
     return algorithm
 
@@ -128,8 +128,8 @@ def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:
 
 def made(name: str, base: str, settings: Settings) -> Algorithm:
     """Make the algorithm `name` with these settings; `base`: the folder of a user's `file.py->Class`."""
-    shipped = known().algorithms
-    kind: type[Algorithm] = load_code(shipped[name].code) if name in shipped else _own(name, Path(base))
+    part = find_part("algorithm", name)
+    kind: type[Algorithm] = load_code(part.code) if part is not None else _own(name, Path(base))
     try:
         algorithm = kind(settings)
     except UserError:
@@ -169,7 +169,7 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             where=f"{SECTION}.overlong.buffer",
             expected="length at most: the last tokens before it",
         )
-    if settings.policy_loss is not None and settings.policy_loss not in known().losses:
+    if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
         loss_of(algorithm)  # a reference that leads nowhere is told before a step
     if "teacher" in kind.needs and settings.use_kl_in_reward:
         raise ConfigError(
@@ -201,10 +201,10 @@ def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
     """The loss of that name, or at that reference."""
     from ajet.algorithm.losses.contract import PolicyLoss
 
-    shipped = known().losses
+    part = find_part("loss", name)
     kind: type[PolicyLoss] = (
-        load_code(shipped[name].code)
-        if name in shipped
+        load_code(part.code)
+        if part is not None
         else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
     )
     loss = kind(settings)
@@ -225,8 +225,8 @@ def _own(reference: str, base: Path) -> type[Algorithm]:
         raise ConfigError(
             f"{reference} does not say what an attempt's advantage is.",
             where=KEY,
-            expected=f"a class such as {own('algorithm')} with of_group(self, returns_G), or advantages(self, "
-            "rewards_E, penalties_E_T, groups_E)",
+            expected=f"a class such as {spell_reference('algorithm')} with of_group(self, returns_G), or "
+            "advantages(self, rewards_E, penalties_E_T, groups_E)",
         )
     unknown = sorted(set(kind.needs) - set(get_args(Need)))
     if unknown:

@@ -20,6 +20,8 @@ EPSILON = 1e-6
 class ReinforcePlusPlus(Algorithm):
     """Compares each episode with the batch, so that one attempt at a task is enough."""
 
+    formula = "(r_i − mean) / (std + 1e-6) over the episodes of the whole batch"
+    paper = "REINFORCE++, arXiv 2501.03262, section 3"
     needs = frozenset()
 
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:

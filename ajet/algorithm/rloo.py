@@ -14,6 +14,8 @@ from ajet.algorithm.row import Row
 class Rloo(Algorithm):
     """Unbiased: no attempt is in its own baseline."""
 
+    formula = "r_i − mean of the other r_j"
+    paper = "Back to Basics, arXiv 2402.14740, section 3.3"
     needs = frozenset({"group"})
 
     def of_group(self, returns_G: Row) -> Row:

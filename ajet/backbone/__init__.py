@@ -26,7 +26,7 @@ def open_backbone(experiment: Experiment) -> Backbone:
     """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that has processes of its
     own."""
     from ajet.config.backbone_names import shipped
-    from ajet.config.references import load_code
+    from ajet.config.plugin import load_code
 
     backbone = experiment.backbone
     if backbone.opens is None:
@@ -81,7 +81,7 @@ def saved_version(experiment: Experiment, checkpoint: Path) -> int:
 
 
 def _scorer(experiment: Experiment) -> type[RecordedScorer]:
-    from ajet.config.references import load_code
+    from ajet.config.plugin import load_code
 
     backbone = experiment.backbone
     if backbone.scorer is None:

@@ -22,11 +22,11 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
-ALGORITHMS = "<!-- Generated from ajet/descriptors.py by `make docs`. -->"
+ALGORITHMS = "<!-- Generated from the algorithms by `make docs`. -->"
 VERLS_DEFAULTS = "<!-- Defaults: generated from ajet/config/schema/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from default_config/verl by `make docs`. -->"
 WORDS = "ajet/record/viewer/page/definitions.js"
-LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. -->"
+LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
 
 
 def generated() -> dict[Path, str]:
@@ -59,16 +59,19 @@ def architecture_md() -> str:
 
 
 def algorithms_md() -> str:
-    """The page with its tables of advantages and losses: the descriptors of those that come with ajet."""
-    from ajet.config.handed import known
+    """The page with its tables of advantages and losses: those that come with ajet."""
+    from ajet.config.plugin import load_code
+    from ajet.config.plugins import find_parts
 
+    algorithms = {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
     rows = [
-        f"| `{name}` | {_cell(each.advantage)} | {_compared(each.needs)} | {each.paper} |"
-        for name, each in known().algorithms.items()
+        f"| `{name}` | {_cell(each.formula)} | {_compared(each.needs)} | {each.paper} |"
+        for name, each in algorithms.items()
     ]
     head = ["| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
     page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
-    losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in known().losses.items()]
+    kinds = {name: load_code(part.code) for name, part in find_parts("loss").items()}
+    losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in kinds.items()]
     return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from ajet.backbone.descriptors import BACKBONES
+from ajet.config.plugins import find_parts
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -37,8 +37,8 @@ BackboneChoice = Annotated[
         help="Overrides ajet.backbone; also a name that an installed package brings.",
         show_default=False,
         rich_help_panel="Experiment",
-        metavar="|".join(BACKBONES),
-        autocompletion=lambda: [*BACKBONES],
+        metavar="|".join(find_parts("backbone")),
+        autocompletion=lambda: [*find_parts("backbone")],
     ),
 ]
 ExpDir = Annotated[

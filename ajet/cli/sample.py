@@ -126,11 +126,11 @@ def sample(
 
 def _file_of(experiment: Experiment) -> str:
     """The key of the file with the training tasks. Raises UserError where the reader has none."""
-    from ajet.config.handed import known
+    from ajet.config.plugins import find_part
     from ajet.config.readiness import TRAINING_FILE
 
     kind = experiment.ajet.task_reader.type
-    part = known().readers.get(kind)
+    part = find_part("reader", kind)
     if part is None or part.first_key is None or not f".{part.first_key[0]}".endswith(TRAINING_FILE):
         raise UserError(f"The reader {kind} has no file of tasks.", where="--tasks", do="leave it out")
     return f"ajet.task_reader.{kind}.{part.first_key[0]}"

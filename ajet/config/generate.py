@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from ajet.config.backbone_names import shipped
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, meta, refused, subsection
+from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, meta, subsection
 from ajet.config.validate import expectation
 
 _HEAD = """\
@@ -70,8 +70,6 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
         meaning = f"{described(field)}{_without_effect((*path, name), field)}"
         if (*path, name) == ("backbone",):
             meaning += "".join(f" {each.name} {each.about}." for each in shipped().values())
-        for _, sentence in refused(field):
-            meaning += f" {sentence}"
         default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
         cells = [f"`{name}`", f"`{default}`", expectation(field), meaning]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -11,13 +11,12 @@ from typing import Any
 
 from ajet.config.backbone_names import described, shipped
 from ajet.config.backbones import IN_WORDS, Capability
-from ajet.config.catalogue import Part
 from ajet.config.compose import Layers
-from ajet.config.handed import known
 from ajet.config.keys import first_names
+from ajet.config.plugins import find_part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.base import refused, walk
+from ajet.config.schema.base import walk
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.config.unread_sections import suggest_first_lines
 from ajet.schema.commands import command
@@ -58,10 +57,11 @@ def names_tasks(config: AjetConfig) -> bool:
 
 def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
     kind = config.task_reader.type
-    first = known().readers.get(kind, Part()).first_key
-    if first is None:
+    reader = find_part("reader", kind)
+    if reader is None or reader.first_key is None:
         return []
-    key, meaning = f"task_reader.{kind}.{first[0]}", first[1]
+    name, meaning = reader.first_key
+    key = f"task_reader.{kind}.{name}"
     return [(key, value_at(config, tuple(key.split("."))), meaning)]
 
 
@@ -83,7 +83,7 @@ def require_ready(
             where=layers.where(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )
-    for path, field, notes in walk(AjetConfig):
+    for path, _, notes in walk(AjetConfig):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
         idle = path[0] == "trainer_common" and "trains" not in backbone.can  # how one would train bears on nothing
         for value, able in () if idle else notes.get("needs", ()):
@@ -93,11 +93,6 @@ def require_ready(
                     "does not.",
                     where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
                     expected=f"another value, or --backbone {' or '.join(_able(able))}",
-                )
-        for value, sentence in refused(field):
-            if chosen == value:
-                raise ConfigError(
-                    sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
     if not evaluating and not (looking and "decouples" in backbone.can):
         _refuse_reuse(config, layers, serving)
@@ -197,7 +192,7 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
     """Raises ConfigError for what only the running program has where other processes have to come by it: a backbone's
     own by all of it, an isolation's by the agent."""
-    isolation = known().isolations.get(config.rollout.isolation, Part())
+    isolation = find_part("isolation", config.rollout.isolation)
     named: list[tuple[tuple[str | int, ...], Any]] = [
         (("rollout", "user_workflow"), config.rollout.user_workflow),
         (("rollout", "train_turn"), config.rollout.train_turn),
@@ -210,7 +205,7 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
         key = ".".join(map(str, path))
         backbone = described(config.backbone)
         name, apart = parse_reference(reference).name, "interactive" not in backbone.can
-        if apart or (key == "rollout.user_workflow" and not isolation.interactive):
+        if apart or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
             whose = backbone.name if apart else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -23,9 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ajet.config.catalogue import Part
 from ajet.config.locations import shipped_tutorials
 from ajet.config.other_modules import instead
+from ajet.config.plugin import NamedKind, load_code
+from ajet.config.plugins import find_part, list_package_roots
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
@@ -111,19 +112,11 @@ def require_written(reference: str, *, base: Path, what: str) -> None:
         _check_name(parsed, file, what)
 
 
-def load_code(reference: str) -> Any:
-    """What a reference to code of ajet's or of an installed package names; of a user's, ask `resolve_reference`."""
-    parsed = parse_reference(reference)
-    return getattr(importlib.import_module(parsed.place), parsed.name)
-
-
-def class_of(
-    chosen: str, shipped: Mapping[str, Part], *, base: Path, what: str, does: Sequence[str], like: str
-) -> type[Any]:
-    """The class that the key `what` names: a line of `shipped`, or the user's own by reference. `does`: methods that it
+def class_of(chosen: str, kind: NamedKind, *, base: Path, what: str, does: Sequence[str], like: str) -> type[Any]:
+    """The class that the key `what` names: a part of this kind, or the user's own by reference. `does`: methods that it
     must have, as `like` documents them. Raises UnresolvedReference."""
-    own = is_reference(chosen)
-    found: Any = resolve_reference(chosen, base=base, what=what) if own else load_code(shipped[chosen].code)
+    part = find_part(kind, chosen)
+    found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
     lacking = [name for name in does if not callable(getattr(found, name, None))]
     if not isinstance(found, type) or lacking:
         said = f"has no {', '.join(lacking)}" if isinstance(found, type) else f"is a {type(found).__name__}"
@@ -285,7 +278,7 @@ def is_library_file(file: str | Path) -> bool:
 @lru_cache(maxsize=1)
 def _library_roots() -> tuple[Path, ...]:
     found = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-    return (*map(Path, found), Path(__file__).parents[1])
+    return (*map(Path, found), *list_package_roots())
 
 
 def _check_name(parsed: Reference, file: Path, what: str) -> None:

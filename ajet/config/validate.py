@@ -19,7 +19,7 @@ from ajet.config.document import KeyPath, leaves
 from ajet.config.keys import find_key, keys_of
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
-from ajet.config.schema.base import Section, described, meta, refused, subsection, type_name, walk
+from ajet.config.schema.base import described, type_name
 from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
@@ -37,7 +37,7 @@ def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
         config = AjetConfig.model_validate(without_accepted(tree["ajet"]))
     except ValidationError as error:
         known = {problem.where for problem in problems}
-        found = _explained(error, layers, _refused_sections(tree["ajet"], layers))
+        found = _explained(error, layers)
         problems += [problem for problem in found if problem.where not in known]
     if problems:
         raise together(problems)
@@ -58,42 +58,14 @@ def _placeholder(path: KeyPath, value: str, layers: Layers) -> ConfigError:
     )
 
 
-def _refused_sections(tree: Any, layers: Layers) -> dict[KeyPath, ConfigError]:
-    """Sections that belong to a choice which this version refuses, each with that refusal: it is the one thing to say
-    of them, however many keys they hold."""
-    choices = {}
-    for path, field, _ in walk(AjetConfig):
-        chosen: Any = tree
-        for part in path:
-            chosen = chosen.get(part) if isinstance(chosen, dict) else None
-        for value, sentence in refused(field):
-            if chosen == value:
-                choices[".".join(path), value] = _not_here(("ajet", *path), value, sentence, layers)
-    return {
-        (outer, name): choices[key, value]
-        for outer, model in _sections(AjetConfig)
-        for name, field in model.model_fields.items()
-        for key, value, *_ in [meta(field).get("when", ("", ""))]
-        if (key, value) in choices
-    }
-
-
-def _sections(model: type[Section]) -> list[tuple[str, type[Section]]]:
-    found = [(name, subsection(field)) for name, field in model.model_fields.items()]
-    return [(name, section) for name, section in found if section is not None]
-
-
 def _not_here(path: Sequence[Any], value: Any, sentence: str, layers: Layers) -> ConfigError:
     return ConfigError(sentence, where=f"{layers.where(tuple(path), value=True)} ({_shown(path)}: {value})")
 
 
-def _explained(error: ValidationError, layers: Layers, refused: Mapping[KeyPath, ConfigError]) -> list[ConfigError]:
+def _explained(error: ValidationError, layers: Layers) -> list[ConfigError]:
     found: dict[KeyPath, ConfigError] = {}
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
-        if path[:2] in refused:
-            found.setdefault(path[:2], refused[path[:2]])
-            continue
         if item["type"] == "extra_forbidden":
             found.setdefault(path, unknown_key(path, where=layers.where(("ajet", *path)), value=item["input"]))
             continue

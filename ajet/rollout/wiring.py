@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.config import Experiment, resolve_reference
-from ajet.config.handed import known
+from ajet.config.plugins import find_part, find_parts
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.errors import ConfigError
 
@@ -38,12 +38,13 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
             "No workflow is named: ajet does not know which agent to run.",
             where="ajet.rollout.user_workflow",
             expected="a reference such as workflow.py->my_agent or workflow.py->MyWorkflow, or "
-            + ", ".join(known().workflows),
+            + ", ".join(find_parts("workflow")),
             do="write `async def my_agent(task, tuner)`, or a class with "
             "`async def execute(self, workflow_task, tuner)`, and name it there",
         )
-    if reference in known().workflows:
-        reference = known().workflows[reference].code
+    shipped = find_part("workflow", reference) if isinstance(reference, str) else None
+    if shipped is not None:
+        reference = shipped.code
     found: type[Workflow] = (
         reference
         if isinstance(reference, type)

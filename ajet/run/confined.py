@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import ajet
+from ajet.config.plugins import list_package_roots
 from ajet.config.schema.services import Companion
 from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.sandbox.choose import chosen_mechanism
@@ -135,7 +135,7 @@ class Cell:
 
     def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()
-        shown = (folder, *_shows(companion, folder), Path(ajet.__file__).parent)
+        shown = (folder, *_shows(companion, folder), *list_package_roots())
         walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.config.backbone_names import described
-from ajet.config.handed import known
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part
 from ajet.record.checkpoints import checkpoints_folder
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
     moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
     copies = (MOMENTS + width) * trained + low if moves > 1 else 0
-    chosen = known().algorithms.get(trainer.algorithm.adv_estimator)
+    chosen = find_part("algorithm", trainer.algorithm.adv_estimator)
     valued = 0
-    if chosen is not None and "critic" in chosen.needs and trainer.algorithm.critic.epochs > 1:
+    if chosen is not None and "critic" in load_code(chosen.code).needs and trainer.algorithm.critic.epochs > 1:
         replies = min(data.max_response_length, longest) * data.train_batch_size * rollout.num_repeat
         valued = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
     cache = cache_bytes(size, width=width) * longest * rollout.max_num_seqs

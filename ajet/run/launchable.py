@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.config.catalogue import Part
-from ajet.config.handed import known
 from ajet.config.idle import users_layers
+from ajet.config.plugins import find_part
 from ajet.config.unread_sections import JUDGE, find_unread_keys
 from ajet.run.runner import algorithm_of, runner_of
 from ajet.schema.commands import command
@@ -77,13 +76,15 @@ def require_rewards(experiment: Experiment) -> None:
     from ajet.task_reader import open_reader
 
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
-    if workflow is None or not (workflow in known().workflows or workflow.startswith(_SHIPPED)):
+    if workflow is None or not (find_part("workflow", workflow) or workflow.startswith(_SHIPPED)):
         return  # a user's own code says by itself what it returns
     own_types = judge.judge_type != "customized_protocol"
     if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages or judge.judges:
         return
-    reader = known().readers.get(experiment.ajet.task_reader.type, Part())
-    if reader.scorer or ("trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs):
+    reader = find_part("reader", experiment.ajet.task_reader.type)
+    if reader is not None and reader.scorer:
+        return
+    if "trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs:
         return
     if not workflow_of(experiment).needs_judge(experiment.config) or open_reader(experiment).judge is not None:
         return

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.config.plugins import list_package_roots
+
 _FRAME = re.compile(r'^[ |+-]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<package>[^/\\.]+)")
 _PYTHON = re.compile(r"[/\\]lib[/\\]python3[^/\\]*[/\\]")
-_OURS = f"{Path(__file__).resolve().parents[1]}/"
+_OURS = tuple(f"{root}/" for root in list_package_roots())
 _STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ajet.config.handed import known
+from ajet.config.plugins import find_part
 from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
@@ -57,7 +57,7 @@ def require_present(experiment: Experiment) -> Presence:
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
     if settings.sft.objective is not None:
         _require_given(experiment)
-    elif settings.rollout.user_workflow in known().workflows:
+    elif find_part("workflow", settings.rollout.user_workflow):
         workflow_of(experiment)  # ours, whose own check starts nothing
         require_rewards(experiment)
     unseen = ["what the code of the workflow and the judge does", *_require_store(experiment)]

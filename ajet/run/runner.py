@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
-from ajet.config.references import load_code
+from ajet.config.plugin import load_code
 from ajet.run.sft.settings import settled
 
 if TYPE_CHECKING:

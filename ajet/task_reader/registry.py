@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.config.catalogue import own
-from ajet.config.handed import known
-from ajet.config.references import load_code, resolve_reference
+from ajet.config.plugin import load_code, spell_reference
+from ajet.config.plugins import find_all_parts, find_part
+from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
@@ -118,14 +118,13 @@ def open_reader(experiment: Experiment) -> OpenedReader:
         return _users(name, name.__name__, experiment)
     if is_reference(name):
         return _users(resolve_reference(name, base=experiment.base, what=key), name, experiment)
-    shipped = known().readers
-    if name in shipped and shipped[name].code:
-        return OpenedReader(load_code(shipped[name].code)(experiment), name)
+    reader = find_part("reader", name)
+    if reader is not None:
+        return OpenedReader(load_code(reader.code)(experiment), name)
     raise ConfigError(
-        (name in shipped and shipped[name].later) or f"There is no task reader {name}.",
+        f"There is no task reader {name}.",
         where=key,
-        expected=f"one of {', '.join(each for each, part in shipped.items() if part.code)}, or a reference such as "
-        + own("reader"),
+        expected=f"one of {', '.join(find_all_parts('reader'))}, or a reference such as " + spell_reference("reader"),
     )
 
 

@@ -16,8 +16,9 @@ from ajet.algorithm import credit, opened
 from ajet.algorithm.registry import KEY
 from ajet.backbone.verl.config.credit import ESTIMATOR, unsupported
 from ajet.config import AjetConfig, Experiment, recorded_experiment
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_parts
 from ajet.config.schema.base import described, walk
-from ajet.descriptors import ALGORITHMS
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
@@ -36,6 +37,7 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
+ALGORITHMS = {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
 COMPARE = [name for name in ALGORITHMS if not ALGORITHMS[name].needs & {"teacher", "critic"}]
 
 

@@ -11,7 +11,7 @@ import pytest
 from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
-from ajet.descriptors import READERS
+from ajet.config.plugins import find_parts
 from ajet.record import EpisodeFiles
 from tests.ajet_command import metric_rows
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
@@ -164,7 +164,7 @@ def test_a_reader_reads_its_own_section(tmp_path, kind):
 
     with recorded_reads() as reads:
         open_reader(loaded(tmp_path, "local", f"task_reader.type={kind}"))
-    sections = [key for key in reads if key.startswith("task_reader.") and key.split(".")[1] in READERS]
+    sections = [key for key in reads if key.startswith("task_reader.") and key.split(".")[1] in find_parts("reader")]
     assert sorted(sections) == sorted(key for key in KEYS if key.startswith(f"task_reader.{kind}."))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.handed import known
+from ajet.config.plugins import find_parts
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import OpenedReader, TaskReader, open_reader
@@ -83,7 +83,7 @@ def test_no_reader_is_left_out() -> None:
         "data_generation",
         "tracing",
     }  # test_env_service.py, test_generation.py, test_tracing.py
-    assert {name for name, part in known().readers.items() if part.code} - elsewhere == set(KINDS) - {"own"}
+    assert {name for name, part in find_parts("reader").items() if part.code} - elsewhere == set(KINDS) - {"own"}
 
 
 def test_it_is_a_task_reader(reader: OpenedReader) -> None:

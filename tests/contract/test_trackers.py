@@ -202,7 +202,12 @@ def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.
     packages = tmp_path / "packages"
     (packages / "other-1.0.dist-info").mkdir(parents=True)
     (packages / "other-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    points = "[ajet.trackers]\nother = tests.tracker_readers:Toy\nbroken = nowhere:Toy\n"
+    (packages / "other.py").write_text(
+        "from ajet.config.plugin import Plugin\n"
+        "trackers = {'other': 'tests.tracker_readers:Toy', 'broken': 'nowhere:Toy'}\n"
+        "PLUGIN = Plugin(name='other', about='trackers', trackers=trackers)\n"
+    )
+    points = "[ajet.plugins]\nother = other:PLUGIN\n"
     (packages / "other-1.0.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(packages))
     conf = tmp_path / "x.yaml"

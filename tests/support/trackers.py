@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.config import load_experiment
-from ajet.descriptors import TRACKERS
+from ajet.config.plugins import find_parts
 from ajet.record import RunDirectory
 from ajet.record.metrics import Metrics
 from ajet.record.secrets import Redactor
@@ -24,7 +24,7 @@ __all__ = [
     "recorded_loggers", "tracked_run", "tracker_kinds",
 ]  # fmt: skip
 
-SERVICES = [name for name in TRACKERS if name != "console"]
+SERVICES = [name for name in find_parts("tracker") if name != "console"]
 """The names of `trainer_common.logger` that come with ajet, besides the console."""
 
 

@@ -117,11 +117,15 @@ def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, fold
 
 
 def test_an_installed_package_brings_a_processor(folder, monkeypatch):
-    (folder / "brings.py").write_text("from tests.unit.test_agent_trainer import Noted as Brought\n")
+    (folder / "brings.py").write_text(
+        "from ajet.config.plugin import Plugin\n"
+        "engines = {'brought': 'tests.unit.test_agent_trainer:Noted'}\n"
+        "PLUGIN = Plugin(name='brings', about='an engine', train_engines=engines)\n"
+    )
     about = folder / "brings-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brings\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[ajet.train_processors]\nbrought = brings:Brought\n")
+    (about / "entry_points.txt").write_text("[ajet.plugins]\nbrings = brings:PLUGIN\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     trainer = AgentTrainer("a", train_engine_name="brought")

@@ -20,7 +20,7 @@ from ajet.algorithm.token_loss import Replies, TokenLoss
 from ajet.backbone.local.losses import StepLoss
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import AjetConfig
-from ajet.descriptors import LOSSES
+from ajet.config.plugins import find_parts
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError, UserError
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
@@ -115,7 +115,7 @@ def terms_of(loss, at=LOGPROBS, old=OLD, ages=None):
 
 
 @pytest.mark.parametrize("refers", ["proximal", "behaviour"])
-@pytest.mark.parametrize("name", [*LOSSES])
+@pytest.mark.parametrize("name", [*find_parts("loss")])
 def test_value_and_gradient_are_those_of_the_formula(name, refers):
     loss = loss_of(algorithm__policy_loss=name, algorithm__old_policy=refers)
     old = OLD if refers == "proximal" else ENGINE
@@ -133,7 +133,7 @@ def test_value_and_gradient_are_those_of_the_formula(name, refers):
         assert terms.clipped.any() and not terms.clipped.all()
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "clip_cov"])
+@pytest.mark.parametrize("name", [name for name in find_parts("loss") if name != "clip_cov"])
 def test_where_the_policies_are_equal_the_gradient_is_that_of_reinforce(name):
     logprobs, terms = terms_of(loss_of(algorithm__policy_loss=name), old=LOGPROBS)
     terms.loss.sum().backward()

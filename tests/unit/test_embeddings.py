@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.config.handed import known
-from ajet.config.references import load_code
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_parts
 from ajet.engine.embedded.wheel import WheelEmbedder
 from ajet.engine.embeddings import WHEEL, MiniLm
 from ajet.schema.errors import UserError
@@ -38,7 +38,7 @@ def wheel_in(folder: Path, **files: str) -> WheelEmbedder:
 
 
 def test_every_embedder_that_is_named_is_there() -> None:
-    for part in known().embedders.values():
+    for part in find_parts("embedder").values():
         assert callable(load_code(part.code)())
 
 

@@ -35,7 +35,7 @@ def test_modules_are_counted_by_package(script, tmp_path):
     counted = script.count_modules(
         {
             "ajet": f"{ROOT}/ajet/__init__.py",
-            "ajet.descriptors": f"{ROOT}/ajet/descriptors.py",
+            "ajet.kernel": f"{ROOT}/ajet/kernel.py",
             "ajet.record.files": f"{ROOT}/ajet/record/files.py",
             "ajet_ray.launch": f"{ROOT}/plugins/ajet_ray/launch.py",
             "torch.nn": "/packages/torch/nn/__init__.py",

@@ -14,6 +14,9 @@ from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 class Cispo(PolicyLoss):
     """-sg(clip(r)) A log p. What is said to be clipped has a bounded weight, and a gradient still."""
 
+    formula = "−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π"
+    paper = "CISPO in MiniMax-M1, arXiv 2506.13585, section 3.1"
+
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         weight = ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)

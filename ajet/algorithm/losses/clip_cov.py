@@ -17,6 +17,11 @@ from ajet.algorithm.row import Row
 class ClipCov(PolicyLoss):
     """The clipped loss, 0 for tokens chosen by their covariance."""
 
+    formula = (
+        "that of `clipped`; 0 for `covariance.share` of the tokens, drawn from those whose covariance (log π − "
+        "mean)·(A − mean) lies between `low` and `high`"
+    )
+    paper = "Clip-Cov, arXiv 2505.22617, section 4"
     over_batch = True
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:

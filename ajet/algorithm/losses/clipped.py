@@ -16,6 +16,12 @@ from ajet.algorithm.policy_loss import policy_loss
 class Clipped(PolicyLoss):
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), for A < 0 at most -A clip_dual."""
 
+    formula = "max(−A·ρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)), for A < 0 at most −A·clip_dual"
+    paper = (
+        "PPO, arXiv 1707.06347, section 3; DAPO's clip-higher, arXiv 2503.14476, section 3.1; dual clip, arXiv "
+        "1912.09729, section 3"
+    )
+
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         return policy_loss(tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual)

@@ -41,6 +41,10 @@ class Tokens(NamedTuple):
 class PolicyLoss:
     """Subclass it, write `__call__`, and name the class in `trainer_common.algorithm.policy_loss`."""
 
+    formula: ClassVar[str] = ""
+    """The loss of a token: a cell of the table in docs/algorithms.md."""
+    paper: ClassVar[str] = ""
+    """The source of the formula."""
     over_replies: ClassVar[bool] = False
     """Whether it reads `drift`, which with several optimizer steps costs one more forward pass for each but the first
     on the local backbone. A reply is a run of trained tokens with nothing between them."""

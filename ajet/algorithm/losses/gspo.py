@@ -18,6 +18,8 @@ from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 class Gspo(PolicyLoss):
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))."""
 
+    formula = "max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean of log ρ over the token's reply)"
+    paper = "GSPO, arXiv 2507.18071, equation 5 and section 4.3"
     over_replies = True
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,8 @@ from ajet.algorithm.row import Row
 class KlCov(PolicyLoss):
     """-A r + beta |log r| of the chosen ones. Nothing is cut off."""
 
+    formula = "−A·ρ, plus `covariance.beta`·abs(log ρ) for the `share` of the tokens with the largest covariance"
+    paper = "KL-Cov, arXiv 2505.22617, section 4"
     over_batch = True
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:

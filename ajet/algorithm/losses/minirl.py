@@ -17,6 +17,9 @@ from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 class Minirl(PolicyLoss):
     """-sg(r) A log p."""
 
+    formula = "−sg(ρ)·A·log π"
+    paper = "MiniRL, arXiv 2512.01374, section 2; AgentRL's MINIRL"
+
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         return -ratio * tokens.advantages * tokens.logprobs, torch.zeros_like(ratio, dtype=torch.bool)

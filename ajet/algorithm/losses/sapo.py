@@ -16,6 +16,9 @@ from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 class Sapo(PolicyLoss):
     """-A 4 / tau sigmoid(tau (r - 1)). Nothing is cut off."""
 
+    formula = "−A·(4/τ)·σ(τ(ρ − 1)), τ is `tau_positive` where A > 0, else `tau_negative`"
+    paper = "SAPO, arXiv 2511.20347, section 3"
+
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs - tokens.old).exp()
         positive = torch.full_like(ratio, self.settings.tau_positive)

@@ -16,5 +16,8 @@ from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 class Sft(PolicyLoss):
     """-A log p."""
 
+    formula = "−A·log π"
+    paper = "supervised fine-tuning where A = 1: InstructGPT, arXiv 2203.02155, section 3.5"
+
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         return -tokens.advantages * tokens.logprobs, torch.zeros_like(tokens.logprobs, dtype=torch.bool)

@@ -13,13 +13,12 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ajet.config.backbone_names import GROUP
-from ajet.config.catalogue import GROUPS
-from ajet.config.handed import known
+from ajet.config.backbone_names import shipped
+from ajet.config.plugin import GROUP, NAMED_KINDS
+from ajet.config.plugins import find_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
 from ajet.config.schema.agentrl import HERE, NOT_HERE
-from ajet.config.schema.base import refused
 from ajet.config.validate import expectation
 from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
@@ -57,27 +56,16 @@ def list_accepted_keys(root: Path) -> Iterator[str]:
 
 def list_parts(root: Path) -> Iterator[str]:
     """Yield the names that a YAML may give to a part of a kind, and the entry points by which packages add some."""
-    catalogue = known()
-    tables = {
-        "algorithm": catalogue.algorithms,
-        "loss": catalogue.losses,
-        "tracker": catalogue.trackers,
-        "isolation": catalogue.isolations,
-        "store": catalogue.stores,
-        "task reader": catalogue.readers,
-        "workflow": catalogue.workflows,
-        "scorer": catalogue.scorers,
-        "embedder": catalogue.embedders,
-    }
-    for kind, parts in tables.items():
-        for name, part in parts.items():
-            yield f"{kind} {name}" + (f": reads {', '.join(part.variables)}" if part.variables else "")
-    for name, backbone in catalogue.backbones.items():
+    for kind in NAMED_KINDS:
+        if kind not in ("backbone", "train_engine"):
+            for name, part in find_parts(kind).items():
+                reads = f": reads {', '.join(part.variables)}" if part.variables else ""
+                yield f"{kind.replace('reader', 'task reader')} {name}{reads}"
+    for name, backbone in shipped().items():
         yield f"backbone {name}: can {', '.join(sorted(backbone.can))}"
         yield from (f"backbone {name}: top-level key {each}" for each in backbone.roots)
         yield from (f"backbone {name}: no effect of ajet.{each}" for each, why in backbone.idle.items() if why)
-    for group in (GROUP, *GROUPS.values()):
-        yield f"entry point group {group}"
+    yield f"entry point group {GROUP}"
     yield from (f"model embedded:{name}" for name in embedded_names())
 
 
@@ -119,8 +107,6 @@ def _list_model(path: str, model: type[BaseModel], joined: str = ".") -> Iterato
             yield from _list_model(place + suffix, nested)
         else:
             yield f"{place}: {expectation(field)}{_describe_default(field)}"
-        for value, _ in refused(field):
-            yield f"{place}: refuses {json.dumps(value)}"
 
 
 def _find_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:

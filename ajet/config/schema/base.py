@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from ajet.config.backbones import Capability
-from ajet.config.catalogue import Kind
-from ajet.config.handed import known
+from ajet.config.plugin import Kind
+from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
 
@@ -146,17 +146,8 @@ def described(field: FieldInfo) -> str:
     """The description of a key or a section."""
     text, notes = field.description or "", meta(field)
     if "lists" in notes:
-        return text.replace(
-            "{names}", ", ".join(name for name, each in known().of(notes["lists"]).items() if each.code)
-        )
-    return text.replace("{names}", ", ".join(known().of(notes["part"]))) if "part" in notes else text
-
-
-def refused(field: FieldInfo) -> list[tuple[Any, str]]:
-    """Values of a key that this version refuses, each with the sentence that says so."""
-    notes = meta(field)
-    parts = known().of(notes["part"]) if "part" in notes else {}
-    return [(name, part.later) for name, part in parts.items() if part.later]
+        return text.replace("{names}", ", ".join(find_parts(notes["lists"])))
+    return text.replace("{names}", ", ".join(find_parts(notes["part"]))) if "part" in notes else text
 
 
 def subsection(field: FieldInfo) -> type[Section] | None:

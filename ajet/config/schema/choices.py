@@ -1,15 +1,15 @@
 """Values that are a known name or a reference to something of the user's own.
 
-Invariant: a reference to a class of the user's is taken wherever a name is. Which names are known is the catalogue's to
-say; what is neither is one error, with the nearest of them.
+Invariant: a reference to a class of the user's is taken wherever a name is. Names are known from plug-ins; what is
+neither is one error, with the nearest of them.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 
-from ajet.config.catalogue import Kind, brought, own
-from ajet.config.handed import known
+from ajet.config.plugin import Kind, spell_reference
+from ajet.config.plugins import describe_broken, find_all_parts, find_parts
 
 
 def is_reference(text: str) -> bool:
@@ -22,12 +22,12 @@ def is_reference(text: str) -> bool:
 
 def require_known(text: str, kind: Kind) -> None:
     """Raises ValueError unless `text` names a part of this kind or refers to one."""
-    names = [*known().of(kind)]
-    if text in names or is_reference(text):
+    if text in find_parts(kind) or is_reference(text):
         return
-    names += brought(kind)  # asked last: it looks at every installed package
+    names = [*find_all_parts(kind)]  # this searches the installed packages
     if text in names:
         return
     near = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise ValueError(f"one of {', '.join(names)}, or a reference such as {own(kind)}{hint}")
+    broken = f". {describe_broken()}" if describe_broken() else ""
+    raise ValueError(f"one of {', '.join(names)}, or a reference such as {spell_reference(kind)}{hint}{broken}")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.config.catalogue import brought
-from ajet.config.handed import known
-from ajet.config.references import class_of, load_code
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_all_parts, find_part, find_parts
+from ajet.config.references import class_of
 from ajet.config.schema.choices import is_reference
 from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
 from ajet.record.trackers.patience import within
@@ -65,7 +65,7 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     the folder that references are relative to."""
     wanted = [names] if isinstance(names, str) else list(names)
     opened: dict[str, Tracker] = {}
-    shipped = known().trackers
+    shipped = find_parts("tracker")
     for name in dict.fromkeys(wanted):
         try:
             made = _class_of(name, base or Path.cwd())
@@ -84,12 +84,11 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
 
 
 def _class_of(name: str, base: Path) -> type[Tracker]:
-    there = {**known().trackers, **brought("tracker")}
-    if not is_reference(name) and name not in there:
-        raise UserError(f"There is no tracker of this name (known: {', '.join(there)}).")
+    if not is_reference(name) and find_part("tracker", name) is None:
+        raise UserError(f"There is no tracker of this name (known: {', '.join(find_all_parts('tracker'))}).")
     does = ("metrics", "episodes", "close")
     like = "ajet.record.trackers.Tracker"
-    return class_of(name, there, base=base, what="ajet.trainer_common.logger", does=does, like=like)
+    return class_of(name, "tracker", base=base, what="ajet.trainer_common.logger", does=does, like=like)
 
 
 def _patience(kind: type[Any], *, closing: bool = False) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ajet.config.handed import known
 from ajet.config.references import class_of
 from ajet.rollout.attempt import Attempt
 from ajet.schema.endpoint import Endpoint
@@ -62,7 +61,7 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
     Raises UserError."""
     kind = class_of(
         experiment.ajet.rollout.isolation,
-        known().isolations,
+        "isolation",
         base=experiment.base,
         what="ajet.rollout.isolation",
         does=("opened", "start", "stands", "stop", "close"),

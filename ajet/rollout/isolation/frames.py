@@ -9,15 +9,15 @@ import asyncio
 import sys
 import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ajet.config.plugins import list_package_roots
 from ajet.environment.services.threads import in_thread
 
 _FOREIGN = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(__file__).parents[2]),
+    *map(str, list_package_roots()),
     "<",
 )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import ajet
+from ajet.config.plugins import list_package_roots
 from ajet.config.programs import program
 from ajet.environment.sandbox.bubblewrap import FOLDER, told_pid
 from ajet.environment.sandbox.cgroup import control_group
@@ -180,12 +180,11 @@ class Box:
     def find_shown(self) -> Shown:
         """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
         it and whole homes."""
-        package = Path(ajet.__file__).resolve().parent
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         also = [each for each in map(Path, self._home.paths) if each.is_dir() and not holds_more(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
         own = [each for each in also if each not in brought]
-        return Shown.of([self._home.base, *own], [package, *brought])
+        return Shown.of([self._home.base, *own], [*list_package_roots(), *brought])
 
     def _environment(self) -> dict[str, str]:
         path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -13,8 +13,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ajet.config.catalogue import Part
-from ajet.config.handed import known
+from ajet.config.plugin import Kind
+from ajet.config.plugins import find_part
 from ajet.config.resolution import is_literal, is_secret
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
@@ -105,6 +105,11 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
             )
 
 
+def _list_variables(kind: Kind, name: str) -> tuple[str, ...]:
+    part = find_part(kind, name)
+    return part.variables if part is not None else ()
+
+
 def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
     import dotenv
@@ -120,10 +125,10 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))
     logger = experiment.ajet.trainer_common.logger
     for each in [logger] if isinstance(logger, str) else logger:
-        names.update(known().trackers.get(each, Part()).variables)
+        names.update(_list_variables("tracker", each))
     agent = experiment.ajet.rollout.user_workflow
     if isinstance(agent, str):
-        names.update(known().workflows.get(agent, Part()).variables)
+        names.update(_list_variables("workflow", agent))
     path = experiment.settled()["model"]["path"]
     if not path.startswith("embedded:") and not Path(path).is_absolute():
         names.add("HF_TOKEN")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.config.handed import known
+from ajet.config.plugins import find_part
 from ajet.config.references import parse_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record.attempts import tags_of
@@ -146,7 +146,7 @@ class ScorerJudge:
 def opened_scorers(experiment: Experiment) -> ScorerJudge | None:
     """The scorers that the configuration names, or its task reader's own; None for neither. Raises UserError."""
     judge = experiment.ajet.task_judge
-    own = known().readers.get(experiment.ajet.task_reader.type)
+    own = find_part("reader", experiment.ajet.task_reader.type)
     named = bool(judge.scorer or judge.scorers or judge.stages)
     if judge.scorer and judge.scorers:
         raise ConfigError("task_judge.scorer and task_judge.scorers are both set.", where=f"{KEY}.scorers",

@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from ajet.config.handed import known
-from ajet.config.references import load_code, resolve_reference
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part, find_parts
+from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, UnresolvedReference
 
@@ -52,8 +53,7 @@ class MCPScorerFactory:
 
 def names() -> list[str]:
     """The names of all scorers that are known."""
-    shipped = (name for name, part in known().scorers.items() if part.code)
-    return sorted({*shipped, *_registered})
+    return sorted({*find_parts("scorer"), *_registered})
 
 
 def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
@@ -62,17 +62,17 @@ def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] =
     UnresolvedReference."""
     if is_reference(named):
         return resolve_reference(named, base=base, what=what)
-    if named not in known().scorers:
+    part = find_part("scorer", _OLDER.get(named, named))
+    if part is None:
         for reference in others:
             resolve_reference(reference, base=base, what="ajet.rollout.user_workflow")
     if named in _registered:
         return _registered[named]
-    part = known().scorers.get(_OLDER.get(named, named))
-    if part is not None and part.code:
+    if part is not None:
         return load_code(part.code)
     near = get_close_matches(named, names(), 1)
     raise ConfigError(
-        (part.later if part is not None else "") or f"There is no scorer {named}.",
+        f"There is no scorer {named}.",
         where=what,
         expected=f"one of {', '.join(names())}, or a reference such as scorer.py->my_scorer",
         do=f"did you mean {near[0]}?" if near else 'register it with @scorer("NAME") in the file of the workflow',

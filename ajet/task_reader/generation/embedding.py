@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
-from ajet.config.handed import known
 from ajet.config.other_models import OtherServer, key_in, other_server
-from ajet.config.references import load_code
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part, find_parts
 from ajet.environment.chat_model import NoAnswer, embeddings, model_at
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError, UserError
@@ -68,12 +68,13 @@ def embedder(params: DeduplicationParams) -> Embed | None:
     if not params.model.startswith(LOCAL):
         server = server_of(params)
         return ServerEmbedder(params.model, server) if server is not None else None
-    found = known().embedders.get(params.model.removeprefix(LOCAL))
+    found = find_part("embedder", params.model.removeprefix(LOCAL))
     if found is None or params.base_url is not None:
         raise ConfigError(
             f"There is no embedding model {params.model}" + (" at a server." if found else "."),
             where=f"{WHERE}.model",
-            expected=" or ".join(f"{LOCAL}{name}" for name in known().embedders) + ", without base_url, or the name of "
+            expected=" or ".join(f"{LOCAL}{name}" for name in find_parts("embedder"))
+            + ", without base_url, or the name of "
             "a model at the server that base_url names",
         )
     local: Embed = load_code(found.code)()
@@ -81,7 +82,7 @@ def embedder(params: DeduplicationParams) -> Embed | None:
 
 
 def _of_this_machine() -> str:
-    return f"{LOCAL}{next(iter(known().embedders))}"
+    return f"{LOCAL}{next(iter(find_parts('embedder')))}"
 
 
 def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows: dict[str, Any], cost: Cost) -> Vectors:

@@ -8,13 +8,16 @@ and compute the loss themselves, on every backbone alike; a setting of verl that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.config.effective import DECOUPLED
-from ajet.config.catalogue import own
-from ajet.config.handed import known
+from ajet.config.plugin import load_code, spell_reference
+from ajet.config.plugins import find_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.choices import is_reference
+
+if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
 
 AGGREGATIONS = {
     "token-mean": "token",
@@ -61,18 +64,23 @@ _FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 """The same where groups are filtered at all: by the reward, the only number that our episodes are compared by."""
 
 
+def _load_algorithms() -> dict[str, type[Algorithm]]:
+    return {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
+
+
 def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
     the effective value of a key, None where there is none."""
     filters = value("algorithm.filter_groups.enable")
-    ours = tuple(name for name, each in known().algorithms.items() if not each.needs & {"teacher", "critic"})
+    ours = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
     for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
         users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
         if found not in taken and not users:
             names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]
             some = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
-            yield key, found, f"{some}, or a reference such as {own('algorithm')}" if key == ESTIMATOR else some
+            own = f", or a reference such as {spell_reference('algorithm')}" if key == ESTIMATOR else ""
+            yield key, found, f"{some}{own}"
     cap = value(f"{_CORRECTION}.rollout_is_threshold")
     if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
         yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"

@@ -1,56 +1,67 @@
 """Training engines by name.
 
-Invariant: TRAIN_PROCESSOR holds subclasses of TrainerProcessor only, each under one name. Installed packages bring
-theirs by the entry point group `ajet.train_processors`, which is read when a name is asked for that is not here.
+Invariant: a name means one subclass of TrainerProcessor: one that was registered in this process, or one that a plug-in
+brings.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from ajet.integration.aworld.trainer.run_processor import (
-    DebugProcessor,
-    LocalProcessor,
-    TrinityProcessor,
-    VerlProcessor,
-)
+from ajet.config.plugin import load_code
+from ajet.config.plugins import describe_broken, find_all_parts, find_part
 from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
-from ajet.integration.trl import TrlTrainer
 
-GROUP = "ajet.train_processors"
 VERL = "verl"
-TRAIN_PROCESSOR: dict[str, type[TrainerProcessor]] = {
-    VERL: VerlProcessor,
-    "local": LocalProcessor,
-    "debug": DebugProcessor,
-    "trinity": TrinityProcessor,
-    "trl": TrlTrainer,
-}
+_registered: dict[str, type[TrainerProcessor]] = {}
 
 
 def register(name: str, kind: Any) -> None:
     """Raises ValueError for a name that is taken, and for what is no subclass of TrainerProcessor."""
-    if name in TRAIN_PROCESSOR:
+    if name in _registered or find_part("train_engine", name) is not None:
         raise ValueError(f"{name} is already registered")
-    TRAIN_PROCESSOR[name] = _checked(name, kind)
+    _registered[name] = _checked(name, kind)
 
 
 def unregister(name: str) -> None:
     """Forget it; nothing happens where it is not known."""
-    TRAIN_PROCESSOR.pop(name, None)
+    _registered.pop(name, None)
 
 
 def processor(name: str) -> type[TrainerProcessor]:
     """The class of that name. Raises ValueError, which lists those that are known."""
-    if name not in TRAIN_PROCESSOR:
-        for each in entry_points(group=GROUP):
-            if each.name == name:
-                TRAIN_PROCESSOR[name] = _checked(name, each.load())
-    if name not in TRAIN_PROCESSOR:
-        known = sorted({*TRAIN_PROCESSOR, *(each.name for each in entry_points(group=GROUP))})
-        raise ValueError(f"{name} is not supported; there are: {', '.join(known)}")
-    return _checked(name, TRAIN_PROCESSOR[name])
+    if name in _registered:
+        return _registered[name]
+    part = find_part("train_engine", name)
+    if part is None:
+        known = ", ".join(sorted({*_registered, *find_all_parts("train_engine")}))
+        raise ValueError(f"{name} is not supported; there are: {known}. {describe_broken()}".rstrip())
+    return _checked(name, load_code(part.code))
+
+
+class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
+    """All engines by name, as AWorld's `TRAIN_PROCESSOR` has them."""
+
+    def __getitem__(self, name: str) -> type[TrainerProcessor]:
+        if name not in {*self}:
+            raise KeyError(name)
+        return processor(name)
+
+    def __setitem__(self, name: str, kind: Any) -> None:
+        register(name, kind)
+
+    def __delitem__(self, name: str) -> None:
+        del _registered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**find_all_parts("train_engine"), **_registered})
+
+    def __len__(self) -> int:
+        return len([*self])
+
+
+TRAIN_PROCESSOR = TrainProcessors()
 
 
 def _checked(name: str, kind: Any) -> type[TrainerProcessor]:

@@ -1,0 +1,110 @@
+"""The plug-in contract: what a package says about itself so that ajet finds its parts by name.
+
+A package that extends ajet has a module with one `Plugin` and names it in the entry-point group `ajet.plugins`. Parts
+that ship with ajet are registered by the same object. Invariant: a `Plugin` holds names, help lines and references
+`module:attribute`; reading it imports nothing but this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+GROUP = "ajet.plugins"
+"""Entry-point group of a distribution's plug-ins: `NAME = package.plugin:PLUGIN`."""
+Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
+"""Kinds of parts that a key names, or of which it may refer to one of the user's own."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+NamedKind = Literal[Kind, "backbone", "embedder", "train_engine"]
+"""All kinds of parts that have a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that a YAML can name, known without importing it."""
+
+    code: str
+    """Reference to its class or function."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that it reads; a job on a cluster passes them on."""
+    interactive: bool = True
+    """False if it cannot run agents that are defined in the running program or notebook."""
+    first_key: tuple[str, str] | None = None
+    """Required key of the section of its name, and what belongs there."""
+    scorer: str = ""
+    """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `ajet`, built only when it is called."""
+
+    code: str
+    """Reference to a function that typer can call, or to a `typer.Typer` with subcommands."""
+    help: str
+    """Its line in `ajet --help`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """What one package brings. A table's values are references `module:attribute`, or a `Part` that says more."""
+
+    name: str
+    about: str
+    """One line for `ajet plugins`."""
+    packages: tuple[str, ...] = ()
+    """Importable names of third-party packages that its code needs."""
+    extra: str = ""
+    """Extra of its distribution that installs them."""
+
+    backbones: Mapping[str, str] = field(default_factory=dict)
+    """References to `ajet.config.backbones.Descriptor` objects, whose modules import no training code."""
+    algorithms: Mapping[str, str | Part] = field(default_factory=dict)
+    losses: Mapping[str, str | Part] = field(default_factory=dict)
+    trackers: Mapping[str, str | Part] = field(default_factory=dict)
+    isolations: Mapping[str, str | Part] = field(default_factory=dict)
+    stores: Mapping[str, str | Part] = field(default_factory=dict)
+    readers: Mapping[str, str | Part] = field(default_factory=dict)
+    workflows: Mapping[str, str | Part] = field(default_factory=dict)
+    scorers: Mapping[str, str | Part] = field(default_factory=dict)
+    embedders: Mapping[str, str | Part] = field(default_factory=dict)
+    """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
+    train_engines: Mapping[str, str] = field(default_factory=dict)
+    """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
+    services: tuple[str, ...] = ()
+    """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
+    commands: Mapping[str, Command] = field(default_factory=dict)
+
+    def list_parts(self, kind: NamedKind) -> dict[str, Part]:
+        """Return its parts of a kind by name."""
+        table: Mapping[str, str | Part] = getattr(self, _TABLES[kind])
+        return {name: Part(part) if isinstance(part, str) else part for name, part in table.items()}
+
+
+_TABLES: Mapping[NamedKind, str] = {
+    "algorithm": "algorithms",
+    "loss": "losses",
+    "tracker": "trackers",
+    "isolation": "isolations",
+    "store": "stores",
+    "reader": "readers",
+    "workflow": "workflows",
+    "scorer": "scorers",
+    "backbone": "backbones",
+    "embedder": "embedders",
+    "train_engine": "train_engines",
+}
+NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
+
+
+def load_code(reference: str) -> Any:
+    """Return what a plug-in's reference names; `resolve_reference` is for references that a user wrote."""
+    module, _, attribute = reference.replace("->", ":").partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def spell_reference(kind: Kind) -> str:
+    """Return the form of a reference to the user's own part of a kind."""
+    return f"{kind}.py->My{kind.capitalize()}"

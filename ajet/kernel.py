@@ -1,0 +1,200 @@
+"""The kernel's own parts, registered as those of any plug-in.
+
+Invariant: one line a part, and nothing is imported for it; a test holds each line against its class.
+"""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Command, Part, Plugin
+
+PUBLISHED = ("training.file_path", "the benchmark's file or folder")
+PLUGIN = Plugin(
+    name="ajet",
+    about="what comes with the package ajet itself",
+    backbones={
+        "debug": "ajet.backbone.descriptors:DEBUG",
+        "local": "ajet.backbone.descriptors:LOCAL",
+        "verl": "ajet.backbone.descriptors:VERL",
+        "trinity": "ajet.backbone.descriptors:TRINITY",
+    },
+    algorithms={
+        "grpo": "ajet.algorithm.grpo:Grpo",
+        "rloo": "ajet.algorithm.rloo:Rloo",
+        "gigpo": "ajet.algorithm.gigpo:Gigpo",
+        "reinforce_plus_plus": "ajet.algorithm.reinforce_plus_plus:ReinforcePlusPlus",
+        "gdpo": "ajet.algorithm.gdpo:Gdpo",
+        "gae": "ajet.algorithm.gae:Gae",
+        "distillation": "ajet.algorithm.distillation:Distillation",
+    },
+    losses={
+        "clipped": "ajet.algorithm.losses.clipped:Clipped",
+        "gspo": "ajet.algorithm.losses.gspo:Gspo",
+        "cispo": "ajet.algorithm.losses.cispo:Cispo",
+        "sapo": "ajet.algorithm.losses.sapo:Sapo",
+        "sft": "ajet.algorithm.losses.sft:Sft",
+        "clip_cov": "ajet.algorithm.losses.clip_cov:ClipCov",
+        "kl_cov": "ajet.algorithm.losses.kl_cov:KlCov",
+        "minirl": "ajet.algorithm.losses.minirl:Minirl",
+    },
+    trackers={
+        "console": "ajet.record.trackers.console:ConsoleTracker",
+        "tensorboard": "ajet.record.trackers.tensorboard:TensorboardTracker",
+        "wandb": Part("ajet.record.trackers.wandb:WandbTracker", variables=("WANDB_API_KEY",)),
+        "swanlab": Part("ajet.record.trackers.swanlab:SwanlabTracker", variables=("SWANLAB_API_KEY",)),
+        "mlflow": Part(
+            "ajet.record.trackers.mlflow:MlflowTracker",
+            variables=(
+                "MLFLOW_TRACKING_URI",
+                "MLFLOW_TRACKING_TOKEN",
+                "MLFLOW_TRACKING_USERNAME",
+                "MLFLOW_TRACKING_PASSWORD",
+            ),
+        ),
+    },
+    isolations={
+        "thread": "ajet.rollout.isolation.thread:ThreadIsolation",
+        "loop": "ajet.rollout.isolation.loop:LoopIsolation",
+        "loops": Part("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
+        "process": Part("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
+        "sandbox": Part("ajet.rollout.isolation.sandbox:SandboxIsolation", interactive=False),
+    },
+    stores={
+        "run_directory": "ajet.store.run_store:RunStore",
+        "sqlite": "ajet.store.sqlite_store:SqliteStore",
+        "mongodb": Part("ajet.store.mongo:MongoStore", variables=("AJET_STORE_USER", "AJET_STORE_PASSWORD")),
+    },
+    readers={
+        "huggingface_dat_repo": Part(
+            "ajet.task_reader.hugging_face:HuggingFaceReader", first_key=("dataset_path", "the data set")
+        ),
+        "jsonl_dataset_file": Part(
+            "ajet.task_reader.jsonl:JsonlReader", first_key=("training.file_path", "the task file")
+        ),
+        "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
+        "reasoning_gym": Part(
+            "ajet.task_reader.reasoning_gym:ReasoningGymReader", first_key=("dataset", "the task family")
+        ),
+        "env_service": "ajet.task_reader.env_service:EnvServiceReader",
+        "agentrl": Part(
+            "ajet.task_reader.agentrl:AgentrlReader",
+            first_key=("training.file_path", "the task file"),
+            scorer="agentcpm",
+        ),
+        "gsm8k": Part("ajet.task_reader.benchmarks:Gsm8kReader", first_key=PUBLISHED, scorer="math"),
+        "math": Part("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
+        "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
+        "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
+        "data_generation": Part(
+            "ajet.task_reader.generation:GenerationReader", first_key=("document_reader.document_path", "the documents")
+        ),
+        "tracing": Part("ajet.task_reader.tracing:TracingReader", first_key=("sources", "the traces")),
+    },
+    workflows={
+        "mcp_agent": Part(
+            "ajet.workflow.mcp_agent:McpAgentWorkflow",
+            variables=("MCP_SERVER_TOKEN", "BROWSE_LLM_BASE_URL", "BROWSE_LLM_MODEL_NAME", "BROWSE_LLM_API_KEY"),
+        ),
+    },
+    scorers={
+        "exact": "ajet.task_judge.scorers.text:exact",
+        "f1": "ajet.task_judge.scorers.text:f1",
+        "contains": "ajet.task_judge.scorers.text:contains",
+        "regex": "ajet.task_judge.scorers.text:RegexScorer",
+        "multiple_choice": "ajet.task_judge.scorers.choices:multiple_choice",
+        "numeric": "ajet.task_judge.scorers.numeric:numeric",
+        "math": "ajet.task_judge.scorers.mathematics:MathScorer",
+        "gaia": "ajet.task_judge.scorers.gaia:gaia",
+        "json_schema": "ajet.task_judge.scorers.json_schema:JsonSchemaScorer",
+        "code": "ajet.task_judge.scorers.code:CodeScorer",
+        "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
+        "llm": "ajet.task_judge.model_judge:ModelJudge",
+        "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
+    },
+    embedders={
+        "all-minilm-l6-v2": "ajet.engine.embeddings:MiniLm",
+    },
+    train_engines={
+        "verl": "ajet.integration.aworld.trainer.run_processor:VerlProcessor",
+        "local": "ajet.integration.aworld.trainer.run_processor:LocalProcessor",
+        "debug": "ajet.integration.aworld.trainer.run_processor:DebugProcessor",
+        "trinity": "ajet.integration.aworld.trainer.run_processor:TrinityProcessor",
+        "trl": "ajet.integration.trl:TrlTrainer",
+    },
+    services=(
+        "ajet.environment.services.chosen:services_of",
+        "ajet.environment.mcp.reachable:services_of",
+        "ajet.environment.browse.reachable:services_of",
+        "ajet.engine.endpoint:services_of",
+        "ajet.engine.teacher_endpoint:services_of",
+        "ajet.task_judge.model_judge.reachable:services_of",
+    ),
+    commands={
+        "init": Command(
+            "ajet.cli.init:init",
+            "Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know.",
+        ),
+        "plan": Command("ajet.cli.plan:plan", "Print what a run would do and take, without one."),
+        "serve": Command(
+            "ajet.cli.serve:serve", "Give agents outside episodes over HTTP; with --backbone local, train on them."
+        ),
+        "observe": Command(
+            "ajet.cli.observe:observe", "Record what a deployed agent and its model say, and what people think of it."
+        ),
+        "traces": Command(
+            "ajet.cli.traces:traces", "Make tasks, rows to learn and pairs of what a deployed agent said."
+        ),
+        "sample": Command(
+            "ajet.cli.sample:sample", "Play episodes for a trainer elsewhere; start as many as there is room for."
+        ),
+        "sft": Command(
+            "ajet.cli.sft:sft", "Learn from given replies: rows of messages, pairs of them, or a run's best episodes."
+        ),
+        "status": Command(
+            "ajet.cli.status:status", "What a run does now: phase, depths, rates, which side waits, how stale."
+        ),
+        "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved."),
+        "chat": Command("ajet.cli.chat:chat", "Talk to the model that a run has tuned."),
+        "eval": Command(
+            "ajet.cli.eval:evaluate",
+            "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
+        ),
+        "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
+        "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
+        "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
+        "prove": Command(
+            "ajet.cli.prove:prove",
+            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
+        ),
+        "audit": Command(
+            "ajet.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
+        ),
+        "rejudge": Command(
+            "ajet.cli.rejudge:rejudge",
+            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
+        ),
+        "export": Command(
+            "ajet.cli.export:export",
+            "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
+        ),
+        "deploy": Command(
+            "ajet.cli.deploy:deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."
+        ),
+        "gc": Command("ajet.cli.gc:gc", "Say what of a run's record could go, by kind and bytes; --yes removes it."),
+        "report": Command(
+            "ajet.cli.report:report",
+            "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
+        ),
+        "doctor": Command(
+            "ajet.cli.doctor:doctor",
+            "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",
+        ),
+        "plugins": Command(
+            "ajet.cli.plugins:plugins",
+            "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
+        ),
+        "config": Command("ajet.cli.config:app", "Look at a composed config."),
+        "cluster": Command("ajet.cli.cluster:app", "Runs on a cluster (verl)."),
+        "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
+        "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
+    },
+)

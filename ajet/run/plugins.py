@@ -1,0 +1,44 @@
+"""The screen of `ajet plugins`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from rich.markup import escape
+
+from ajet.config.plugin import NAMED_KINDS, Plugin
+from ajet.config.plugins import LoadedPlugin, list_plugins
+from ajet.record.console import console
+from ajet.schema.commands import installs, installs_extra
+
+
+def show_plugins() -> int:
+    """Print each plug-in with what it brings; returns 1 if one could not be loaded."""
+    loaded = list_plugins()
+    for each in loaded:
+        name = each.plugin.name if each.plugin is not None else each.place
+        console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({each.distribution})')}[/]")
+        for line in _describe(each):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+    return int(any(each.problem for each in loaded))
+
+
+def _describe(loaded: LoadedPlugin) -> Iterator[str]:
+    plugin = loaded.plugin
+    if plugin is None:
+        yield f"not loaded: {loaded.problem}"
+        return
+    yield plugin.about
+    for kind in NAMED_KINDS:
+        if names := plugin.list_parts(kind):
+            yield f"{kind.replace('_', ' ')}: {', '.join(names)}"
+    if plugin.commands:
+        yield f"command: {', '.join(plugin.commands)}"
+    if missing := _find_missing(plugin):
+        command = installs_extra(plugin.extra) if plugin.extra else installs(*missing)
+        yield f"needs {', '.join(missing)}, not installed here: {command}"
+
+
+def _find_missing(plugin: Plugin) -> list[str]:
+    return [package for package in plugin.packages if find_spec(package) is None]
