@@ -118,7 +118,6 @@ PLUGIN = Plugin(
         "local": "ajet.integration.aworld.trainer.run_processor:LocalProcessor",
         "debug": "ajet.integration.aworld.trainer.run_processor:DebugProcessor",
         "trinity": "ajet.integration.aworld.trainer.run_processor:TrinityProcessor",
-        "trl": "ajet.integration.trl:TrlTrainer",
     },
     services=(
         "ajet.environment.services.chosen:services_of",

@@ -84,7 +84,7 @@ COVERED = {
     "ajet/engine/vllm/launch.py::memory": "vllm",
     "ajet/engine/vllm/weights.py::device_buckets": "vllm",
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
-    "ajet/integration/trl/process.py::train": "",
+    "plugins/ajet_trl/process.py::train": "",
     "ajet/record/environment.py::_gpus": "local",
     "ajet/run/checkup/machine.py::_gpus": "doctor",
     "ajet/run/checkup/packages.py::packages": "doctor",

@@ -39,7 +39,7 @@ FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/con
 PARTS = (
     Part("kills", 1100, (FAULTS, LEARNS, "tests/unit", "tests/store", "tests/workflow", "tests/run"), boots=False),
     Part("mistakes", 900, ("tests/mistakes",), boots=False),
-    Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
+    Part("products", 1100, (CONTRACT, "tests/docs", "plugins"), boots=False),
     Part("vllm", 1100, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
                        f"{LEARNS}/test_vllm_learns.py"), boots=True),

@@ -4,4 +4,4 @@ Invariants: TRL owns the optimizer and the steps, ajet the episodes: agent, gate
 backbone, and tokens are exact. TRL is imported in `process` alone, a process of its own, which never imports verl.
 """
 
-from ajet.integration.trl.processor import TrlTrainer as TrlTrainer
+from ajet_trl.processor import TrlTrainer as TrlTrainer

@@ -1,4 +1,4 @@
-"""The process that trains with TRL: `python -m ajet.integration.trl.process TOLD`, started by TrlTrainer.
+"""The process that trains with TRL: `python -m ajet_trl.process TOLD`, started by TrlTrainer.
 
 Invariants: the engine samples from the very tensors that TRL's optimizer changes; the process ends when whoever started
 it has gone (its standard input closes); a mistake of the person's is written down for them, not printed as a traceback.
@@ -47,14 +47,14 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
     from loguru import logger
     from trl import GRPOConfig, GRPOTrainer
 
-    from ajet.integration.trl.episodes import Episodes, verdicts
-    from ajet.integration.trl.settings import grpo_settings
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import open_gateway, workflow_of
     from ajet.run.parts import pins_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import within_prompt_length
+    from ajet_trl.episodes import Episodes, verdicts
+    from ajet_trl.settings import grpo_settings
 
     reader = open_reader(experiment)
     judge, workflow = open_judge(experiment, reader_judge=reader.judge), workflow_of(experiment)

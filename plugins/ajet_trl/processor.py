@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ajet.integration.aworld.trainer.run_processor import RunProcessor
-from ajet.integration.trl.package import require_trl
-from ajet.integration.trl.settings import SECTION, grpo_settings
 from ajet.schema.errors import RunFailed, UserError
+from ajet_trl.package import require_trl
+from ajet_trl.settings import SECTION, grpo_settings
 
 
 class TrlTrainer(RunProcessor):
@@ -50,7 +50,7 @@ class TrlTrainer(RunProcessor):
             if self.folder is not None:
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-            command = [sys.executable, "-m", "ajet.integration.trl.process", str(told)]
+            command = [sys.executable, "-m", "ajet_trl.process", str(told)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
             try:
                 code = process.wait()

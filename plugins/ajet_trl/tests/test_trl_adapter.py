@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from ajet.integration.trl.package import require_trl
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
+from ajet_trl.package import require_trl
 from tests.docs.snippets import ROOT, blocks
 
 pytestmark = pytest.mark.extra_slow

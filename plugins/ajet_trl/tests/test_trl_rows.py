@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ajet.integration.trl import package, processor
-from ajet.integration.trl.episodes import NOTHING, Episodes, row_of
-from ajet.integration.trl.settings import grpo_settings
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
 from ajet.task_reader import TaskOrder
+from ajet_trl import package, processor
+from ajet_trl.episodes import NOTHING, Episodes, row_of
+from ajet_trl.settings import grpo_settings
 from tests.docs.snippets import ROOT, blocks
 from tests.record_fixtures import episode
 from train.trainer.agent_trainer import AgentTrainer
@@ -46,8 +46,8 @@ def trainer(**given):
 
 
 def test_the_page_prints_what_is_there():
-    shown = [block for block in blocks(ROOT / "docs" / "adapters.md") if block.title.startswith("ajet/")]
-    assert [block.title for block in shown] == ["ajet/integration/trl/processor.py", "ajet/integration/trl/__init__.py"]
+    shown = [block for block in blocks(ROOT / "docs" / "adapters.md") if block.title.startswith("plugins/")]
+    assert [block.title for block in shown] == ["plugins/ajet_trl/processor.py", "plugins/ajet_trl/__init__.py"]
     assert all((ROOT / block.title).read_text().endswith(block.text) for block in shown)
 
 

@@ -1,0 +1,11 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="ajet_trl",
+    about="AgentTrainer's engine `trl`: TRL's GRPOTrainer trains on ajet's episodes",
+    train_engines={"trl": "ajet_trl:TrlTrainer"},
+)
