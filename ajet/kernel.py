@@ -15,7 +15,6 @@ PLUGIN = Plugin(
         "debug": "ajet.backbone.descriptors:DEBUG",
         "local": "ajet.backbone.descriptors:LOCAL",
         "verl": "ajet.backbone.descriptors:VERL",
-        "trinity": "ajet.backbone.descriptors:TRINITY",
     },
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",

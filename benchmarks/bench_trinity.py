@@ -103,8 +103,8 @@ def ours(setting: Setting, folder: Path) -> list[dict[str, Any]]:
 
 def theirs(setting: Setting, folder: Path) -> list[dict[str, Any]]:
     """`trinity run`: its steps."""
-    from ajet.backbone.trinity import cpu
-    from ajet.backbone.trinity.package import require_trinity
+    from ajet_trinity import cpu
+    from ajet_trinity.package import require_trinity
 
     aside = require_trinity()
     (folder / "config.json").write_text(json.dumps(plain_config(setting, folder)))
@@ -120,8 +120,8 @@ def theirs(setting: Setting, folder: Path) -> list[dict[str, Any]]:
 
 def plain_config(setting: Setting, folder: Path) -> dict[str, Any]:
     """What ours hands to Trinity, with Trinity's own classes where ours stand."""
-    from ajet.backbone.trinity.config import Launch, trinity_config
     from ajet.config import load_experiment
+    from ajet_trinity.config import Launch, trinity_config
 
     experiment = load_experiment(setting.yaml(folder), backbone="trinity", exp_dir=folder / "launcher_record")
     launch = Launch(folder / "trinity", "bench", setting.steps)

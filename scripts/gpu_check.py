@@ -229,8 +229,8 @@ def gpus_here() -> int:
 
 def _installed(name: str) -> bool:
     """Trinity may lie aside, or in an environment of its own, in which its commands go on."""
-    from ajet.backbone.trinity.own_environment import python_there
-    from ajet.backbone.trinity.package import ASIDE, installed
+    from ajet_trinity.own_environment import python_there
+    from ajet_trinity.package import ASIDE, installed
 
     if name == TRINITY and (python_there("cuda") is not None or installed(Path(sys.prefix) / ASIDE)):
         return True

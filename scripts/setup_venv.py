@@ -35,7 +35,7 @@ TRINITY = (
     "word2number==1.1", "termcolor==3.3.0",
 )  # fmt: skip
 """Trinity-RFT and what the rest lacks of what it imports, without what they ask for: it wants another transformers than
-verl. Aside too, where only its own processes look (ajet/backbone/trinity/package.py): its plug-in would end each vLLM
+verl. Aside too, where only its own processes look (plugins/ajet_trinity/package.py): its plug-in would end each vLLM
 that finds it, as it imports what vLLM 0.28 does not have. Not on a machine with a GPU: docs/trinity.md."""
 TRINITY_GPU = (f"trinity-rft[vllm]{TRINITY[0].removeprefix('trinity-rft')}", "verl==0.8.0")
 """What Trinity names for GPUs: its extra asks for a vLLM of 0.19.1 to 0.23.0, its trainer is written for verl 0.8.0.
@@ -125,7 +125,7 @@ def aworld_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -
 
 def make_trinity_gpu(venv: Path) -> int:
     """Trinity's own environment within `venv`, for GPUs: the versions that Trinity names, and ajet beside them; answers
-    the exit code. The command goes on there by itself (ajet/backbone/trinity/own_environment.py)."""
+    the exit code. The command goes on there by itself (plugins/ajet_trinity/own_environment.py)."""
     own, python = venv / "share" / "trinity-gpu", venv / "bin" / "python"
     uv = venv / "bin" / "uv"
     if not uv.exists():

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from ajet.backbone.trinity.package import require_trinity
 from ajet.schema.errors import UserError
+from ajet_trinity.package import require_trinity
 
 
 def skip_without_trinity() -> None:

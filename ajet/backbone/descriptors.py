@@ -1,8 +1,7 @@
-"""The backbones that come with ajet: what each can do, which keys it does not read, and where its code is.
+"""The kernel's backbones: what each can do, which keys it does not read, and where its code is.
 
-Invariant: this table is the only list of them; the command line, the documentation and the checks of a configuration
-come from it. Their code is named as text: nothing here imports torch, ray or verl. A contract test holds each line
-against its code.
+Invariant: the command line, the documentation and the checks of a configuration come from these. Their code is named
+as text: nothing here imports torch, ray or verl. A contract test holds each against its code.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ NO_VALIDATION = "no held-out tasks are played"
 ONE_DEVICE = "model and engine are on one device here"
 NO_CLUSTER = "the local backbone is one process on one device"
 VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
-TRINITYS_ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
 ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
 STEP_ENDS = "only `--from-store` waits so long, for groups that are being played; a step with its groups always ends"
@@ -126,33 +124,3 @@ VERL = Descriptor(
     },
     extra="verl",
 )
-TRINITY = Descriptor(
-    "trinity",
-    "trains on Ray, by Trinity-RFT's explorer and trainer",
-    can=frozenset({"trains", "decouples", "spreads"}),
-    runner="ajet.backbone.trinity.launch->TrinityRunner",
-    roots=("trinity",),
-    filled=(default_config() / "trinity" / "trinity_default.yaml",),
-    idle={
-        **dict.fromkeys(TIMES, FROM_STORE),
-        "rollout.engine": TRINITYS_ENGINES,
-        "rollout.vllm": TRINITYS_ENGINES,
-        "rollout.endpoint": TEXT_ONLY,
-        "rollout.val_kwargs": NO_VALIDATION,
-        "rollout.submit_oversample_multiplier": "Trinity plays the groups that a batch needs, not more",
-        **dict.fromkeys(HELD_OUT, NO_VALIDATION),
-        "trainer_common.val_before_train": NO_VALIDATION,
-        "trainer_common.val_pass_n": NO_VALIDATION,
-        "trainer_common.test_freq": NO_VALIDATION,
-        "trainer_common.max_staleness": FROM_STORE,
-        "trainer_common.max_staleness_strategy": "older groups are dropped here",
-        "trainer_common.megatron": "Trinity's trainer spreads weights by FSDP here",
-        "trainer_common.canary": "the gap of engine and trainer is not measured here",
-        "trainer_common.optim.eps": "Trinity's optimizer has no such key",
-        "trainer_common.threads": "Ray says how many Trinity's processes have",
-        "trainer_common.grace": STEP_ENDS,
-        "debug": DEBUGS_OWN,
-    },
-)
-BACKBONES = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
-"""By name."""

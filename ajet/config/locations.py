@@ -1,4 +1,4 @@
-"""Where what ships with ajet lies: beside the package in a checkout, in `ajet_files` in a wheel."""
+"""Where what ships with ajet lies: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import ajet
 
-_ROOT = Path(ajet.__file__).resolve().parents[1]
-FILES = "ajet_files"
-"""Folder of a wheel that holds what lies beside the package in a checkout."""
+_PACKAGE = Path(ajet.__file__).resolve().parent
 
 
 def default_config() -> Path:
     """The folder of the installed defaults."""
-    return find_shipped("default_config")
+    return _shipped("default_config")
 
 
 def preset_file(name: str) -> Path:
@@ -23,9 +21,9 @@ def preset_file(name: str) -> Path:
 
 def shipped_tutorials() -> Path:
     """The folder of the tutorials."""
-    return find_shipped("tutorial")
+    return _shipped("tutorial")
 
 
-def find_shipped(name: str) -> Path:
-    packed = _ROOT / FILES / name
-    return packed if packed.is_dir() else _ROOT / name
+def _shipped(name: str) -> Path:
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.trinity.users_section import BOTH, TRAIN, of_section
 from ajet.backbone.verl.cluster.gpus import gpus
 from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config.resolvers import register
-from ajet.config.locations import default_config
 from ajet.config.validate import together
 from ajet.schema.errors import ConfigError
+from ajet_trinity.descriptor import LAYERS
+from ajet_trinity.users_section import BOTH, TRAIN, of_section
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
@@ -52,7 +52,7 @@ def trinity_config(
     refuse(experiment, device)
     users = experiment.backbone_overrides.get("trinity", {})
     names = ["trinity_default", *(["trinity_cpu"] if device == "cpu" else [])]
-    layers = [OmegaConf.load(default_config() / "trinity" / f"{name}.yaml") for name in names]
+    layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     known: Any = OmegaConf.merge(*layers)
     known["ajet"] = _node(experiment, device, model_folder, run)
     own = {name: value for name, value in experiment.sections.items() if name not in known}

@@ -24,9 +24,9 @@ class TrinityRunner(Runner):
 
     def settings(self, experiment: Experiment) -> AjetConfig:
         """The experiment's own: what a `trinity:` section may set is none of ours."""
-        from ajet.backbone.trinity.config import device_of, trinity_config
-        from ajet.backbone.trinity.own_environment import python_there
-        from ajet.backbone.trinity.package import require_trinity
+        from ajet_trinity.config import device_of, trinity_config
+        from ajet_trinity.own_environment import python_there
+        from ajet_trinity.package import require_trinity
 
         trinity_config(experiment)
         if python_there(device_of(experiment)) is None:
@@ -37,8 +37,8 @@ class TrinityRunner(Runner):
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
         """Require a store where samplers are to play."""
-        from ajet.backbone.trinity.config import TRAIN, mode_of
         from ajet.schema.errors import ConfigError
+        from ajet_trinity.config import TRAIN, mode_of
 
         if not looking and mode_of(experiment) == TRAIN and from_store is None:
             raise ConfigError(
@@ -50,9 +50,9 @@ class TrinityRunner(Runner):
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
         """A port for each gateway. On GPUs the command goes on in Trinity's own
         environment, if there is one."""
-        from ajet.backbone.trinity.config import device_of, trinity_config
-        from ajet.backbone.trinity.own_environment import go_on_in, python_there
         from ajet.backbone.verl.cluster.gateway_port import require_gateways
+        from ajet_trinity.config import device_of, trinity_config
+        from ajet_trinity.own_environment import go_on_in, python_there
 
         config = trinity_config(experiment)
         explorer = config["explorer"]
@@ -66,10 +66,10 @@ class TrinityRunner(Runner):
 
     def shown(self, experiment: Experiment) -> str:
         """Trinity's config, but for its own defaults, and without secrets."""
-        from ajet.backbone.trinity.config import trinity_config
-        from ajet.backbone.trinity.package import VERSION
         from ajet.backbone.verl.config.layer import printable
         from ajet.config.document import dump_yaml
+        from ajet_trinity.config import trinity_config
+        from ajet_trinity.package import VERSION
 
         head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
         users = experiment.backbone_overrides.get("trinity", {})
@@ -77,8 +77,8 @@ class TrinityRunner(Runner):
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Empty where nobody needs it: most environments have none."""
-        from ajet.backbone.trinity.package import DISTRIBUTION, VERSION, require_trinity
         from ajet.schema.finding import Finding
+        from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
         if not needed:
             return []
@@ -91,8 +91,8 @@ class TrinityRunner(Runner):
     def train(
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
     ) -> None:
-        """See `ajet.backbone.trinity.train`."""
-        from ajet.backbone.trinity.train import train_on_trinity
+        """See `ajet_trinity.train`."""
+        from ajet_trinity.train import train_on_trinity
 
         train_on_trinity(experiment, run, options, interrupts, sink)
 

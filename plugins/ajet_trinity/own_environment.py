@@ -16,8 +16,8 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.backbone.trinity.package import installed
 from ajet.schema.errors import UserError
+from ajet_trinity.package import installed
 
 FOLDER = Path("share") / "trinity-gpu"
 """Below the environment of ajet."""

@@ -16,11 +16,6 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
-from ajet.backbone.trinity import cpu
-from ajet.backbone.trinity.config import Launch, demand_of, device_of, trinity_config
-from ajet.backbone.trinity.package import require_trinity
-from ajet.backbone.trinity.processes.here import told
-from ajet.backbone.trinity.record import BACKBONE, TrinityRecord
 from ajet.backbone.verl.cluster.gpus import refuse_busy
 from ajet.backbone.verl.cluster.ray_cluster import Needs
 from ajet.backbone.verl.on_ray import address_of, ended_by, run_on_ray
@@ -30,6 +25,11 @@ from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
+from ajet_trinity import cpu
+from ajet_trinity.config import Launch, demand_of, device_of, trinity_config
+from ajet_trinity.package import require_trinity
+from ajet_trinity.processes.here import told
+from ajet_trinity.record import BACKBONE, TrinityRecord
 
 if TYPE_CHECKING:
     from ajet.backbone.verl.cluster.resources import Demand
@@ -48,7 +48,7 @@ def train_on_trinity(
 ) -> None:
     """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
     UserError; and RunFailed with what Trinity's processes said."""
-    from ajet.backbone.trinity.processes.stage import Stage
+    from ajet_trinity.processes.stage import Stage
 
     folder = require_trinity()
     address, device = address_of(options), device_of(experiment)

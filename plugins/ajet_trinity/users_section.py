@@ -158,8 +158,8 @@ def trinitys_keys() -> Keys:
     """The fields of Trinity's configuration, read as text; empty where Trinity is not installed."""
     from importlib.metadata import distributions
 
-    from ajet.backbone.trinity.package import DISTRIBUTION, require_trinity
     from ajet.schema.errors import UserError
+    from ajet_trinity.package import DISTRIBUTION, require_trinity
 
     try:
         folder = require_trinity()

@@ -24,6 +24,7 @@ def test_each_is_in_one_part(request: pytest.FixtureRequest) -> None:
     for test in every:
         parts = [p.name for p in module.PARTS if test.startswith(p.paths) and p.boots == ("boots" in marks[test])]
         assert len(parts) == 1, (test, parts)
-    if len({test.split("::")[0] for test in marks}) == len([*ROOT.glob("tests/*/test_*.py"), *ROOT.glob("plugins/*/tests/test_*.py")]):
+    files = [*ROOT.glob("tests/*/test_*.py"), *ROOT.glob("plugins/*/tests/test_*.py")]
+    if len({test.split("::")[0] for test in marks}) == len(files):
         for part in module.PARTS:
             assert any(test.startswith(part.paths) and part.boots == ("boots" in marks[test]) for test in every), part

@@ -61,19 +61,15 @@ def python(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedPr
 
 def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    shipped = {name: f"ajet_files/{name}" for name in ("default_config", "tutorial", "deploy", "train", "env")}
-    shipped |= {"ajet": "ajet"}
+    shipped = {"ajet": "ajet", **{name: f"ajet/{name}" for name in ("default_config", "tutorial", "deploy")}}
+    shipped |= {name: f"ajet/names/{name}" for name in ("train", "env")}
     shipped |= {f"{PLUGINS}/{name}": name for name in find_plugins(ROOT)}
     for source, inside in shipped.items():
         tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
         lines = [line for line in tracked.stdout.splitlines() if not line.startswith(f"{source}/tests/")]
         files = {inside + line.removeprefix(source) for line in lines if (ROOT / line).exists()}
         assert files and files <= names, files - names
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
-        "ajet",
-        "ajet_files",
-        *find_plugins(ROOT),
-    }
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ajet", *find_plugins(ROOT)}
     assert not [name for name in names if {"__pycache__", "tests", "ajet_testing"} & set(name.split("/"))]
     (entry,) = (name for name in names if name.endswith("entry_points.txt") and name.count("/") == 1)
     told = zipfile.ZipFile(wheel).read(entry).decode()
@@ -86,7 +82,7 @@ def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None
     told += "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
     told += "; import train.adapter.verl.common as c, env.train_env as e; print(c.__file__); print(e.__file__)"
     place, advice, *names = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
-    assert all(Path(name).is_relative_to(unpacked / "ajet_files") for name in names) and len(names) == 2
+    assert all(Path(name).is_relative_to(unpacked / "ajet" / "names") for name in names) and len(names) == 2
     assert Path(place).is_relative_to(unpacked)
     assert '"ajet[local]' in advice and " -e " not in advice, "a wheel is not installed from a clone"
 

@@ -81,12 +81,12 @@ def list_other_files(root: Path) -> Iterator[str]:
 
 
 def list_layers(root: Path) -> Iterator[str]:
-    """Yield each value of the layers in default_config but those of the schema's own file."""
-    folder = root / "default_config"
-    for file in sorted(folder.rglob("*.y*ml")):
-        if file.name != "ajet_default.yaml":
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            yield from (f"{file.relative_to(folder)}: {line}" for line in _list_leaves("", content))
+    """Yield each value of the layers in default_config and plug-ins but those of the schema's own file."""
+    for folder, pattern in ((root / "default_config", "**/*.y*ml"), (root / "plugins", "*/layers/*.yaml")):
+        for file in sorted(folder.glob(pattern)):
+            if file.name != "ajet_default.yaml":
+                content = yaml.safe_load(file.read_text(encoding="utf-8"))
+                yield from (f"{file.relative_to(folder)}: {line}" for line in _list_leaves("", content))
 
 
 def _list_leaves(path: str, node: Any) -> Iterator[str]:

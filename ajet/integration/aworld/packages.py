@@ -16,16 +16,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ajet.config.locations import find_shipped
 from ajet.config.scope import spelled
 
+_PACKAGE = Path(__file__).resolve().parents[2]
 _INSTALLED = ("site-packages", "dist-packages")
 _NAMES = ("train", "env")
 
 
 def folder() -> Path:
-    """The folder of the names: beside the package in a checkout, in `ajet_files` in a wheel."""
-    return find_shipped("train").parent
+    """The folder of the names: in the package in a wheel, beside it in a checkout."""
+    inside = _PACKAGE / "names"
+    return inside if inside.is_dir() else _PACKAGE.parent
 
 
 def watch() -> None:

@@ -21,6 +21,6 @@ def environment() -> dict[str, str]:
     found = verls.environment()
     del found["PYTHONPATH"]
     return found | {
-        "VERL_USE_EXTERNAL_MODULES": "ajet.backbone.trinity.cpu.trainer",
+        "VERL_USE_EXTERNAL_MODULES": "ajet_trinity.cpu.trainer",
         "VLLM_PLUGINS": NAME,  # and not Trinity's own: it imports what vLLM 0.28 does not have
     }

@@ -43,6 +43,6 @@ def _in_a_worker() -> None:
     """vLLM looks the class of its workers up by this name, once it has called us."""
     import trinity.common.models.vllm_worker as names
 
-    from ajet.backbone.trinity.cpu.worker import CpuWorker
+    from ajet_trinity.cpu.worker import CpuWorker
 
     names.TrinityGPUWorker = CpuWorker

@@ -23,6 +23,6 @@ class CpuWorker(CPUWorker):
 
         if "checkpoint" not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(
-                "checkpoint", "ajet.backbone.trinity.cpu.weights", "SynchronizersWeights"
+                "checkpoint", "ajet_trinity.cpu.weights", "SynchronizersWeights"
             )
         super().load_model(*args, **kwargs)

@@ -13,11 +13,11 @@ from typing import Any
 from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy, SampleStrategy
 from trinity.common.experience import Experience
 
-from ajet.backbone.trinity.processes.credit import EpisodeCredit
-from ajet.backbone.trinity.processes.here import here
-from ajet.backbone.trinity.processes.workflow import experiences
 from ajet.backbone.verl.mailbox import Closed, Sender
 from ajet.schema.episode import Group
+from ajet_trinity.processes.credit import EpisodeCredit
+from ajet_trinity.processes.here import here
+from ajet_trinity.processes.workflow import experiences
 
 
 class WholeSteps(DefaultSampleStrategy):

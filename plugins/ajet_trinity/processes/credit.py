@@ -15,11 +15,11 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from ajet.algorithm import credit, opened
-from ajet.backbone.trinity.processes.here import here
-from ajet.backbone.trinity.processes.workflow import blank
 from ajet.backbone.verl.mailbox import Assigned, Credited, Sender
 from ajet.backbone.verl.rows import rebuild
 from ajet.schema.episode import episodes_of
+from ajet_trinity.processes.here import here
+from ajet_trinity.processes.workflow import blank
 
 
 class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
@@ -33,7 +33,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     async def prepare(self) -> None:
         """Trinity asks for it in the process that is about to make the runners: whose class is said here, too."""
-        from ajet.backbone.trinity.processes.runners import replace_the_dead
+        from ajet_trinity.processes.runners import replace_the_dead
 
         replace_the_dead()
 

@@ -17,7 +17,7 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from ajet.algorithm import opened
 from ajet.algorithm.replies import replies_of
 from ajet.algorithm.token_loss import Terms, TokenLoss
-from ajet.backbone.trinity.processes.here import here
+from ajet_trinity.processes.here import here
 
 
 class _Weighted(PolicyLossFn):

@@ -30,7 +30,7 @@ class Stage:
         from trinity.common.constants import SyncMethod
         from trinity.manager.synchronizer import Synchronizer
 
-        from ajet.backbone.trinity.processes.sides import TellingExplorer, TellingTrainer
+        from ajet_trinity.processes.sides import TellingExplorer, TellingTrainer
 
         checked = _checked(config)
         os.environ.update(checked.get_envs())

@@ -11,8 +11,8 @@ from typing import Any
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.workflows import Task
 
-from ajet.backbone.trinity.processes.here import here
-from ajet.backbone.trinity.processes.workflow import Episodes
+from ajet_trinity.processes.here import here
+from ajet_trinity.processes.workflow import Episodes
 
 
 class Tickets(BufferReader):

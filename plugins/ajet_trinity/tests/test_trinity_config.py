@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.trinity.config import demand_of, refuse, trinity_config
-from ajet.backbone.trinity.launch import TrinityRunner
-from ajet.backbone.trinity.package import ASIDE, require_trinity
-from ajet.backbone.trinity.users_section import OWNED, trinitys_keys
 from ajet.config import load_experiment
 from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet_trinity.config import demand_of, refuse, trinity_config
+from ajet_trinity.launch import TrinityRunner
+from ajet_trinity.package import ASIDE, require_trinity
+from ajet_trinity.users_section import OWNED, trinitys_keys
 
 ON_CPU = ", trainer_common: {device: cpu}"
 
@@ -56,7 +56,7 @@ def test_a_cpu_has_a_slot_for_the_engine_and_one_for_the_trainer(tmp_path):
 
 
 def test_the_tutorials_yaml_as_it_is():
-    yaml = Path(__file__).resolve().parents[2] / "tutorial" / "example_math_agent" / "math_agent.yaml"
+    yaml = Path(__file__).resolve().parents[3] / "tutorial" / "example_math_agent" / "math_agent.yaml"
     made = trinity_config(load_experiment(yaml, backbone="trinity", overrides=["trainer_common.device=cuda"]))
     assert made["explorer"]["rollout_model"]["engine_num"] == 2 and demand_of(made).training == (1, 6)
     assert made["trainer"]["max_token_len_per_gpu"] == 13000 and made["buffer"]["batch_size"] == 264
@@ -158,7 +158,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, m
             TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
-    monkeypatch.setattr("ajet.backbone.trinity.own_environment.python_there", lambda device: None)
+    monkeypatch.setattr("ajet_trinity.own_environment.python_there", lambda device: None)
     with pytest.raises(ConfigError, match="32 processes play"):
         TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 

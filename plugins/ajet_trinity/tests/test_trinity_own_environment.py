@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ajet.backbone.trinity import own_environment
 from ajet.schema.errors import UserError
+from ajet_trinity import own_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STAND_IN = "import json, os, sys; print(json.dumps([sys.prefix, sys.argv[1:], os.environ['SAID'], os.getcwd()]))"
 LAUNCH = """
 import sys

@@ -17,7 +17,7 @@ import torch
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.backbone.trinity.package import DISTRIBUTION, require_trinity
+from ajet_trinity.package import DISTRIBUTION, require_trinity
 from tests.local_fixtures import config_of, episode_of, group_of
 from tests.trinity_here import import_trinity, skip_without_trinity
 
@@ -29,8 +29,8 @@ RANKS = 4
 def settings(monkeypatch):
     """Of a run whose trainer has so many processes; what its processes tell is in `settings.told`."""
     import_trinity(monkeypatch)
-    from ajet.backbone.trinity.processes import credit as module
-    from ajet.backbone.trinity.processes import loss
+    from ajet_trinity.processes import credit as module
+    from ajet_trinity.processes import loss
 
     config, told = config_of(use_kl_loss=True, kl_loss_coef=0.25, data__train_batch_size=3), []
     here = SimpleNamespace(experiment=SimpleNamespace(ajet=config, base=None), ranks=RANKS)
@@ -61,7 +61,7 @@ def played(group, task):
     """What Trinity's runner makes of a group, and its pipeline reads."""
     from trinity.common.experience import Experience
 
-    from ajet.backbone.trinity.processes.workflow import experiences
+    from ajet_trinity.processes.workflow import experiences
 
     found = experiences(group, 0)
     for each in found:
@@ -70,7 +70,7 @@ def played(group, task):
 
 
 def credited():
-    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+    from ajet_trinity.processes.credit import EpisodeCredit
 
     rows = [row for task, group in enumerate(groups()) for row in played(group, task)]
     return asyncio.run(EpisodeCredit().process(rows))[0]
@@ -93,7 +93,7 @@ def test_credit_is_that_of_the_local_backbone(settings):
 
 
 def test_where_nobody_could_score_a_row_that_trains_nothing_keeps_the_step(settings):
-    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+    from ajet_trinity.processes.credit import EpisodeCredit
 
     settings.config.data.__dict__["train_batch_size"] = 1
     rows = asyncio.run(EpisodeCredit().process(played(groups()[2], 0)))[0]
@@ -103,7 +103,7 @@ def test_where_nobody_could_score_a_row_that_trains_nothing_keeps_the_step(setti
 
 def test_a_step_that_lacks_a_group_is_not_trained(settings):
     """Trinity logs that a runner died, and goes on with the rest."""
-    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+    from ajet_trinity.processes.credit import EpisodeCredit
 
     rows = [row for task, group in enumerate(groups()[:2]) for row in played(group, task)]
     with pytest.raises(RuntimeError, match="step 7: 2 of 3 groups came back"):
@@ -112,11 +112,11 @@ def test_a_step_that_lacks_a_group_is_not_trained(settings):
 
 
 def test_a_step_of_which_nothing_came_ends_the_explorer(settings, monkeypatch):
-    ours, theirs = "ajet.backbone.trinity.processes.monitor", "trinity.utils.monitor"
+    ours, theirs = "ajet_trinity.processes.monitor", "trinity.utils.monitor"
     monkeypatch.setitem(sys.modules, theirs, SimpleNamespace(Monitor=object))  # theirs imports wandb, which litters
     monkeypatch.setitem(sys.modules, ours, None)
     del sys.modules[ours]
-    from ajet.backbone.trinity.processes.monitor import HANDED_OVER, PLAYED, Letters
+    from ajet_trinity.processes.monitor import HANDED_OVER, PLAYED, Letters
 
     explorers = Letters.__new__(Letters)
     explorers._trains = False
@@ -128,7 +128,7 @@ def test_a_step_of_which_nothing_came_ends_the_explorer(settings, monkeypatch):
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 8])
 def test_the_loss_is_the_weighted_sum_however_rows_are_cut(settings, rows_at_once):
-    from ajet.backbone.trinity.processes.loss import WeightedTokensWithReference
+    from ajet_trinity.processes.loss import WeightedTokensWithReference
 
     rows, loss = credited(), WeightedTokensWithReference(backend="verl")
     longest = max(len(row.tokens) - row.prompt_length for row in rows)
@@ -214,7 +214,7 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
         del sys.modules[name]
     from trinity.explorer import scheduler
 
-    from ajet.backbone.trinity.processes import credit, runners
+    from ajet_trinity.processes import credit, runners
 
     told, ended = [], []
 
@@ -267,8 +267,8 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
 
 def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
     """Rows and credit are those of groups that Trinity's explorer played; what nobody could score gives its place."""
-    from ajet.backbone.trinity.processes import batches
     from ajet.backbone.verl.mailbox import Closed, Grant
+    from ajet_trinity.processes import batches
 
     settings.config.data.__dict__["train_batch_size"] = 2
     scored, third = groups()[:2], groups()[2]
@@ -295,7 +295,7 @@ def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
 
 
 def test_why_its_sides_do_not_run_apart(settings, tmp_path):
-    """Its buffer between the modes explore and train: what `ajet.backbone.trinity.users_section.APART` says of it."""
+    """Its buffer between the modes explore and train: what `ajet_trinity.users_section.APART` says of it."""
     from trinity.buffer.storage.sql import SQLExperienceStorage
     from trinity.common.config import StorageConfig
     from trinity.common.experience import EID, Experience
@@ -317,7 +317,7 @@ def test_why_its_sides_do_not_run_apart(settings, tmp_path):
 
 
 def test_one_question_for_the_weights_version_serves_all_that_wait_and_is_never_too_old():
-    from ajet.backbone.trinity.processes.engine import RolloutEngine
+    from ajet_trinity.processes.engine import RolloutEngine
 
     class Actor:
         """The weights change with each answer."""

@@ -1,0 +1,13 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="ajet_trinity",
+    about="the backbone `trinity`: Trinity-RFT's explorer and trainer on Ray",
+    packages=("ray",),
+    extra="verl",
+    backbones={"trinity": "ajet_trinity.descriptor:TRINITY"},
+)
