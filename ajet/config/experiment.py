@@ -27,6 +27,7 @@ from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve,
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.extended import config_model
 from ajet.config.schema.trainer_common import STALE_CAP
 from ajet.config.shapes import roots_of, take_apart
 from ajet.config.validate import validated
@@ -124,11 +125,11 @@ class Experiment:
         debugging, the gateway, places of runs, and how often things are saved or validated. What lies in the project
         is named from its folder on: moved as a whole, it is the same."""
         settled = self.settled()
-        for path, _, notes in walk(AjetConfig):
+        for path, _, notes in walk(config_model()):
             if notes.get("kind") in ("path", "reference"):
                 _set(settled, path, within(_at(settled, path), self.base))
         flat: dict[str, Any] = {}
-        for path, _, notes in walk(AjetConfig):
+        for path, _, notes in walk(config_model()):
             if notes.get("training", True) and self._bears(notes):
                 flat[f"ajet.{'.'.join(path)}"] = _at(settled, path)
         if self.ajet.trainer_common.optim.lr_schedule != "constant":
@@ -148,7 +149,7 @@ class Experiment:
         users = users_layers(self.layers)
         return [
             ".".join(("ajet", *path))
-            for path, _, _ in walk(AjetConfig)
+            for path, _, _ in walk(config_model())
             if any(layer.value(("ajet", *path)) is not ABSENT for layer in users)
         ]
 
@@ -184,7 +185,7 @@ class Experiment:
         tree = _plain(self.ajet.model_dump())
         tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))
         tree["trainer_common"]["algorithm"]["is_cap"] = self.ajet.trainer_common.importance_cap
-        for path, _, notes in walk(AjetConfig):
+        for path, _, notes in walk(config_model()):
             value = value_at(self.ajet, path)
             if notes.get("kind") == "path" and value:
                 found = [_settled_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]

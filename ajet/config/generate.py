@@ -12,9 +12,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from ajet.config.backbone_names import shipped
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, meta, subsection
+from ajet.config.schema.extended import config_model
 from ajet.config.validate import expectation
 
 _HEAD = """\
@@ -24,7 +24,7 @@ _HEAD = """\
 
 def defaults_yaml() -> str:
     """The text of `ajet_default.yaml`."""
-    return _HEAD + "ajet:\n" + "\n".join(_yaml_lines(AjetConfig, 1)) + "\n"
+    return _HEAD + "ajet:\n" + "\n".join(_yaml_lines(config_model(shipped=True), 1)) + "\n"
 
 
 def _yaml_lines(model: type[Section], depth: int) -> list[str]:
@@ -49,7 +49,7 @@ def configuration_md() -> str:
     lines = ["# Configuration", "", _GENERATED, ""]
     for paragraph in _INTRODUCTION:
         lines += [paragraph, ""]
-    lines += [*_table((), AjetConfig), *_accepted()]
+    lines += [*_table((), config_model(shipped=True)), *_accepted()]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -24,6 +24,7 @@ from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.extended import config_model
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
 from ajet.config.schema.verls import DYNAMIC, HERE, LIKE, ROWS, UNREAD
@@ -143,7 +144,7 @@ class _Key(NamedTuple):
 
 def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_Key]:
     backbone = described(config.backbone)
-    for path, field, notes in walk(AjetConfig):
+    for path, field, notes in walk(config_model()):
         full = ("ajet", *path)
         layer = last_with(full, users)
         if layer is None or (is_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):

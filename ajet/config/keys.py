@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, sections_of, subsection, walk
+from ajet.config.schema.extended import config_model
 
 
 def first_names() -> Collection[str]:
     """The keys directly under `ajet:`, those that are only accepted among them."""
-    return {*AjetConfig.model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *UNCHANGED, *MOVED))}
+    return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *UNCHANGED, *MOVED))}
 
 
 def may_be_set(path: Sequence[Any]) -> bool:
@@ -30,7 +30,7 @@ def may_be_set(path: Sequence[Any]) -> bool:
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     """The field (or section) at `path` below `ajet`; the field itself for a path into a free mapping or a list."""
-    model: type[Section] = AjetConfig
+    model: type[Section] = config_model()
     named = False  # of a mapping of sections: any name leads to one
     for index, name in enumerate(path):
         if named:
@@ -59,7 +59,7 @@ def keys_of(section: type[Section] | None) -> str:
 @lru_cache(maxsize=1)
 def dotted_keys() -> tuple[str, ...]:
     """Every plain key below `ajet`, e.g. "rollout.num_repeat", and every section."""
-    plain = [".".join(path) for path, _, _ in walk(AjetConfig)]
+    plain = [".".join(path) for path, _, _ in walk(config_model())]
     sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
     return (*plain, *sorted(sections))
 

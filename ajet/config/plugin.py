@@ -47,6 +47,16 @@ class Command:
     """Its line in `ajet --help`."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """Keys that a plug-in adds to a section of the configuration."""
+
+    path: str
+    """The section below `ajet`, such as `environment`; "" for `ajet` itself."""
+    model: str
+    """Reference to a subclass of `ajet.config.schema.extended.PluginKeys`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
     """What one package brings. A table's values are references `module:attribute`, or a `Part` that says more."""
@@ -76,6 +86,7 @@ class Plugin:
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    config_keys: tuple[ConfigKeys, ...] = ()
 
     def list_parts(self, kind: NamedKind) -> dict[str, Part]:
         """Return its parts of a kind by name."""

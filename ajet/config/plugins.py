@@ -40,6 +40,15 @@ class LoadedPlugin:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class AddedKeys:
+    """Keys that a plug-in adds to a section, with their model loaded."""
+
+    plugin: str
+    path: str
+    model: type[Any]
+
+
 Index = dict[NamedKind, dict[str, Part]]
 """Parts by kind and name."""
 
@@ -69,6 +78,14 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of the plug-ins that ship with ajet."""
     return [service for each in _list_shipped() if each.plugin for service in each.plugin.services]
+
+
+def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
+    """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
+    plugins = [each.plugin for each in (_list_shipped() if shipped else list_plugins()) if each.plugin is not None]
+    return tuple(
+        AddedKeys(plugin.name, keys.path, load_code(keys.model)) for plugin in plugins for keys in plugin.config_keys
+    )
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ from ajet.config.plugins import find_part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
+from ajet.config.schema.extended import config_model
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.config.unread_sections import suggest_first_lines
 from ajet.schema.commands import command
@@ -83,7 +84,7 @@ def require_ready(
             where=layers.where(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )
-    for path, _, notes in walk(AjetConfig):
+    for path, _, notes in walk(config_model()):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
         idle = path[0] == "trainer_common" and "trains" not in backbone.can  # how one would train bears on nothing
         for value, able in () if idle else notes.get("needs", ()):

@@ -20,6 +20,7 @@ from ajet.config.keys import find_key, keys_of
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
 from ajet.config.schema.base import described, type_name
+from ajet.config.schema.extended import config_model
 from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
@@ -34,7 +35,7 @@ def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
     problems = [_placeholder(path, value, layers) for path, value in leaves(dict(tree)) if _unfilled(value)]
     problems += [_not_here(("ajet", *path), value, why, layers) for path, value, why in changed(tree["ajet"])]
     try:
-        config = AjetConfig.model_validate(without_accepted(tree["ajet"]))
+        config = config_model().model_validate(without_accepted(tree["ajet"]))
     except ValidationError as error:
         known = {problem.where for problem in problems}
         found = _explained(error, layers)

@@ -14,9 +14,9 @@ from ajet.config.experiment import Experiment
 from ajet.config.idle import idle_reason
 from ajet.config.keys import find_key
 from ajet.config.resolution import is_literal, is_secret
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import accepted, moved
 from ajet.config.schema.base import described, walk
+from ajet.config.schema.extended import config_model
 from ajet.config.unknown_key import unknown_key
 from ajet.schema.secrets import without_secret_shapes
 
@@ -87,7 +87,7 @@ def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
 
 def _without_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
     config = experiment.ajet
-    for path, _, notes in walk(AjetConfig):
+    for path, _, notes in walk(config_model()):
         if path == inside and (idle := idle_reason(notes, config, experiment.backbone)) is not None:
             yield f"  It has no effect on the backbone {config.backbone}: {idle.why}"
 

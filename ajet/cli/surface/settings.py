@@ -16,9 +16,9 @@ from pydantic_core import PydanticUndefined
 from ajet.config.backbone_names import shipped
 from ajet.config.plugin import GROUP, NAMED_KINDS
 from ajet.config.plugins import find_parts
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
 from ajet.config.schema.agentrl import HERE, NOT_HERE
+from ajet.config.schema.extended import config_model
 from ajet.config.validate import expectation
 from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
@@ -37,7 +37,7 @@ _OTHER_FILES = {
 
 def list_keys(root: Path) -> Iterator[str]:
     """Yield every key under `ajet:`, those of mappings by name and of lists included."""
-    yield from _list_model("ajet", AjetConfig)
+    yield from _list_model("ajet", config_model(shipped=True))
 
 
 def list_accepted_keys(root: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.extended import config_model
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -95,7 +96,7 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
     algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
     tasks, mini = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
-    return AjetConfig.model_validate(
+    return config_model().model_validate(
         {
             "base_dir": verl["trainer"]["ajet_base"],
             "data": {"max_response_length": actor["loss_scale_factor"], "train_batch_size": tasks},

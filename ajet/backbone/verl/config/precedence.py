@@ -25,7 +25,7 @@ from ajet.config.keys import find_key
 from ajet.config.nearest_key import find_first_filled
 from ajet.config.readiness import value_at
 from ajet.config.resolution import HIDDEN, is_secret
-from ajet.config.schema import AjetConfig
+from ajet.config.schema.extended import config_model
 from ajet.config.schema.verls import LIKE
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
         layer = last_with(ours, users)
         if own is None or layer is None or mapped == given:
             continue
-        if is_written_by_ajet(layer) and value_at(experiment.ajet, ours[1:]) == value_at(AjetConfig(), ours[1:]):
+        if is_written_by_ajet(layer) and value_at(experiment.ajet, ours[1:]) == value_at(config_model()(), ours[1:]):
             continue
         places = place_of(layer, ours), ".".join(map(str, own[1])), place_of(own[0], own[1])
         written = own[0].value(own[1])

@@ -1,0 +1,87 @@
+"""The model of a configuration with the keys that plug-ins add to its sections.
+
+Invariant: the model of a section with added keys is a subclass of the kernel's section and of the plug-in's model.
+Kernel code sees the first; plug-in code reads its keys typed by `PluginKeys.of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, create_model
+
+from ajet.config.plugins import AddedKeys, list_added_keys
+from ajet.config.schema.base import Section, subsection
+from ajet.config.schema.experiment import AjetConfig
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class PluginKeys(Section):
+    """Keys that a plug-in adds to a section; its descriptor names the section's path (`ConfigKeys`)."""
+
+    @classmethod
+    def of(cls, config: AjetConfig) -> Self:
+        """Return the section of a configuration that has these keys. Raises LookupError without the plug-in."""
+        found = next((section for section in _list_sections(config) if isinstance(section, cls)), None)
+        if found is None:
+            raise LookupError(f"no plug-in adds the keys of {cls.__name__}")
+        return found
+
+
+def config_model(*, shipped: bool = False) -> type[AjetConfig]:
+    """Return `AjetConfig` with the keys of all plug-ins, or of those that ship with ajet.
+
+    Raises:
+        ConfigError: Two plug-ins add one key, or one names a section that does not exist.
+    """
+    return _extend(list_added_keys(shipped=shipped))
+
+
+@lru_cache(maxsize=4)
+def _extend(added: tuple[AddedKeys, ...]) -> type[AjetConfig]:
+    model: type[AjetConfig] = AjetConfig
+    for each in added:
+        model = _add(model, each.path.split(".") if each.path else [], each)
+    return model
+
+
+def _add(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
+    """Return a subclass of a section's model that has the keys at a path below it."""
+    if not path:
+        taken = sorted(set(model.model_fields) & set(added.model.model_fields))
+        if taken:
+            raise ConfigError(
+                f"Two plug-ins bring the key {'.'.join(filter(None, ['ajet', added.path, taken[0]]))}.",
+                where=f"{_find_owner(model, taken[0])} and {added.plugin}",
+                do="uninstall one of them",
+            )
+        return create_model(model.__name__, __base__=(added.model, model), __doc__=model.__doc__)
+    name, *rest = path
+    field = model.model_fields.get(name)
+    section = subsection(field) if field is not None else None
+    if field is None or section is None:
+        raise ConfigError(
+            f"The plug-in {added.plugin} adds keys to the section ajet.{added.path}, which does not exist.",
+            do="update the plug-in, or uninstall it",
+        )
+    extended = _add(section, rest, added)
+    replaced = Field(default_factory=extended, description=field.description, json_schema_extra=field.json_schema_extra)
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **{name: (extended, replaced)})
+
+
+def _find_owner(model: type[Any], key: str) -> str:
+    """Return the module that declares a key of a section."""
+    return next(each.__module__ for each in reversed(model.__mro__) if key in getattr(each, "__annotations__", {}))
+
+
+def _list_sections(section: Section) -> Iterator[Section]:
+    yield section
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _list_sections(value)
