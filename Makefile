@@ -45,7 +45,7 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	$(RUN)/python -m ajet.cli.docs --check
+	$(RUN)/python -m scripts.reference --check
 
 golden: setup ## Show where the gateway answers otherwise than recorded (ARGS="--accept" records; commit that by itself)
 	$(RUN)/python -m tests.support.golden_requests $(ARGS)
@@ -57,7 +57,7 @@ gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste 
 	$(RUN)/python scripts/gpu_check.py $(ARGS)
 
 docs: setup ## Write the generated pages (configuration, command line)
-	$(RUN)/python -m ajet.cli.docs
+	$(RUN)/python -m scripts.reference
 
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
 	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \

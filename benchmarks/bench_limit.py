@@ -2,7 +2,7 @@
 
 The limit is measured in the same run, with the same threads and number format, between the phases: the best of the
 library's square matrix products over sizes, and a STREAM triad. From the two and the model's dimensions follows the
-least time of a phase: operations at the one, bytes at the other, whichever is longer (ajet/engine/dimensions.py; an
+least time of a phase: operations at the one, bytes at the other, whichever is longer (benchmarks/bounds.py; an
 update's two parts, products and optimizer, come one after the other). Beside it stand what the processor could do by
 its data sheet (processor_peak.py), torch's fused attention with the model's heads, and what torch's linear takes for
 the same products alone, at the model's shapes, out of weights that no cache holds: the share that a phase reaches of
@@ -31,10 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import bounds as least
 import psutil
 import torch
 from bench_engine import by_engine
 from bench_memory import GROUPS, PROMPT, QUICKSTART, REPEATS, REPLY, Peak, batch
+from bounds import Pace
 from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 from processor_peak import peak_of
 from ratios import kept
@@ -43,8 +45,7 @@ from ajet.backbone.local.engines import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
-from ajet.engine import dimensions as least
-from ajet.engine.dimensions import Dimensions, Pace
+from ajet.engine.dimensions import Dimensions, dimensions
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
 from ajet.engine.weight_shapes import model_size
@@ -180,7 +181,7 @@ def main() -> int:
     config = load_experiment(QUICKSTART, backbone="local", overrides=overrides).ajet
     source = locate(args.model)
     folder = folder_of(source)
-    of, size = least.dimensions(folder), model_size(folder)
+    of, size = dimensions(folder), model_size(folder)
     assert of is not None and size is not None, "no dense decoder, or one whose files do not say its dimensions"
     dtype = getattr(torch, args.dtype)
     trainer = Trainer(load_model(source, dtype=dtype, device=device), config)

@@ -19,11 +19,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from all_reduce import all_reduce_pace
+from bounds import PUBLISHED, Pace, sampling_seconds, update_seconds
 from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
 
 from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
 from ajet.config import AjetConfig, Experiment
-from ajet.engine.dimensions import PUBLISHED, Dimensions, Pace, dimensions, sampling_seconds, update_seconds
+from ajet.engine.dimensions import Dimensions, dimensions
 from ajet.engine.machine import free_memory
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of

@@ -343,7 +343,7 @@ def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> Unres
 
 def _not_found(parsed: Reference, looked: list[str], base: Path, what: str) -> UnresolvedReference:
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
-    near = _similar_files(parsed, looked)
+    near = _similar_files(looked)
     return UnresolvedReference(
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
@@ -352,7 +352,7 @@ def _not_found(parsed: Reference, looked: list[str], base: Path, what: str) -> U
     )
 
 
-def _similar_files(parsed: Reference, looked: list[str]) -> str:
+def _similar_files(looked: list[str]) -> str:
     wanted = Path(looked[0]).name
     folder = Path(looked[0]).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []

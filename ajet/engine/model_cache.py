@@ -12,9 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
-
-from rich.console import Console
 
 from ajet.config.cache import cache_root
 from ajet.record.console import console
@@ -66,25 +63,27 @@ def _made(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
+EVERY_S = 3.0
+"""Between two plain lines about the same work."""
+
+
 class ProgressLines:
     """A bar on a terminal; elsewhere plain lines: one when the work changes, then at most one every few seconds."""
 
-    def __init__(self, stream: IO[str] | None = None, every: float = 3.0) -> None:
-        self._stream, self._every = stream or sys.stderr, every
-        # without a stream of its own it shares the one console, where what is drawn already makes room for it
-        self._console = Console(file=stream) if stream is not None else None
+    def __init__(self) -> None:
+        self._stream = sys.stderr
         self._what, self._last = "", 0.0
         self._bar: Bar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if self._stream.isatty() and total and (self._console is not None or console.is_terminal):
+        if self._stream.isatty() and total and console.is_terminal:
             self._draw(what, done, total)
             return
         if self._bar is not None:
             self._bar.progress.close()
             self._bar = None
         now = time.monotonic()
-        if what == self._what and now - self._last < self._every:
+        if what == self._what and now - self._last < EVERY_S:
             return
         self._what, self._last = what, now
         share = f" {done / total:.0%}" if total and done else ""
@@ -94,7 +93,7 @@ class ProgressLines:
         """Draw the bar, in megabytes; it goes when the work is done."""
         if self._bar is None or what != self._what:
             self._what = what
-            bars = ShownProgress(self._console)
+            bars = ShownProgress()
             bars.__enter__()
             self._bar = bars.bar(what, total >> 20, "MB")
         self._bar.advance((done >> 20) - self._bar.done)

@@ -195,8 +195,8 @@ ChatScript = Sequence[dict[str, Any] | str] | Callable[[dict[str, Any]], dict[st
 class ScriptedChat:
     """A ChatEngine that answers from a list or a function: with a text, or with an assistant message."""
 
-    def __init__(self, script: ChatScript, *, latency: float = 0.0) -> None:
-        self._script, self._latency = script, latency
+    def __init__(self, script: ChatScript) -> None:
+        self._script = script
         self.requests: list[dict[str, Any]] = []
         self.running = 0
 
@@ -235,7 +235,7 @@ class ScriptedChat:
         self.requests.append(request)
         self.running += 1
         try:
-            await asyncio.sleep(self._latency)
+            await asyncio.sleep(0)
         finally:
             self.running -= 1
         if callable(self._script):

@@ -96,15 +96,15 @@ def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[
     return found, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
 
 
-def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> bool:
+def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """Print the curve where it has enough points, and write `metrics.png`; False for fewer than two points."""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
-    width = columns_in(console.width) if console.is_terminal else WIDTH
+    width = max(20, min(WIDTH, console.width - 12)) if console.is_terminal else WIDTH
     if len(training.points) + len(held_out.points) >= FEWEST_DRAWN:
         console.print(text_curve(training, held_out, width=width), markup=False, soft_wrap=True)
-    draw_png(rows, path, title=title or path.parent.name)
+    draw_png(rows, path, title=path.parent.name)
     return True
 
 
@@ -133,11 +133,6 @@ def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
     least, most = counts[0], counts[-1]
     of = max(int(row["validation/episodes"]) for row in known)
     return f" ({least if least == most else f'{least} to {most}'} of {of} scored)"
-
-
-def columns_in(window: int, widest: int = WIDTH) -> int:
-    """The columns of a text curve in a window of so many, beside the numbers of its axis."""
-    return max(20, min(widest, window - 12))
 
 
 def text_curve(training: Course, held_out: Course, *, width: int = WIDTH, height: int = 10) -> str:

@@ -76,13 +76,13 @@ __all__ = [
 ]
 
 
-def store_address(experiment: Experiment, folder: Path, *, run: str = "") -> Address | None:
-    """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. `run`: its
-    name, for the database, where that is not the folder's. Raises ConfigError."""
+def store_address(experiment: Experiment, folder: Path) -> Address | None:
+    """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. Raises
+    ConfigError."""
     chosen = experiment.ajet.store
     if chosen.type not in SHARED:
         return None
-    found = Address.of(chosen.uri or SHARED[chosen.type], base=folder, run=run or folder.name)
+    found = Address.of(chosen.uri or SHARED[chosen.type], base=folder, run=folder.name)
     if (found.path is None) != (chosen.type == "mongodb"):
         raise ConfigError(
             f"store.uri is no address of {chosen.type}: {found.shown}.",

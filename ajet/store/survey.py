@@ -18,9 +18,9 @@ from ajet.store.opening import Address, credentials
 from ajet.store.sqlite_rows import DamagedRow, read_announced, read_member, read_reasons
 
 
-def survey(text: str, *, base: Path | None = None, run: str = "") -> list[Finding]:
+def survey(text: str, *, base: Path | None = None) -> list[Finding]:
     """The findings about the store at an address. Raises UserError for what is no address."""
-    address = Address.of(text, base=base, run=run)
+    address = Address.of(text, base=base)
     if address.path is not None:
         return _sqlite(address.path)
     from ajet.store.mongo.survey import survey_server

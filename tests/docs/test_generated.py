@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cli.docs import ROOT, cli_md, generated
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
+from scripts.reference.__main__ import build_files
+from scripts.reference.pages import ROOT, cli_md
 
 FILES = [
     "default_config/ajet_default.yaml",
@@ -24,7 +25,7 @@ FILES = [
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
     """Every generated file with the text it should have, made once: it takes seconds."""
-    return generated()
+    return build_files()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 import ajet.client
-from ajet.cli.docs import cli_md
 from ajet.config import load_experiment
 from ajet.config.backbone_names import described
 from ajet.config.idle import idle_lines
@@ -27,6 +26,7 @@ from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
 from ajet.run.job_arguments import KEYS as JOB
 from ajet.schema.errors import ConfigError
+from scripts.reference.pages import cli_md
 from tests.docs.snippets import ROOT
 from tests.unit.test_config_agentjet import WHOLE
 from tests.unit.test_job_arguments import NEWEST

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from ajet.config import AjetConfig, load_experiment
-from ajet.engine.dimensions import PUBLISHED
 from ajet.run.footprint import Footprint, footprint, gib
 from ajet.run.gpu_estimate import GPUS
+from benchmarks.bounds import PUBLISHED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sizes.md"
 BEGIN, END = "<!-- the table, written by tests/docs/test_sizes_page.py -->\n", "<!-- its end -->\n"

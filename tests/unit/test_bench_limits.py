@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from ajet.engine.dimensions import Pace
 from ajet.engine.scripted import ScriptedEngine
+from benchmarks.bounds import Pace
 
 ROOT = Path(__file__).resolve().parents[2]
 

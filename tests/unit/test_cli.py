@@ -492,8 +492,8 @@ def test_what_is_no_digest_of_a_link_is_no_change_of_a_run(project, run):
 
 def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_names_of_a_switch():
     from ajet.cli.commands import built
-    from ajet.cli.docs import cli_md
     from ajet.config.plugins import find_commands
+    from scripts.reference.pages import cli_md
 
     page = cli_md()
     for section in page.split("\n## ")[1:]:

@@ -10,7 +10,6 @@ import pytest
 
 from ajet.backbone.descriptors import DEBUG, HELD_OUT, NO_VALIDATION
 from ajet.config import Experiment, load_experiment
-from ajet.config.generate import configuration_md
 from ajet.config.idle import idle_lines
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, accepted
@@ -18,6 +17,7 @@ from ajet.config.schema.base import SERVE, walk
 from ajet.config.schema.task_reader import NOT_HELD_OUT
 from ajet.config.why import explain
 from ajet_trinity.descriptor import TRINITY
+from scripts.reference.configuration import configuration_md
 
 VLLM = "verl's servers are configured under verl.actor_rollout_ref.rollout"
 YAML = """\

@@ -16,9 +16,9 @@ from ajet.backbone.verl.settings import verl_settings
 from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
 from ajet.config.document import leaves
-from ajet.config.generate import defaults_yaml
 from ajet.config.locations import default_config
 from ajet.schema.errors import ConfigError, UserError
+from scripts.reference.configuration import defaults_yaml
 from tests.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]

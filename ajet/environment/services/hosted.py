@@ -82,17 +82,17 @@ def seed_of(task_id: str) -> int:
     return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
 
 
-def as_state(told: Any, role: str = "user") -> list[Message]:
+def as_state(told: Any) -> list[Message]:
     """Messages of what a world says: a text, one message, or several; anything else in its own words."""
     if isinstance(told, Mapping) and "content" in told:
-        return [{"role": role, **told}]
+        return [{"role": "user", **told}]
     if (
         isinstance(told, (list, tuple))
         and told
         and all(isinstance(each, Mapping) and "content" in each for each in told)
     ):
-        return [{"role": role, **each} for each in told]
-    return [{"role": role, "content": told if isinstance(told, str) else "" if told in (None, [], ()) else str(told)}]
+        return [{"role": "user", **each} for each in told]
+    return [{"role": "user", "content": told if isinstance(told, str) else "" if told in (None, [], ()) else str(told)}]
 
 
 def as_reward(value: Any, what: str) -> float:

@@ -56,9 +56,8 @@ def to_be_had(floor: int, below: int | None) -> Document:
     return {"$or": [{"status": WAITING, "_id": {"$gte": floor}}, fresh]}
 
 
-def fallen_silent(latest: int) -> Document:
-    """Leases of samplers whose time is over, or lies further ahead than a lease is long, since the clock was set back.
-    `latest`: the number of the latest trainer."""
+def fallen_silent() -> Document:
+    """Leases of samplers whose time is over, or lies further ahead than a lease is long: the clock was set back."""
     ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
     ended = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
     return {"status": RUNNING, "trainer": 0, "$expr": ended}

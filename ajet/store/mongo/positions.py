@@ -64,7 +64,7 @@ class Positions:
         if self._link.outage.ended_within(self._seconds):
             return
         latest = self._ledger.trainer
-        self._link.update(TASK, changes.fallen_silent(latest), changes.expired(self._most))
+        self._link.update(TASK, changes.fallen_silent(), changes.expired(self._most))
         self._link.update(TASK, changes.of_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
 
     def claim(self, holder: str, wanted: Document, *, upsert: bool = False) -> Document | None:

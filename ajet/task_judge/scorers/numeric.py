@@ -122,7 +122,7 @@ def stated_number(answer: str) -> Number | None:
         return None
     whole = number(plain(text))
     if whole is not None:
-        return None if _is_factor_unread(whole, text) else whole
+        return None if _is_factor_unread(whole) else whole
     if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
     found: Number | None = None
@@ -149,7 +149,7 @@ def _read_value(text: str, found: re.Match[str]) -> Number | None:
     value = number(plain(f"{sign}{found['number']}"))
     unit = found["unit"] or ""
     full = number(plain(f"{sign}{found['money'] or ''}{found['number']}{unit}")) if unit or found["money"] else value
-    if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full, unit):
+    if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full):
         return None
     if full is None and unit and not unit[0].isspace():
         return None  # letters that are no unit: 5x
@@ -158,7 +158,7 @@ def _read_value(text: str, found: re.Match[str]) -> Number | None:
     return full or value
 
 
-def _is_factor_unread(read: Number, text: str) -> bool:
+def _is_factor_unread(read: Number) -> bool:
     """True if a word such as "million" was taken for a unit."""
     words = {word for word in read.unit if len(word) > 1}
     return bool(words) and any(_FACTOR.fullmatch(f" {word}") for word in words)

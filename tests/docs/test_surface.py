@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from ajet.cli import docs
-from ajet.cli.surface import FILE, compare_surface
-from ajet.cli.surface.signatures import describe
+from scripts.reference import __main__ as reference
+from scripts.reference.surface import FILE, compare_surface
+from scripts.reference.surface.signatures import describe
 
-RECORDED = docs.ROOT / FILE
+RECORDED = reference.ROOT / FILE
 IN_A_BARE_PYTHON = """
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ class Block:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Block())
-from ajet.cli.surface import describe_surface
+from scripts.reference.surface import describe_surface
 sys.stdout.reconfigure(encoding="utf-8")
 sys.stdout.write(describe_surface(Path(sys.argv[1])))
 """
@@ -35,7 +35,11 @@ sys.stdout.write(describe_surface(Path(sys.argv[1])))
 
 def test_surface_needs_no_extra_and_no_torch():
     done = subprocess.run(
-        [sys.executable, "-c", IN_A_BARE_PYTHON, str(docs.ROOT)], capture_output=True, encoding="utf-8", timeout=120
+        [sys.executable, "-c", IN_A_BARE_PYTHON, str(reference.ROOT)],
+        cwd=reference.ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == RECORDED.read_text(encoding="utf-8")
@@ -75,12 +79,11 @@ def test_each_item_stands_once_and_sorted():
 def test_check_shows_a_lost_item_and_what_to_do(monkeypatch, capsys):
     lost = "ajet.record.read_status(folder: Path) -> dict[str, Any] | None\n"
     text = RECORDED.read_text(encoding="utf-8").replace(lost, "")
-    monkeypatch.setattr(docs, "generated", lambda: {RECORDED: text})
-    monkeypatch.setattr(sys, "argv", ["docs", "--check"])
-    assert docs.main() == 1
+    monkeypatch.setattr(reference, "build_files", lambda: {RECORDED: text})
+    assert reference.main(["--check"]) == 1
     printed = capsys.readouterr().out
     assert f"\n-{lost}" in printed and "Python: ajet.record" in printed
-    assert "python -m ajet.cli.docs" in printed
+    assert "python -m scripts.reference" in printed
 
 
 def test_equal_surfaces_have_no_difference():

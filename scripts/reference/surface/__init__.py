@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import unified_diff
 from pathlib import Path
 
-from ajet.cli.surface.command_line import list_commands, list_exit_codes
-from ajet.cli.surface.environment_variables import list_environment_variables
-from ajet.cli.surface.http_routes import (
+from scripts.reference.surface.command_line import list_commands, list_exit_codes
+from scripts.reference.surface.environment_variables import list_environment_variables
+from scripts.reference.surface.http_routes import (
     list_environment_service,
     list_gateway,
     list_serve,
     list_tool_servers,
 )
-from ajet.cli.surface.metric_names import list_metrics
-from ajet.cli.surface.python_names import (
+from scripts.reference.surface.metric_names import list_metrics
+from scripts.reference.surface.python_names import (
     list_client,
     list_imported_names,
     list_older_names,
@@ -28,7 +28,7 @@ from ajet.cli.surface.python_names import (
     list_results,
     list_tune,
 )
-from ajet.cli.surface.settings import (
+from scripts.reference.surface.settings import (
     list_accepted_keys,
     list_keys,
     list_layers,
@@ -37,10 +37,10 @@ from ajet.cli.surface.settings import (
 )
 
 FILE = "docs/public_surface.txt"
-COMMIT_ON_PURPOSE = "commit this difference on purpose: python -m ajet.cli.docs"
+COMMIT_ON_PURPOSE = "commit this difference on purpose: python -m scripts.reference"
 _HEAD = """\
 # The public surface of ajet, one item a line: what users, their programs and other packages rely on.
-# Generated from the code by `python -m ajet.cli.docs`. `make check` shows a difference; commit one on purpose.
+# Generated from the code by `python -m scripts.reference`. `make check` shows a difference; commit one on purpose.
 """
 SECTIONS: dict[str, Callable[[Path], Iterable[str]]] = {
     "Python: ajet": list_package,

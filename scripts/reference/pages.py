@@ -1,11 +1,7 @@
-"""`python -m ajet.cli.docs [--check]`: what is generated from the code.
+"""The text of the generated pages: command line, rooms, algorithms, verl's keys, and the viewer's words on metrics.
 
-Invariant: docs/configuration.md, docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema,
-command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, that of
-algorithms in docs/algorithms.md what their descriptors say, those of docs/verl_keys.md what the layers of
-verl say, and the viewer's words on a metric what docs/metrics.md says; `--check` (part of `make check`) exits
-1 and names what is stale. docs/public_surface.txt lists what users rely on (`ajet.cli.surface`); `--check` prints how
-it differs.
+Invariant: a table says what its source says: the rooms' docstrings, the descriptors, the layers of verl, the typer
+commands, docs/metrics.md. What stands around a generated table is read from the page and stays.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -27,25 +22,6 @@ VERLS_DEFAULTS = "<!-- Defaults: generated from ajet/config/schema/verls.py by `
 VERLS_KEYS = "<!-- verl's keys: generated from default_config/verl by `make docs`. -->"
 WORDS = "ajet/record/viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
-
-
-def generated() -> dict[Path, str]:
-    """Every generated file of the repository with the text it should have."""
-    from ajet.cli.surface import FILE, describe_surface
-    from ajet.config.generate import configuration_md, defaults_yaml
-    from ajet.rollout.served.protocol import openapi
-
-    return {
-        ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
-        ROOT / "docs" / "configuration.md": configuration_md(),
-        ROOT / "docs" / "cli.md": cli_md(),
-        ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
-        ROOT / "docs" / "architecture.md": architecture_md(),
-        ROOT / "docs" / "algorithms.md": algorithms_md(),
-        ROOT / "docs" / "verl_keys.md": verl_keys_md(),
-        ROOT / WORDS: definitions_js(),
-        ROOT / FILE: describe_surface(ROOT),
-    }
 
 
 def architecture_md() -> str:
@@ -237,29 +213,3 @@ def _argument(param: Any) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def main() -> int:
-    """Write the files; with `--check` only compare. The exit code."""
-    from ajet.cli.surface import COMMIT_ON_PURPOSE, FILE, compare_surface
-
-    stale = []
-    for path, text in generated().items():
-        recorded = path.read_text(encoding="utf-8") if path.exists() else ""
-        if recorded == text:
-            continue
-        stale.append(path.relative_to(ROOT))
-        if "--check" in sys.argv[1:] and path == ROOT / FILE:
-            print(f"{compare_surface(recorded, text)}\n\nThe public surface has changed; {COMMIT_ON_PURPOSE}")
-        if "--check" not in sys.argv[1:]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-    if stale and "--check" in sys.argv[1:]:
-        print(f"stale: {', '.join(map(str, stale))}; `make docs` writes them anew", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import ajet
-from ajet.cli.surface.signatures import describe
+from scripts.reference.surface.signatures import describe
 
 _RESULTS = {
     "Endpoint": "ajet.schema.endpoint:Endpoint",

@@ -1,0 +1,63 @@
+"""Writes every generated file, or with `--check` names the stale ones and exits 1."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ajet.rollout.served.protocol import openapi
+from scripts.reference.configuration import configuration_md, defaults_yaml
+from scripts.reference.pages import (
+    ROOT,
+    WORDS,
+    algorithms_md,
+    architecture_md,
+    cli_md,
+    definitions_js,
+    verl_keys_md,
+)
+from scripts.reference.surface import COMMIT_ON_PURPOSE, FILE, compare_surface, describe_surface
+
+
+def build_files() -> dict[Path, str]:
+    """Return every generated file of the repository with the text it should have."""
+    return {
+        ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
+        ROOT / "docs" / "configuration.md": configuration_md(),
+        ROOT / "docs" / "cli.md": cli_md(),
+        ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
+        ROOT / "docs" / "architecture.md": architecture_md(),
+        ROOT / "docs" / "algorithms.md": algorithms_md(),
+        ROOT / "docs" / "verl_keys.md": verl_keys_md(),
+        ROOT / WORDS: definitions_js(),
+        ROOT / FILE: describe_surface(ROOT),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files, or only compare them. Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.reference", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for path, text in build_files().items():
+        recorded = path.read_text(encoding="utf-8") if path.exists() else ""
+        if recorded == text:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not check:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+        elif path == ROOT / FILE:
+            print(f"{compare_surface(recorded, text)}\n\nThe public surface has changed; {COMMIT_ON_PURPOSE}")
+    if stale and check:
+        print(f"stale: {', '.join(map(str, stale))}; `make docs` writes them anew", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
