@@ -97,7 +97,7 @@ COVERED = {
     "ajet/run/gpu_estimate.py::estimate_memory": "tests/run/test_gpu_estimate.py",
     "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
     "ajet/run/plan.py::_sides": "beside",
-    "ajet/run/plan.py::estimates": "tests/contract/test_plan.py",
+    "ajet/run/plan.py::estimates": "tests/run/test_plan.py",
     "ajet/run/room.py::room_of": "local",
     "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
     "ajet/run/tune.py::_defaults": "tests/run/test_tune_defaults.py",
