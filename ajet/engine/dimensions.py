@@ -114,8 +114,11 @@ def read_size(model: str | None, base: Path) -> tuple[ModelSize | None, int | No
     size = model_size(folder)
     if size is None and (shape := dimensions(folder)) is not None:
         size = shape.size()
-    config = read_json(folder / "config.json")
-    context = (config.get("text_config") or config).get("max_position_embeddings")
+    try:
+        config = read_json(folder / "config.json")
+        context = (config.get("text_config") or config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        context = None
     return size, context if isinstance(context, int) else None
 
 

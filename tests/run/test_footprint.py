@@ -14,6 +14,7 @@ from ajet.algorithm import opened
 from ajet.backbone.local.checkpoint import write
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import Experiment
+from ajet.engine.dimensions import read_size
 from ajet.engine.embedded import kept_folder
 from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model
@@ -149,8 +150,10 @@ def test_verls_checkpoint_for_samplers_holds_the_weights_once_more(tmp_path: Pat
 
 def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
     assert model_size(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "wide"}))
-    assert model_size(tmp_path) is None
+    for damaged in (json.dumps({"hidden_size": "wide"}), '{"hidden_size": ', "[]", '{"text_config": [1]}'):
+        (tmp_path / "config.json").write_text(damaged)
+        assert model_size(tmp_path) is None
+        assert read_size(str(tmp_path), tmp_path) == (None, None)
     assert TINY is not None and (size := model_size(TINY)) is not None
     assert math.isclose(size.parameters, 638_000, rel_tol=0.1) and (size.layers, size.hidden) == (3, 128)
 
