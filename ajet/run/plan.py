@@ -52,18 +52,14 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
     from ajet.schema.task import Task
-    from ajet.tokens.renderer import Rendered
 
 
 def dry_run(
     experiment: Experiment, services: Sequence[str] = (), store: Address | None = None, *, on_cluster: bool = False
 ) -> None:
-    """Print the plan of a launch with `--dry-run`. Raises UserError for what is wrong.
+    """Print the plan of a launch with `--dry-run`, `--with-NAME` (services) and `--from-store` (store).
 
-    Args:
-        services: names of `--with-NAME`.
-        store: the store of `--from-store`.
-        on_cluster: True with `--with-ray-cluster`: the machines are the cluster's.
+    Raises UserError for what is wrong. `on_cluster`: the machines are a Ray cluster's (`--with-ray-cluster`).
     """
     require_gateway(experiment.ajet)
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
@@ -167,14 +163,7 @@ def _print_plan(
         "tasks": f"{len(training)} train{drawn}, {len(validation) or 'no'} validation",
         "first task": f"{task.task_id}: {task.main_query[:200]}",
     }
-    if lacking:
-        rows["model"] = f"{settings.model.path}\nno prompt is rendered or measured: {lacking}"
-    elif tokenizer is None:
-        rows["model"] = f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}"
-    else:
-        rows["model"] = str(settings.model.path)
-        prompt, tools = _render_first(experiment, task, tokenizer)
-        rows["first prompt"] = f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"
+    rows |= _describe_model(experiment, task, tokenizer, lacking)
     rows |= services | _describe_steps(experiment, len(training), epoch)
     rows["record"] = str(experiment.root / experiment.name)
     if store is not None:
@@ -197,13 +186,21 @@ def _print_plan(
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _render_first(experiment: Experiment, task: Task, tokenizer: Any) -> tuple[Rendered, str]:
-    """Return the prompt of the first task, and words on its tools."""
+def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking: str) -> dict[str, str]:
+    """Return the rows on the model and the first task's prompt; `lacking` says why there is no tokenizer."""
+    path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
+    if lacking:
+        return {"model": f"{path}\nno prompt is rendered or measured: {lacking}"}
+    if tokenizer is None:
+        return {"model": f"{endpoint.model} at {endpoint.base_url}"}
     if (found := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
-        return found[0], f", {found[1]}"
-    messages = task.init_messages or [{"role": "user", "content": task.main_query}]
-    later = ", without tools: a launch starts their server and counts them" if find_tool_servers(experiment) else ""
-    return renderer_of(experiment.ajet, tokenizer).render(messages), later
+        prompt, tools = found[0], f", {found[1]}"
+    else:
+        messages = task.init_messages or [{"role": "user", "content": task.main_query}]
+        prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
+        later = find_tool_servers(experiment)
+        tools = ", without tools: a launch starts their server and counts them" if later else ""
+    return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
 
 
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
