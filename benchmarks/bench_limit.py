@@ -49,7 +49,8 @@ from ajet.engine.dimensions import Dimensions, dimensions
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
 from ajet.engine.weight_shapes import model_size
-from ajet.run.footprint import footprint, gib
+from ajet.record.console import format_bytes
+from ajet.run.footprint import estimate_footprint
 
 ROWS, NEW = 64, 32
 TRAINED = GROUPS * REPEATS * REPLY
@@ -226,8 +227,9 @@ def main() -> int:
         share = alone[phase.name] / statistics.median(phase.seconds)
         kept(f"{phase.name} against torch's own linear alone", share)
         print(f"{phase.name:10} torch's own linear alone, at its shapes: {alone[phase.name]:.2f} s, {share:.2f} of it")
-    told = footprint(size, config, wide=args.dtype == "float32", context=PROMPT + NEW)
-    print(f"memory: {gib(peak.bytes)} at its peak; `ajet plan` and bench_machine.py say {gib(told.peak)}")
+    told = estimate_footprint(size, config, wide=args.dtype == "float32", context=PROMPT + NEW)
+    estimated = format_bytes(told.peak)
+    print(f"memory: {format_bytes(peak.bytes)} at its peak; `ajet plan` and bench_machine.py say {estimated}")
     if args.profile:
         for phase in todo[:3]:
             profiled(phase)

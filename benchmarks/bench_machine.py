@@ -28,7 +28,8 @@ from ajet.engine.dimensions import Dimensions, dimensions
 from ajet.engine.machine import free_memory
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of
-from ajet.run.footprint import Footprint, footprint, gib, memory_words
+from ajet.record.console import format_bytes
+from ajet.run.footprint import Footprint, describe_memory, estimate_footprint
 from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
 
@@ -158,20 +159,20 @@ def _expected(topic: str, pace: float | None, most: float, how: str) -> Finding:
 
 
 def _footprint(of: Dimensions, settings: AjetConfig, *, wide: bool) -> Footprint:
-    return footprint(of.size(), settings, wide=wide)
+    return estimate_footprint(of.size(), settings, wide=wide)
 
 
 def _memory(name: str, of: Dimensions, settings: AjetConfig, *, wide: bool, device: str) -> Finding:
     told, free = _footprint(of, settings, wide=wide), free_memory(device)
-    text = f"{of.size().parameters / 1e6:,.0f} million weights take {memory_words(told)}"
+    text = f"{of.size().parameters / 1e6:,.0f} million weights take {describe_memory(told, free)}"
     if free is not None and told.peak > free:
-        return Finding(f"{name}: memory", "warning", f"{text}; {gib(free)} are free", "docs/sizes.md says what helps")
+        return Finding(f"{name}: memory", "warning", text, "docs/sizes.md says what helps")
     return Finding(f"{name}: memory", "ok", text)
 
 
 def _size(name: str, of: Dimensions, pace: Pace, settings: AjetConfig, width: int) -> Finding:
     sampled, trained = _bounds(of, pace, width)
-    memory = gib(_footprint(of, settings, wide=width == 4).peak)
+    memory = format_bytes(_footprint(of, settings, wide=width == 4).peak)
     return Finding(name, "note", f"at most {sampled:,.0f} tokens a second sampled, {trained:,.0f} trained; {memory}")
 
 

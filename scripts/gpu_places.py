@@ -96,9 +96,9 @@ COVERED = {
     "ajet/run/cluster/slurm.py::_resources": "",
     "ajet/run/gpu_estimate.py::estimate_memory": "tests/run/test_gpu_estimate.py",
     "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
-    "ajet/run/plan.py::_sides": "beside",
-    "ajet/run/plan.py::estimates": "tests/contract/test_plan.py",
-    "ajet/run/room.py::room_of": "local",
+    "ajet/run/plan.py::_describe_steps": "beside",
+    "ajet/run/plan.py::_estimate_rows": "tests/run/test_plan.py",
+    "ajet/run/footprint.py::estimate_needs": "local",
     "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
     "ajet/run/tune.py::_defaults": "tests/run/test_tune_defaults.py",
 }

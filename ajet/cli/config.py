@@ -54,8 +54,8 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.config.idle import idle_lines
     from ajet.record.console import console
     from ajet.run.launchable import refuse_untrainable
-    from ajet.run.presence import not_looked_at, require_present
-    from ajet.run.review import review_lines, review_settings, review_tasks
+    from ajet.run.plan import require_present
+    from ajet.run.remarks import format_remarks, review_settings, review_tasks
     from ajet.run.runner import algorithm_of, apply_sections, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
@@ -70,11 +70,13 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     algorithm = algorithm_of(experiment)
     idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
     defaults = runner_of(experiment.backbone).describe_replaced_defaults(experiment)
-    present = require_present(experiment)
-    findings = review_settings(experiment.ajet, algorithm)
-    if present.train is not None and experiment.ajet.sft.objective is None:
-        findings += review_tasks(experiment, train=present.train, validates=present.validates)
-    review = review_lines(findings, experiment)
-    for told in (not_looked_at(present.unseen, conf), overridden, defaults, idle, review):
+    unchecked, tasks = require_present(experiment)
+    remarks = [*review_settings(experiment.ajet, algorithm)]
+    if tasks is not None and "train" in tasks and experiment.ajet.sft.objective is None:
+        remarks += review_tasks(experiment, train=tasks["train"], validates=bool(tasks.get("validation")))
+    *others, last = unchecked
+    listed = f"{', '.join(others)} and {last}" if others else last
+    valid = f"{conf} is valid. Not looked at: {listed}, which --dry-run opens."
+    for told in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
         if told:
             console.print(told, markup=False, highlight=False, soft_wrap=True)

@@ -34,8 +34,7 @@ def gc(
     """
     from rich.table import Table
 
-    from ajet.record.console import console
-    from ajet.run.footprint import gib
+    from ajet.record.console import console, format_bytes
     from ajet.run.gc import collect
 
     found = collect(run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes)
@@ -57,5 +56,6 @@ def gc(
     if not found.any:
         console.print("Nothing lies beyond the bounds.")
     else:
-        console.print(f"{gib(total)} freed." if found.done else f"{gib(total)} would be freed; --yes does it.")
+        bytes_shown = format_bytes(total)
+        console.print(f"{bytes_shown} freed." if found.done else f"{bytes_shown} would be freed; --yes does it.")
     return 0

@@ -63,9 +63,9 @@ def find_all_parts(kind: NamedKind) -> dict[str, Part]:
     return _index_all(tuple(sys.path), os.environ.get(VARIABLE))[kind]
 
 
-def find_part(kind: NamedKind, name: str) -> Part | None:
-    """Return a part by its name; None if no plug-in has it, and for a reference to the user's own."""
-    if "->" in name or ":" in name:
+def find_part(kind: NamedKind, name: object) -> Part | None:
+    """Return a part by its name; None if no plug-in has it, and for a class or a reference of the user's own."""
+    if not isinstance(name, str) or "->" in name or ":" in name:
         return None
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 

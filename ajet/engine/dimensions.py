@@ -5,10 +5,12 @@ Invariant: neither torch nor weights are needed.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ajet.engine.weight_shapes import ModelSize
+from ajet.engine.model_source import at_hand
+from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.record.bounded_json import read_json
 
 
@@ -88,3 +90,28 @@ def dimensions(folder: Path) -> Dimensions | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
+
+
+def read_size(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
+    """Return size and longest context in tokens of a model; None for what files on this machine do not say."""
+    folder = at_hand(model, base=base, weights=False) if model is not None else None
+    if folder is None:
+        return None, None
+    size = model_size(folder)
+    if size is None and (shape := dimensions(folder)) is not None:
+        size = shape.size()
+    try:
+        config = read_json(folder / "config.json")
+        context = (config.get("text_config") or config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        context = None
+    return size, context if isinstance(context, int) else None
+
+
+def parse_size(model: str) -> ModelSize | None:
+    """Return the size in a model's name (`Qwen2.5-7B-Instruct`, `Mixtral-8x7B`): parameters alone, all else 0."""
+    found = re.search(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", Path(model).name, re.I)
+    if found is None:
+        return None
+    parameters = float(found[2]) * (1e9 if found[3] in "bB" else 1e6) * int(found[1] or 1)
+    return ModelSize(round(parameters), 0, 0, 0, 0, 0, 0)

@@ -127,5 +127,22 @@ console = Screen(highlight=False)
 
 
 def counted(count: int, thing: str) -> str:
-    """So many things: "1 call", "2 calls"."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    """Return so many things: "1 call", "2 calls", "2 replies"."""
+    plural = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + "s"
+    return f"{count} {thing if count == 1 else plural}"
+
+
+def format_bytes(count: float) -> str:
+    """Return a size for a person: "121 KiB", "20 MiB", "1.5 GiB"."""
+    if 0 < count < 2**20:
+        return f"{max(1, round(count / 2**10))} KiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.0f} MiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time for a person: "0.02 s", "40 s", "3 min", "2.5 h"."""
+    if seconds < 0.1:
+        return f"{seconds:.1g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -42,7 +42,7 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
             do="write `async def my_agent(task, tuner)`, or a class with "
             "`async def execute(self, workflow_task, tuner)`, and name it there",
         )
-    shipped = find_part("workflow", reference) if isinstance(reference, str) else None
+    shipped = find_part("workflow", reference)
     if shipped is not None:
         reference = shipped.code
     found: type[Workflow] = (

@@ -9,37 +9,39 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, label, printable
+from ajet.record.console import console, counted, format_seconds, label, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
 from ajet.run.compared_types import comparison_hints
 from ajet.run.episode_panel import KIND_HINTS, hint_of, show_episode
-from ajet.run.footprint import gib, memory_words
+from ajet.run.footprint import describe_memory, estimate_needs
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts, Preempted
-from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
-from ajet.run.outlook import Pace, advice, cut_line, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
+from ajet.run.pace import MODEL, EpisodePace, describe_step_time
 from ajet.run.parts import assemble, pins_of
-from ajet.run.room import room_of
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
+from ajet.run.summary import advise_given_answers
 from ajet.run.unasked_question import printed_task_hint, unasked_hint
 from ajet.schema.episode import Episode, Failure, Group
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.engine.watched import Watch
     from ajet.record import RunDirectory
     from ajet.workflow import Workflow
 
+SHOWN_TASKS = 12
+"""Tasks that get a line of their own."""
 SHOWN_REASON = 400
 """Characters of a failure's message that the last screen repeats."""
 PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
@@ -105,7 +107,7 @@ class DebugSession:
         watch = self._watch
         if watch is None or watch.began is None:
             return [" · ".join([*first, "no model call yet", passed])]
-        first.append(f"{counted(len(watch.under_way), 'reply').replace('replys', 'replies')} under way")
+        first.append(f"{counted(len(watch.under_way), 'reply')} under way")
         if watch.sampled_tokens:
             rate = watch.sampled_tokens / max(time.monotonic() - watch.began, 1e-3)
             first.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
@@ -133,7 +135,7 @@ class DebugSession:
         """All has ended, or was stopped: the verdict over what came to its end, and the record of its numbers."""
         seconds = time.monotonic() - self._began
         if not self.episodes:
-            console.print(f"No episode had ended after {span(seconds)}: nothing was recorded.")
+            console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
             return
         settings = self._experiment.ajet
         log_formats(self.episodes, settings.context_tracker)
@@ -208,7 +210,7 @@ class DebugSession:
 
         return hint_of(failure, is_command=self._workflow is not None and issubclass(self._workflow, CommandWorkflow))
 
-    def _verdict(self, pace: Pace, hinted: bool) -> None:
+    def _verdict(self, pace: EpisodePace, hinted: bool) -> None:
         settings, groups = self._experiment.ajet, self._groups()
         try:
             learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
@@ -219,21 +221,22 @@ class DebugSession:
         colour = "green" if teaching else "yellow"
         told = f"{teaching} of {counted(len(groups), 'task')} can teach."
         console.print(Text.assemble(("Verdict: ", "bold"), (told, f"bold {colour}")))
-        for line in task_lines(groups, learns):
+        for line in describe_tasks(groups, learns):
             console.print(printable(line), markup=False, soft_wrap=True)
-        if cut := cut_line(self.episodes):
+        if cut := describe_cut(self.episodes):
             console.print(f"{printable(cut)}.", style="yellow", markup=False, soft_wrap=True)
         if settings.rollout.engine == "endpoint":
             console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
             return
         if pace.tokens:
-            console.print(f"A step of training here: {step_line(pace, settings)}.", markup=False, soft_wrap=True)
-        room = room_of(self._experiment, train=0, validates=False)
-        if room is not None and room.local is not None:
-            free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
-            console.print(f"Its memory: {memory_words(room.local)}{free}.", markup=False, soft_wrap=True)
+            step = describe_step_time(pace, settings)
+            console.print(f"A step of training here: {step}.", markup=False, soft_wrap=True)
+        needs = estimate_needs(self._experiment, train=0, validates=False)
+        if needs is not None and needs.local is not None:
+            memory = describe_memory(needs.local, needs.free)
+            console.print(f"Its memory: {memory}.", markup=False, soft_wrap=True)
         if not teaching:
-            told = "correct what the hint above names" if hinted else advice(groups, settings)
+            told = "correct what the hint above names" if hinted else advise(groups, settings)
             console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
         command = command_for(self._experiment, "local" if teaching else "debug")
         if command:
@@ -247,11 +250,11 @@ class DebugSession:
             found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
         return [found[order] for order in sorted(found)]
 
-    def _pace(self, seconds: float) -> Pace:
+    def _pace(self, seconds: float) -> EpisodePace:
         at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
         sampled = self._watch.sampled_tokens if self._watch is not None else 0
         longest = max(episode.ended - episode.started for episode in self.episodes)
-        return Pace(len(self.episodes), seconds, sampled, at_once, longest)
+        return EpisodePace(len(self.episodes), seconds, sampled, at_once, longest)
 
 
 def _signature(episode: Episode) -> Signature:
@@ -260,3 +263,83 @@ def _signature(episode: Episode) -> Signature:
     own = frames_of(failure.traceback).own
     place = f"{own[-1].file}:{own[-1].line}" if own else ""
     return failure.boundary, failure.kind, place, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)
+
+
+def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
+    """Return a line for each task: its rewards, and whether training can learn from it."""
+    first = groups[:SHOWN_TASKS]
+    shown = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
+    if len(groups) > SHOWN_TASKS:
+        shown.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
+    return shown
+
+
+def _describe_rewards(group: Group, teaches: bool) -> str:
+    rewards, total = [episode.reward or 0.0 for episode in group.scored], len(group.episodes)
+    if not rewards:
+        failed = sum(episode.failure is not None for episode in group.episodes)
+        return f"0 of {total} scored ({failed} failed): nothing to learn from"
+    text = f"{sum(reward > 0 for reward in rewards)} of {total} above 0"
+    text += f", {total - len(rewards)} without a score" if len(rewards) < total else ""
+    low, high = min(rewards), max(rewards)
+    if teaches:
+        return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
+    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too alike"
+
+
+def _count_cut(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
+    """Return the number of replies, and how many of them each limit on tokens cut."""
+    calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
+    return len(calls), Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in calls if call.is_cut)
+
+
+def describe_cut(episodes: Sequence[Episode]) -> str:
+    """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
+    replies, limits = _count_cut(episodes)
+    if not limits:
+        return ""
+    names = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
+    cut = f"{limits.total()} of {counted(replies, 'reply')} cut ({names})"
+    return f"{cut}: raise that limit, or ask for shorter replies"
+
+
+def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
+    """Return what to change where none of the groups can teach."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    scored = [episode for group in groups for episode in group.scored]
+    failed = sum(episode.failure is not None for episode in episodes)
+    if not scored and any(settings.task_judge.named()):
+        return (
+            "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
+            "out; a wrong answer is 0"
+        )
+    if not scored:
+        return (
+            "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
+            "(ajet.task_judge.judges), or return one in WorkflowOutput"
+        )
+    if 2 * failed >= len(episodes):
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
+    replies, limits = _count_cut(episodes)
+    if replies and limits.total() == replies:
+        return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
+    successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]
+    positive = sum((episode.reward or 0.0) > 0 for episode in scored)
+    if not (any(successes) if successes else positive):
+        return advise_given_answers(settings)
+    if settings.rollout.num_repeat == 1:
+        return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
+    if settings.rollout.temperature == 0:
+        return "at temperature 0 all attempts say the same: set ajet.rollout.temperature to 1.0"
+    if positive == len(scored):
+        return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
+    return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"
+
+
+def _name_limits(limits: Counter[str], settings: AjetConfig) -> str:
+    """Return the key of the limit and its value, or "those limits" of several."""
+    if len(limits) > 1:
+        return "those limits"
+    (limit,) = limits
+    value = getattr(settings.rollout, limit.removeprefix("rollout."), None) if limit.startswith("rollout.") else None
+    return f"ajet.{limit} (now {value})" if isinstance(value, int) else limit

@@ -1,66 +1,69 @@
-"""What a training takes of memory and disk, told from the model's size and the settings before anything is loaded.
+"""What a run takes of this machine, estimated before anything is loaded: memory, disk and tokens of tools.
 
-Invariant: an estimate is called one. The sums follow what the local backbone holds (`ajet.backbone.local`: weights and
-the low halves of their masters, two moments, gradients during an update, a pass of `micro_batch_tokens`); what verl
-holds on each GPU is `gpu_estimate`'s to say, but for the disk.
+Invariant: an estimate is called one, and nothing is fetched or loaded for it. The sums follow what the local backbone
+holds (`ajet.backbone.local`); what verl holds on each GPU is in `gpu_estimate`, apart from the disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loguru import logger
 
 from ajet.config.backbone_names import described
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part
 from ajet.record.checkpoints import checkpoints_folder
+from ajet.record.console import counted, format_bytes, format_seconds
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
+    from ajet.environment.mcp import Server
+    from ajet.schema.task import Task
+    from ajet.tokens.renderer import Rendered
 
 GIB = 1 << 30
-SMALL = 4
-"""So many times what is needed must be free for nobody to worry about an estimate."""
 MOMENTS = 8
-"""Bytes a trained weight: AdamW's two, in float32."""
+"""Bytes a trained weight: AdamW's two moments in float32."""
 PROGRAM = GIB // 2
-"""Python, torch and transformers themselves."""
-LEAST = 16
-"""A sampler that has less of the cache that it wants than one part in so many samples hardly anything at once."""
+"""Bytes of Python, torch and transformers themselves."""
 LOGITS = 3 * 32 * 2**20
-"""Of a chunk, its gradient and its softmax."""
+"""Bytes of the logits of a chunk, their gradient and their softmax."""
+SMALL = 4
+"""A training is small if so many times its memory is free: no update is rehearsed."""
+FLOPS = 5e10
+"""Operations a second of a processor with few cores in a forward and backward pass, roughly."""
+LONGEST_S = 60.0
+"""Seconds that a rehearsal may take a processor."""
+REPLY = 16
+"""Tokens of the shortest reply that a prompt must leave room for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes on the local backbone."""
+class Footprint(NamedTuple):
+    """Bytes that a training takes on the local backbone."""
 
-    weights: int
-    """With the low halves of their masters, and adapters."""
+    weights: int  # with the low halves of their masters, and adapters
     moments: int
     reference: int
-    cache: int
-    """Keys and values while sampling, at most."""
-    update: int
-    """What an update takes for as long as it lasts: gradients, one pass, copies for several optimizer steps, and at
-    most the hidden states that a critic's optimizer goes over again (`critic.epochs`), those of an optimizer step."""
-    longest: int
-    """Tokens of the largest pass."""
-    longest_sample: int
-    """Tokens of the longest sample that the settings allow."""
-    flops: float
-    """Of the forward and backward pass over them."""
-    checkpoint: int
-    """On the disk."""
-    sampler: int = 0
-    """What a sampler beside the trainer takes all the time (`mode: async`): a program with weights and a cache of its
-    own; without them on other machines (`--from-store`)."""
+    cache: int  # keys and values while sampling, at most
+    update: int  # gradients, one pass, copies for several optimizer steps, hidden states for a critic's further epochs
+    longest: int  # tokens of the largest pass
+    longest_sample: int  # tokens of the longest sample that the settings allow
+    flops: float  # operations of the forward and backward pass over `longest` tokens
+    checkpoint: int  # on the disk
+    sampler: int  # a sampler process in parallel (`mode: async`), with weights and a cache of its own
 
     @property
     def both(self) -> int:
@@ -69,145 +72,275 @@ class Footprint:
 
     @property
     def peak(self) -> int:
-        """The trainer's, at the end of a step; sampling and update take turns. Without what the engine lays out anew
-        where there is room to spare (`packed_weights`)."""
+        """The trainer's bytes at the end of a step; sampling and update take turns."""
         return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
 
 
-def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
-    """The footprint of a model of `size`. `wide`: its weights are float32, not bfloat16; `context`: the longest
-    sequence that it was made for."""
+def estimate_footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
+    """Return the footprint of a model.
+
+    Args:
+        wide: True if its weights are float32, False if bfloat16.
+        context: the longest sequence that it was made for, in tokens.
+    """
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
     width, rank = 4 if wide else 2, trainer.lora.total_rank
-    trained = trained_weights(size, settings)
+    trained = count_trained_weights(size, settings)
     low = 0 if wide else 2 * trained
-    longest = min(longest_sample(settings), context or 1 << 30)
-    tokens = max(longest, min(trainer.micro_batch_tokens, longest * data.train_batch_size * rollout.num_repeat))
+    longest = min(count_longest_sample(settings), context or 1 << 30)
+    episodes = data.train_batch_size * rollout.num_repeat
+    tokens = max(longest, min(trainer.micro_batch_tokens, longest * episodes))
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
     moves = trainer.mini_batch_num * max(1, len(trainer.lora.adapters))
     copies = (MOMENTS + width) * trained + low if moves > 1 else 0
-    chosen = find_part("algorithm", trainer.algorithm.adv_estimator)
-    valued = 0
-    if chosen is not None and "critic" in load_code(chosen.code).needs and trainer.algorithm.critic.epochs > 1:
-        replies = min(data.max_response_length, longest) * data.train_batch_size * rollout.num_repeat
-        valued = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
-    cache = cache_bytes(size, width=width) * longest * rollout.max_num_seqs
-    own = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
-    played = PROGRAM + width * size.parameters + (int(own * GIB) if own else cache)
+    algorithm = find_part("algorithm", trainer.algorithm.adv_estimator)
+    hidden_states = 0
+    if algorithm is not None and trainer.algorithm.critic.epochs > 1 and "critic" in load_code(algorithm.code).needs:
+        replies = min(data.max_response_length, longest) * episodes
+        hidden_states = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
+    activations = estimate_activations(size, settings, tokens, width=width)
+    cache = estimate_cache(size, width=width) * longest * rollout.max_num_seqs
+    own_cache = rollout.vllm.cache_gib if rollout.engine == "vllm" else None
+    sampler = PROGRAM + width * size.parameters + (int(own_cache * GIB) if own_cache else cache)
     return Footprint(
         weights=width * size.parameters + low + (width * trained if rank else 0),
         moments=MOMENTS * trained,
         reference=width * size.parameters if needs_reference and not rank else 0,
         cache=cache,
-        update=4 * trained + activation_bytes(size, settings, tokens, width=width) + LOGITS + copies + valued,
+        update=4 * trained + activations + LOGITS + copies + hidden_states,
         longest=tokens,
         longest_sample=longest,
         flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,
         checkpoint=width * size.parameters + (width + MOMENTS) * trained + low,
-        sampler=played if trainer.mode == "async" else 0,
+        sampler=sampler if trainer.mode == "async" else 0,
     )
 
 
-def trained_weights(size: ModelSize, settings: AjetConfig) -> int:
-    """Return how many weights are trained."""
+def count_trained_weights(size: ModelSize, settings: AjetConfig) -> int:
     rank = settings.trainer_common.lora.total_rank
     return rank * size.adapted if rank else size.parameters
 
 
-def longest_sample(settings: AjetConfig) -> int:
+def count_longest_sample(settings: AjetConfig) -> int:
     """Return the tokens of the longest sample that the settings allow."""
     return min(settings.data.max_prompt_length + settings.data.max_response_length, settings.rollout.max_model_len)
 
 
-def cache_bytes(size: ModelSize, *, width: int) -> int:
-    """Return the bytes of keys and values of a token. `width`: of a number."""
+def estimate_cache(size: ModelSize, *, width: int) -> int:
+    """Return the bytes of a token's keys and values, whose numbers have `width` bytes."""
     return 2 * width * size.kept * size.layers
 
 
-def activation_bytes(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
-    """Return the bytes that a forward pass over `tokens` leaves for the backward pass. `width`: of a number."""
+def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
+    """Return the bytes that a forward pass leaves for the backward pass; a number has `width` bytes."""
     row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
     if settings.trainer_common.gradient_checkpointing:
         return tokens * (row + width * size.hidden * size.layers)
     return tokens * row * size.layers
 
 
-def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
-    """The bytes of one checkpoint, on any backbone. verl's holds float32 weights and moments, and for samplers the
-    weights once more, as a model folder."""
-    if described(settings.backbone).opens is None:
-        merged = 4 if settings.trainer_common.mode == "async" else 0
-        return (4 + MOMENTS + merged) * size.parameters
-    return footprint(size, settings, wide=wide).checkpoint
+def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
+    """Return the bytes of one checkpoint, on any backbone."""
+    if described(settings.backbone).opens is not None:
+        return estimate_footprint(size, settings, wide=wide).checkpoint
+    merged = 4 if settings.trainer_common.mode == "async" else 0  # for samplers the weights as a model folder, too
+    return (4 + MOMENTS + merged) * size.parameters
 
 
-def checkpoints_at_once(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
-    """How many lie on the disk at the same time, at most: those that are kept, the best one, and the one that is being
-    written before an older one goes. `steps` None: no end is known. With samplers each step is saved."""
+def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
+    """Return how many checkpoints lie on the disk at the same time, at most; `steps` None is a run without end."""
     trainer = settings.trainer_common
-    kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1
+    kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
     if steps is None:
         return kept
-    every = 1 if trainer.mode == "async" else trainer.save_freq
-    saved = math.ceil(steps / every) if every > 0 else 1
-    return min(kept, max(saved, 1))
+    every = 1 if trainer.mode == "async" else trainer.save_freq  # samplers get each step
+    return min(kept, max(math.ceil(steps / every) if every > 0 else 1, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(NamedTuple):
     """The disk that a run would be written to."""
 
-    folder: Path
-    """The nearest one that is there."""
+    folder: Path  # the nearest one that exists
     free: int
-    refused: str
-    """Why nothing can be written there; "" where it can."""
+    refused: str  # why nothing can be written there, or ""
 
 
-def disk_of(experiment: Experiment) -> list[Disk]:
-    """The record's, and the checkpoints' where they lie elsewhere."""
+def find_disks(experiment: Experiment) -> list[Disk]:
+    """Return the disk of the record, and that of the checkpoints if it is another."""
     run = experiment.root / experiment.name
     checkpoints = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
-    return list(dict.fromkeys(_disk(path) for path in (run, checkpoints)))
+    return list(dict.fromkeys(_find_disk(path) for path in (run, checkpoints)))
 
 
-def _disk(wanted: Path) -> Disk:
-    there = next(path for path in (wanted, *wanted.parents) if path.exists())
+def _find_disk(wanted: Path) -> Disk:
+    folder = next(path for path in (wanted, *wanted.parents) if path.exists())
     refused = ""
-    if not there.is_dir():
-        refused = f"{there} is a file, not a folder"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        refused = f"{there} cannot be written"
-    return Disk(there, shutil.disk_usage(there).free, refused)
+    if not folder.is_dir():
+        refused = f"{folder} is a file, not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        refused = f"{folder} cannot be written"
+    return Disk(folder, shutil.disk_usage(folder).free, refused)
 
 
-def gib(count: float) -> str:
-    """A size for a person."""
-    if 0 < count < 2**20:
-        return f"{max(1, round(count / 2**10))} KiB"
-    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
+def describe_memory(found: Footprint, free: int | None = None) -> str:
+    """Return the peak with its parts, and what is free if that is known."""
+    reference = f", reference model {format_bytes(found.reference)}" if found.reference else ""
+    text = (
+        f"about {format_bytes(found.peak)} at its peak: weights {format_bytes(found.weights)}, optimizer "
+        f"{format_bytes(found.moments)}{reference}, an update {format_bytes(found.update)} (a pass of up to "
+        f"{found.longest:,} tokens), or, while sampling, keys and values {format_bytes(found.cache)}"
+    )
+    if found.sampler:
+        text += f"; and {format_bytes(found.sampler)} for a sampler beside it, with weights and a cache of its own"
+    return text if free is None else f"{text}; {format_bytes(free)} are free"
 
 
-def memory_words(found: Footprint) -> str:
-    """The words for the parts of the peak."""
+class RunNeeds(NamedTuple):
+    """What a run takes of the machine, and what the machine has."""
 
-    def parts() -> Iterator[str]:
-        yield f"weights {gib(found.weights)}"
-        yield f"optimizer {gib(found.moments)}"
-        if found.reference:
-            yield f"reference model {gib(found.reference)}"
-        yield f"an update {gib(found.update)} (a pass of up to {found.longest:,} tokens)"
-        yield f"or, while sampling, keys and values {gib(found.cache)}"
-
-    whole = f"about {gib(found.peak)} at its peak: {', '.join(parts())}"
-    if not found.sampler:
-        return whole
-    return f"{whole}; and {gib(found.sampler)} for a sampler beside it, with weights and a cache of its own"
+    checkpoint: int  # bytes on the disk
+    checkpoints: int  # on the disk at the same time, at most
+    local: Footprint | None  # None on another backbone than the local one
+    free: int | None  # bytes of memory on the device that would train; None if not known
+    on_cpu: bool
 
 
-def cache_beside(found: Footprint, free: int) -> int | None:
-    """Bytes of keys and values that a sampler's vLLM gets of the `free` ones of the device that trains, too, so that
-    the trainer has what it takes at its peak; None where there is enough for what it takes by itself."""
-    cache = found.cache
-    left = free - found.peak - (found.sampler - cache)
-    return None if left >= cache else max(left, cache // LEAST)
+def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> RunNeeds | None:
+    """Return what a run with `train` tasks takes (0: clients bring them); None if the model's size is not known."""
+    from ajet.engine.dimensions import read_size
+    from ajet.engine.machine import device_kind, float32_is_usual, free_memory
+
+    settings = experiment.ajet
+    size, context = read_size(settings.model.path, experiment.base)
+    if size is None:
+        return None
+    device = settings.trainer_common.device
+    wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and float32_is_usual(device))
+    steps = settings.total_steps(train) if train else settings.trainer_common.total_training_steps
+    is_local = experiment.backbone.opens is not None
+    return RunNeeds(
+        estimate_checkpoint(size, settings, wide=wide),
+        count_checkpoints(settings, validates=validates, steps=steps),
+        estimate_footprint(size, settings, wide=wide, context=context) if is_local else None,
+        free_memory(device) if is_local else None,
+        device_kind(device) == "cpu",
+    )
+
+
+def require_tools_fit(experiment: Experiment) -> None:
+    """Raise UserError if tools leave no room for a reply; before a run, on every backbone."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_tokenizer
+    from ajet.task_reader import open_reader
+
+    model = experiment.ajet.model
+    if model.path is not None and find_tool_servers(experiment):
+        task = open_reader(experiment).tasks("train")[0]
+        folder = locate(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code)
+        render_with_tools(experiment, task, load_tokenizer(folder))
+
+
+def find_tool_servers(experiment: Experiment) -> Sequence[Server]:
+    """Return the servers of `environment.use` if the model is certain to be shown all their tools, as by mcp_agent."""
+    from ajet.environment.mcp import servers_of
+    from ajet.environment.replay import replays_alone
+    from ajet.rollout.wiring import workflow_of
+    from ajet.workflow.mcp_agent import McpAgentWorkflow
+
+    rollout, use = experiment.ajet.rollout, experiment.ajet.environment.use
+    if not use or rollout.force_disable_toolcalls or rollout.engine == "endpoint":
+        return ()
+    if replays_alone(experiment.ajet.environment) or not issubclass(workflow_of(experiment), McpAgentWorkflow):
+        return ()
+    return servers_of(str(use), experiment.base)
+
+
+def render_with_tools(
+    experiment: Experiment, task: Task, tokenizer: Any, *, start: bool = True
+) -> tuple[Rendered, str] | None:
+    """Return the task's prompt with tools, and what they take of it in words; None if they cannot be known.
+
+    Args:
+        start: True to start servers that are commands; False leaves their tools unknown.
+
+    Raises:
+        UserError: the tools cannot be listed, or leave no room for a reply.
+    """
+    from ajet.environment.mcp import CallFailed
+    from ajet.environment.mcp.servers import KEY
+    from ajet.rollout.wiring import renderer_of, workflow_of
+    from ajet.workflow.mcp_agent import McpAgentWorkflow
+
+    servers = find_tool_servers(experiment)
+    commands = [server.command for server in servers if server.kind == "stdio"]
+    if not servers or (commands and not start):
+        return None
+    agent = workflow_of(experiment)
+    assert issubclass(agent, McpAgentWorkflow)
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
+            tools = thread.submit(asyncio.run, agent.told(experiment.config)).result()
+    except CallFailed as problem:
+        other = next((command[0] for command in commands if _is_other_python(command)), None)
+        do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
+        raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
+    renderer, messages = renderer_of(experiment.ajet, tokenizer), agent.opening(experiment.config, task)
+    prompt, bare = renderer.render(messages, tools), renderer.render(messages)
+    names = [tool["function"]["name"] for tool in tools]
+    tokens = len(prompt.ids) - len(bare.ids)
+    most = experiment.ajet.rollout.max_model_len - REPLY
+    if len(prompt.ids) > most:
+        shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        raise UserError(
+            f"The tools do not fit: {len(names)} take {tokens} tokens, and the prompt has room for {most}, of "
+            f"which the first task and the system prompt take {len(bare.ids)}.",
+            where="ajet.rollout.max_model_len",
+            expected=f"more than {len(prompt.ids) + REPLY}, or fewer tools; there are {shown}",
+            do="raise it, or leave tools out (`tools:` in the file of the environment, or fewer servers)",
+        )
+    return prompt, f"{tokens} of them for {counted(len(names), 'tool')}"
+
+
+def _is_other_python(command: Sequence[str]) -> bool:
+    """Return True for a Python that is not the one of ajet, and lacks what is installed there."""
+    found = shutil.which(command[0]) if command else None
+    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
+    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()
+
+
+def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:
+    """Make an update of the longest samples before step 1, or log why not. Nothing of the run is changed by it.
+
+    Raises:
+        UserError: the memory does not suffice.
+    """
+    needs = estimate_needs(experiment, train=0, validates=False)
+    if needs is None or needs.local is None:
+        logger.info("No rehearsal of an update: how large the model is cannot be told from its files.")
+        return
+    if reason := explain_no_rehearsal(needs.local, needs.free, on_cpu=needs.on_cpu):
+        logger.info("No rehearsal of an update: {}.", reason)
+        return
+    logger.info("Rehearsing an update: a pass over {:,} tokens (--no-rehearsal leaves it out)", needs.local.longest)
+    done = backbone.rehearse(list_longest_samples(needs.local, experiment.ajet))
+    seconds, peak = format_seconds(done.seconds), format_bytes(done.peak)
+    logger.info("The rehearsal took {} and {} of memory at its peak.", seconds, peak)
+
+
+def explain_no_rehearsal(local: Footprint, free: int | None, *, on_cpu: bool) -> str:
+    """Return why no update is rehearsed; "" if one is."""
+    if free is not None and SMALL * local.peak < free:
+        return f"training takes about {format_bytes(local.peak)}, and {format_bytes(free)} are free"
+    if on_cpu and local.flops > LONGEST_S * FLOPS:
+        reason = (
+            f"a pass over {local.longest:,} tokens would take this processor about "
+            f"{format_seconds(local.flops / FLOPS)}; the estimate is {format_bytes(local.peak)}"
+        )
+        return reason if free is None else f"{reason}, and {format_bytes(free)} are free"
+    return ""
+
+
+def list_longest_samples(local: Footprint, settings: AjetConfig) -> list[int]:
+    """Return the tokens of the samples in the largest pass: as many of the longest as fit in `micro_batch_tokens`."""
+    count = max(1, min(settings.trainer_common.micro_batch_tokens, local.longest) // local.longest_sample)
+    return [local.longest_sample] * count

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ajet.record.console import format_bytes, format_seconds
 from ajet.run.footprint import (
     GIB,
     LOGITS,
     MOMENTS,
-    activation_bytes,
-    cache_bytes,
-    gib,
-    longest_sample,
-    trained_weights,
-)  # fmt: skip
+    count_longest_sample,
+    count_trained_weights,
+    estimate_activations,
+    estimate_cache,
+)
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -100,7 +100,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
     """
     trainer, rollout = settings.trainer_common, settings.rollout
     gpus = count_gpus(settings)
-    trained = trained_weights(size, settings)
+    trained = count_trained_weights(size, settings)
     has_adapters = bool(trainer.lora.total_rank)
     weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
     optimizer = MOMENTS * trained / gpus
@@ -110,17 +110,17 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
         0 if trainer.fsdp_config.optimizer_offload else optimizer
     )
     split = trainer.ulysses_sequence_parallel_size
-    tokens = max(trainer.micro_batch_tokens, math.ceil(longest_sample(settings) / split))
+    tokens = max(trainer.micro_batch_tokens, math.ceil(count_longest_sample(settings) / split))
     engine = 2 * size.parameters / rollout.tensor_model_parallel_size
     cache = max(0.0, rollout.gpu_memory_utilization * gpu.memory - engine)
-    each = cache_bytes(size, width=2) / rollout.tensor_model_parallel_size
+    each = estimate_cache(size, width=2) / rollout.tensor_model_parallel_size
     return GpuMemory(
         weights=weights,
         gradients=4 * trained / gpus,
         optimizer=optimizer,
         reference=kept,
         gathered=4 * size.parameters / size.layers if size.layers else 0,
-        activations=activation_bytes(size, settings, tokens, width=2),
+        activations=estimate_activations(size, settings, tokens, width=2),
         logits=max(LOGIT_BYTES * size.vocabulary * tokens, LOGITS if size.vocabulary else 0),
         engine_weights=engine,
         cache=cache,
@@ -140,7 +140,7 @@ def estimate_seconds(
     """
     rollout, trainer = settings.rollout, settings.trainer_common
     flops, moved = gpu.flops * compute, gpu.bandwidth * bandwidth
-    longest = longest_sample(settings)
+    longest = count_longest_sample(settings)
     prompt = min(settings.data.max_prompt_length, longest)
     reply = min(settings.data.max_response_length, longest)
     episodes = settings.data.train_batch_size * rollout.num_repeat
@@ -153,7 +153,7 @@ def estimate_seconds(
     rows = math.ceil(episodes * split / count_gpus(settings))
     held = estimate_memory(size, settings, gpu).cache_tokens // longest
     at_once = max(1, min(rows, rollout.max_num_seqs, held or rows))
-    read = 2.0 * size.parameters + cache_bytes(size, width=2) * at_once * (prompt + reply / 2)
+    read = 2.0 * size.parameters + estimate_cache(size, width=2) * at_once * (prompt + reply / 2)
     token = max(read / moved, 2.0 * size.parameters * at_once / flops) / split
     prefill = 2.0 * size.parameters * at_once * prompt / (split * flops)
     return math.ceil(rows / at_once) * (prefill + reply * token), update
@@ -161,8 +161,6 @@ def estimate_seconds(
 
 def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> Iterator[tuple[str, str]]:
     """Yield the rows of a plan: memory and time."""
-    from ajet.run.outlook import span
-
     gpu = GPUS[name]
     held = estimate_memory(size, settings, gpu)
     parts = {
@@ -170,18 +168,19 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
         "reference model": held.reference, "gathered layers": held.gathered, "activations": held.activations,
         "logits": held.logits,
     }  # fmt: skip
-    shown = ", ".join(f"{label} {gib(value)}" for label, value in parts.items() if value)
+    shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
     known = "" if size.layers else "; without activations and cache, whose size the name does not say"
     tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
-    where = f"each of {count_gpus(settings)} × {name} ({gib(gpu.memory)}; another: ajet plan --gpu)"
+    where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
     most = max(held.update, held.sampling)
-    fits = "" if most <= gpu.memory else f"; it does not fit: {gib(most)} of {gib(gpu.memory)}"
+    fits = "" if most <= gpu.memory else f"; it does not fit: {format_bytes(most)} of {format_bytes(gpu.memory)}"
     if not held.cache:
         fits += "; rollout.gpu_memory_utilization leaves no cache beside vLLM's weights"
     yield (
         "memory",
-        f"estimated, not measured, on {where}: an update {gib(held.update)} ({shown}); sampling {gib(held.sampling)} "
-        f"(vLLM's weights {gib(held.engine_weights)}, cache {gib(held.cache)}{tokens}){known}{fits}",
+        f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "
+        f"{format_bytes(held.sampling)} (vLLM's weights {format_bytes(held.engine_weights)}, cache "
+        f"{format_bytes(held.cache)}{tokens}){known}{fits}",
     )
     best, worst = (
         estimate_seconds(size, settings, gpu, compute=compute, bandwidth=bandwidth)
@@ -189,10 +188,13 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
     )
     used = f"{COMPUTE_USE[0]:.0%} to {COMPUTE_USE[1]:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s"
     read = f"{BANDWIDTH_USE[0]:.0%} to {BANDWIDTH_USE[1]:.0%} of {gpu.bandwidth / 1e12:.2f} TB/s"
+    a_step, sampling, update = (
+        f"{format_seconds(low)} to {format_seconds(high)}"
+        for low, high in ((sum(best), sum(worst)), (best[0], worst[0]), (best[1], worst[1]))
+    )
     yield (
         "time",
-        f"estimated, not measured: {span(sum(best))} to {span(sum(worst))} a step with replies of full length "
-        f"(sampling {span(best[0])} to {span(worst[0])}, update {span(best[1])} to {span(worst[1])}), "
+        f"estimated, not measured: {a_step} a step with replies of full length (sampling {sampling}, update {update}), "
         f"at {used} and {read}; formulas: docs/sizes.md",
     )
 

@@ -67,10 +67,10 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     )
     experiment = run.experiment
     from ajet.run.companions import beside
+    from ajet.run.footprint import require_tools_fit
     from ajet.run.interrupt import Interrupts
     from ajet.run.judging.rubrics import require_rubrics
     from ajet.run.services import require_services
-    from ajet.run.tool_room import require_room_for_tools
 
     interrupts = Interrupts()
     with (
@@ -84,7 +84,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         if "trains" in experiment.backbone.can:
             require_own_store(experiment, run.path)
         require_services(experiment)
-        require_room_for_tools(experiment)
+        require_tools_fit(experiment)
         require_rubrics(experiment, run)
         _run(experiment, run, options, interrupts)
     return run.path

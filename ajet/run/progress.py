@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, keep_pairs, printable
+from ajet.record.console import console, counted, format_seconds, keep_pairs, printable
 from ajet.record.denominators import over, unscored
 from ajet.record.files import read_rows
 from ajet.record.held_out import words
 from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
 from ajet.record.status import TO_VALIDATE
-from ajet.run.outlook import span
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -135,8 +134,9 @@ class StepEstimate:
         if self._ended != self._needed or rollout < WORTH_SAYING_S:
             return None
         return (
-            f"A step takes about {span(2 * rollout)}: {span(rollout)} for {counted(self._episodes, 'episode')} "
-            f"({self._ended} took {span(seconds)}), and about as long for the update."
+            f"A step takes about {format_seconds(2 * rollout)}: {format_seconds(rollout)} for "
+            f"{counted(self._episodes, 'episode')} ({self._ended} took {format_seconds(seconds)}), and about as long "
+            "for the update."
         )
 
 

@@ -28,8 +28,8 @@ class InProcessRunner(Runner):
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
     ) -> None:
         """See `ajet.run.train`."""
+        from ajet.run.footprint import rehearse_update
         from ajet.run.parts import assemble, pins_of
-        from ajet.run.rehearse import rehearse
         from ajet.run.sampling.beside import half_of_the_cores, sampler_beside
         from ajet.run.sampling.from_store import FromStore
         from ajet.run.train import train
@@ -44,7 +44,7 @@ class InProcessRunner(Runner):
                 assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))
             )
             if options.rehearsal:
-                rehearse(parts)
+                rehearse_update(experiment, parts.backbone)
             train(parts, run, interrupts, sink.on_step, source)
 
 

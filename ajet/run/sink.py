@@ -13,7 +13,7 @@ from loguru import logger
 
 from ajet.run.gaming import GamingWatch
 from ajet.run.proof.each_step import StepProof
-from ajet.run.review import review_run
+from ajet.run.remarks import describe_remarks
 from ajet.run.step import conclude
 from ajet.run.validation import conclude_validation
 
@@ -50,7 +50,7 @@ class RunSink:
         return self._shown.on_step
 
     def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None) -> None:
-        if said := review_run(self._experiment, algorithm, train=train, validates=validates, known=known):
+        if said := describe_remarks(self._experiment, algorithm, train=train, validates=validates, known=known):
             logger.warning("{}", said)
 
     def begin(self, words: Renderer | None, *, total: int) -> None:

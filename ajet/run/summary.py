@@ -22,13 +22,13 @@ from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
 from ajet.record.learned import LEARNED_NOTHING, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.gaming import told
-from ajet.run.outlook import given_answers
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.record.episodes import EpisodeFiles
 
@@ -178,7 +178,7 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         console.print("\n".join(told(alarm, named)), markup=False, highlight=False, soft_wrap=True)
     reason, idle = why_nothing(rows), idle_steps(rows)
     ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
-    advice = f"Before the next run: {given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
+    advice = f"Before the next run: {advise_given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
@@ -203,3 +203,13 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         measured = "best" if run.checkpoints.best() else "latest"
         again = command("eval", named, "--model", "base", "--model", measured)
         console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)
+
+
+def advise_given_answers(settings: AjetConfig) -> str:
+    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
+    learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
+    return (
+        f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
+        "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "
+        "more at a temperature above 0. Is the judge right? Look at the answers"
+    )

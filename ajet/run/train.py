@@ -23,7 +23,7 @@ from ajet.rollout import GivenBack
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.run.learn import FirstHalf, learn
 from ajet.run.parts import Parts
-from ajet.run.review import review_run
+from ajet.run.remarks import describe_remarks
 from ajet.run.training import Training, open_store, resumed_state
 from ajet.run.validation import evaluate
 from ajet.schema.episode import episodes_of
@@ -147,13 +147,12 @@ def task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
 
 def _review(parts: Parts, algorithm: Algorithm, tasks: int, *, beside: bool) -> None:
     validates = parts.reader.has("validation")
-    said = review_run(
+    said = describe_remarks(
         parts.experiment,
         algorithm,
         train=tasks,
         validates=validates,
-        workflow=parts.workflow,
-        judged=parts.judge.judges,
+        workflow=None if parts.judge.judges else parts.workflow,
         known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
         beside=beside,
     )

@@ -87,11 +87,11 @@ def _defaults(
     experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
 ) -> dict[str, Any]:
     """Return the settings that fit the model and this machine, without those in `given`."""
+    from ajet.engine.dimensions import read_size
     from ajet.engine.machine import device_kind
-    from ajet.run.room import size_of
     from ajet.run.tune_defaults import choose_defaults
 
-    size, context = size_of(experiment.ajet.model.path, experiment.base)
+    size, context = read_size(experiment.ajet.model.path, experiment.base)
     device = experiment.ajet.trainer_common.device
     return choose_defaults(
         given, size=size, context=context, is_cpu=device_kind(device) == "cpu",

@@ -7,6 +7,6 @@ own, or an error that names the row, or is left out, counted and said; nothing c
 
 from ajet.task_reader.contract import TaskReader, TaskSplit
 from ajet.task_reader.order import TaskOrder
-from ajet.task_reader.registry import OpenedReader, open_reader
+from ajet.task_reader.registry import OpenedReader, count_local_tasks, open_reader
 
-__all__ = ["OpenedReader", "TaskOrder", "TaskReader", "TaskSplit", "open_reader"]
+__all__ = ["OpenedReader", "TaskOrder", "TaskReader", "TaskSplit", "count_local_tasks", "open_reader"]

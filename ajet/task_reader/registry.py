@@ -7,7 +7,7 @@ read once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from loguru import logger
 
@@ -17,12 +17,15 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
-from ajet.task_reader.contract import TaskReader, TaskSplit
+from ajet.task_reader.contract import TaskReader, TaskSplit, find, require_place
 from ajet.task_reader.plain_values import BadRow, check_json
 from ajet.task_reader.rows import explain_ids, with_ids
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+
+LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
+"""Readers of files on this machine."""
 
 
 class OpenedReader:
@@ -136,3 +139,18 @@ def _users(found: Any, name: str, experiment: Experiment) -> OpenedReader:
             expected="a class made with the configuration, whose tasks(split) gives a list of ajet.Task",
         )
     return OpenedReader(found(experiment.config), name)
+
+
+def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
+    """Return the tasks of each split; None if they are not files on this machine. Raises UserError."""
+    reader = experiment.ajet.task_reader
+    if reader.type == "huggingface_dat_repo":
+        path = reader.huggingface_dat_repo.dataset_path
+        if path is None or not (path.startswith((".", "/", "~")) or find(path, experiment.base)):
+            return None
+        require_place(path, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
+    elif reader.type not in LOCAL_FILES:
+        return None
+    opened = open_reader(experiment)
+    splits: tuple[TaskSplit, ...] = get_args(TaskSplit)
+    return {split: len(opened.tasks(split)) for split in splits if opened.has(split)}

@@ -22,7 +22,7 @@ WRITERS = [
     "run/proof/each_step.py",
     "algorithm/credit_assignment.py",
 ]
-WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/outlook.py"]
+WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/given_replies.py", "run/sft/weighing.py", "run/sft/teach.py"]
 WRITERS += ["run/judging/metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/panel.py"]

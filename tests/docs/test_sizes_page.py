@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from ajet.config import AjetConfig, load_experiment
-from ajet.run.footprint import Footprint, footprint, gib
+from ajet.record.console import format_bytes
+from ajet.run.footprint import Footprint, estimate_footprint
 from ajet.run.gpu_estimate import GPUS
 from benchmarks.bounds import PUBLISHED
 
@@ -33,7 +34,7 @@ def settings() -> AjetConfig:
 def planned(name: str, rank: int) -> Footprint:
     chosen = settings().model_copy(deep=True)
     chosen.trainer_common.lora.rank = rank
-    return footprint(PUBLISHED[name].size(), chosen, wide=False)
+    return estimate_footprint(PUBLISHED[name].size(), chosen, wide=False)
 
 
 def row(name: str) -> str:
@@ -41,10 +42,10 @@ def row(name: str) -> str:
     cells = [
         name,
         f"{PUBLISHED[name].size().parameters / 1e9:.2f}",
-        gib(adapters.peak),
-        gib(full.peak),
-        gib(adapters.checkpoint),
-        gib(full.checkpoint),
+        format_bytes(adapters.peak),
+        format_bytes(full.peak),
+        format_bytes(adapters.checkpoint),
+        format_bytes(full.checkpoint),
         f"{full.flops / 1e12:,.0f}",
     ]
     return f"| {' | '.join(cells)} |\n"

@@ -9,8 +9,8 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.config import load_experiment
-from ajet.run.presence import require_present
-from ajet.run.tool_room import require_room_for_tools
+from ajet.run.footprint import require_tools_fit
+from ajet.run.plan import require_present
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge import open_judge
 
@@ -58,8 +58,8 @@ def test_a_file_of_verls_tools_names_its_servers(tmp_path: Path) -> None:
 
 
 def test_what_is_not_looked_at_names_the_tools(tmp_path: Path) -> None:
-    present = require_present(load_experiment(project(tmp_path, "  environment: {use: python server.py}\n")))
-    assert any("environment.use" in each for each in present.unseen)
+    unchecked, _ = require_present(load_experiment(project(tmp_path, "  environment: {use: python server.py}\n")))
+    assert any("environment.use" in each for each in unchecked)
 
 
 def test_a_reward_like_verls_is_shown_verls_parameters(tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ def test_another_python_is_named(tmp_path: Path) -> None:
     for command, hint in ((str(other), True), (sys.executable, False)):
         experiment = load_experiment(project(tmp_path, f"  environment: {{use: {command} none.py}}\n"))
         with pytest.raises(UserError) as caught:
-            require_room_for_tools(experiment)
+            require_tools_fit(experiment)
         assert caught.value.where == "ajet.environment.use" and ("{python}" in caught.value.do) == hint

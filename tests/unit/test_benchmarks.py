@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Experiment
-from ajet.run.presence import require_present
+from ajet.run.plan import require_present
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge

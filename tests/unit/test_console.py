@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.cli.exit import show_user_error
-from ajet.record.console import Screen
+from ajet.record.console import Screen, counted
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
@@ -76,3 +76,8 @@ def test_a_terminal_that_is_gone_costs_its_output_alone():
         screen.print("nobody reads this")
     with pytest.raises(OSError, match="Input/output"):
         terminal.close()  # it was gone indeed
+
+
+def test_counted_things_have_their_plural() -> None:
+    shown = [counted(count, thing) for count, thing in ((1, "reply"), (2, "reply"), (2, "day"), (0, "more task"))]
+    assert shown == ["1 reply", "2 replies", "2 days", "0 more tasks"]

@@ -25,11 +25,11 @@ from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
+from ajet.run.footprint import render_with_tools
 from ajet.run.interrupt import Interrupts
 from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
 from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import require_answers, services_of
-from ajet.run.tool_room import tool_room
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
 
@@ -286,7 +286,7 @@ def _play(evaluation: Evaluation, run: RunDirectory) -> None:
             record.say_left(run.path, [order for order, _ in played])
             asked = [(order, task) for order, task in played if order < evaluation.count]
             if asked and parts.backbone.tokenizer is not None:
-                tool_room(parts.experiment, asked[0][1], parts.backbone.tokenizer)
+                render_with_tools(parts.experiment, asked[0][1], parts.backbone.tokenizer)
             shown.begin(len(asked) * evaluation.repeats, len(before))
             run.status.set(phase="validation", step=step)
             began = time.monotonic()

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.schema.episode import Episode
 
+LEAST = 16
+"""A sampler gets at least one part in so many of the cache that it wants; with less it samples next to nothing."""
 STORE = "store.db"
 """In the run's folder."""
 LITTLE = 0.1
@@ -54,20 +56,24 @@ def half_of_the_cores(experiment: Experiment) -> Experiment:
     return experiment.with_defaults({"ajet.trainer_common.threads": threads})
 
 
-def _memory_of_a_side(experiment: Experiment) -> list[str]:
-    """What vLLM takes by itself it measures by what is free as it begins, which is before the trainer's first update.
-    It may have what the trainer's plan leaves for keys and values, where that is less than it wants."""
+def limit_sampler_cache(experiment: Experiment) -> list[str]:
+    """Return the override of a sampler whose vLLM must leave memory to the trainer; none where there is enough.
+
+    vLLM measures what is free as it begins, before the trainer's first update takes its part of the same device.
+    """
     rollout = experiment.ajet.rollout
     if rollout.engine != "vllm" or rollout.vllm.base_url is not None or rollout.vllm.cache_gib is not None:
         return []
-    from ajet.run.footprint import GIB, cache_beside
-    from ajet.run.room import room_of
+    from ajet.run.footprint import GIB, estimate_needs
 
-    room = room_of(experiment, train=0, validates=False)
-    if room is None or room.local is None or room.memory is None:
+    needs = estimate_needs(experiment, train=0, validates=False)
+    if needs is None or needs.local is None or needs.free is None:
         return []
-    cache = cache_beside(room.local, room.memory)
-    return [f"ajet.rollout.vllm.cache_gib={cache / GIB:.6f}"] if cache is not None else []
+    wanted = needs.local.cache
+    left = needs.free - needs.local.peak - (needs.local.sampler - wanted)
+    if left >= wanted:
+        return []
+    return [f"ajet.rollout.vllm.cache_gib={max(left, wanted // LEAST) / GIB:.6f}"]
 
 
 def threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
@@ -84,7 +90,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
     command += [f"ajet.trainer_common.threads={threads_of_a_side(experiment.ajet.trainer_common)}"]
-    command += _memory_of_a_side(experiment)
+    command += limit_sampler_cache(experiment)
     child = RunningCompanion(
         "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
     )

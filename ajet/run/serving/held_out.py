@@ -39,9 +39,9 @@ def who_validates(
     Raises UserError, as a launch does."""
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import workflow_of
+    from ajet.run.footprint import require_tools_fit
     from ajet.run.parts import Parts, pins_of
     from ajet.run.services import require_services
-    from ajet.run.tool_room import require_room_for_tools
 
     settings = experiment.ajet
     trainer = settings.trainer_common
@@ -58,7 +58,7 @@ def who_validates(
         return None
     warn_of_unconfined(experiment)
     require_services(experiment)
-    require_room_for_tools(experiment)
+    require_tools_fit(experiment)
     workflow = workflow_of(experiment)
     rollout = Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))
     parts = Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)

@@ -28,18 +28,17 @@ from ajet.record.learned import is_never_right, why_nothing
 from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
+from ajet.run.footprint import rehearse_update
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded
 from ajet.run.launchable import refuse_untrainable
 from ajet.run.learn import FirstHalf, Unused, learn
-from ajet.run.outlook import given_answers
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
-from ajet.run.rehearse import rehearse
 from ajet.run.serving.batch import Batch
 from ajet.run.serving.held_out import conclude_late, validate_served, who_validates, will_validate
-from ajet.run.summary import finish
+from ajet.run.summary import advise_given_answers, finish
 from ajet.run.training import Training, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.store import RunStore, require_own_store
@@ -110,7 +109,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 trainer = experiment.ajet.trainer_common
                 announce(trainer, trainer.max_staleness)
                 if rehearsal:
-                    rehearse(served)
+                    rehearse_update(experiment, served.backbone)
                 training = Training.begin(served, run, served.store, served.tasks, _show_step)
                 _take_up(served)
             with frozen_start():
@@ -272,7 +271,7 @@ def _warn_idle(training: Training) -> None:
     rows = [row for row in training.run.metrics.rows() if "tasks" in row][-idle:]
     logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
     if is_never_right(rows):
-        logger.warning("{}", given_answers(training.run.experiment.ajet))
+        logger.warning("{}", advise_given_answers(training.run.experiment.ajet))
 
 
 def _leave(training: Training, served: ServeParts, batch: Batch, late: list[Episode]) -> None:

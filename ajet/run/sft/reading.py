@@ -12,8 +12,8 @@ from loguru import logger
 
 from ajet.record.console import counted
 from ajet.run.sft.lessons import Lesson, lesson_of
-from ajet.run.sft.recorded import lessons_of_run, require_same_words
-from ajet.run.sft.rows import read_files
+from ajet.run.sft.recorded import find_source_run, lessons_of_run, require_same_words
+from ajet.run.sft.rows import find_files, read_files
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 NAMED = 3
 """Lessons that are left out and named."""
+
+
+def require_sources(experiment: Experiment) -> None:
+    """Raise UserError if a file of rows, or the run whose episodes are learned, is not there."""
+    given = experiment.ajet.sft
+    for key, files in (("train_files", given.train_files), ("val_files", given.val_files)):
+        find_files(files or (), experiment.base, key=f"ajet.sft.{key}")
+    if given.from_run is not None:
+        find_source_run(given, experiment.root)
 
 
 def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:

@@ -29,9 +29,7 @@ LOOKED_AT = 16
 
 def lessons_of_run(settings: Sft, root: Path) -> list[Lesson]:
     """Raises UserError where the run is not there, or has nothing to learn from."""
-    assert settings.from_run is not None
-    expected = f"a run with recorded episodes ({KEY}: its name or folder)"
-    folder = known_run(settings.from_run, root, holding="episodes", expected=expected)
+    folder = find_source_run(settings, root)
     pick = _pairs if settings.objective == "dpo" else _best
     found = [lesson for group in _groups(folder) for lesson in pick(group, settings)]
     if not found:
@@ -39,6 +37,13 @@ def lessons_of_run(settings: Sft, root: Path) -> list[Lesson]:
         least = f", of a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
         raise UserError("This run has nothing to learn from.", where=str(folder), expected=f"{wanted}{least}")
     return found
+
+
+def find_source_run(settings: Sft, root: Path) -> Path:
+    """Return the folder of the run whose episodes are learned. Raises UserError if it is not there."""
+    assert settings.from_run is not None
+    expected = f"a run with recorded episodes ({KEY}: its name or folder)"
+    return known_run(settings.from_run, root, holding="episodes", expected=expected)
 
 
 def require_same_words(lessons: Sequence[Lesson], words: Renderer, run: str) -> None:

@@ -55,17 +55,23 @@ class Row:
     """When its file was, in seconds since the epoch: the day that a template may write into a prompt."""
 
 
+def find_files(files: str | Sequence[str], base: Path, *, key: str) -> list[Path]:
+    """Return the paths of files of rows. Raises TaskError for one that is not there."""
+    names = [files] if isinstance(files, str) else files
+    return [find_file(name, base, key=key, what="file of rows") for name in names]
+
+
 def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[Row]:
     """The rows of all files. Raises TaskError."""
-    named = [files] if isinstance(files, str) else list(files)
     found: list[Row] = []
     titles: Counter[str] = Counter()
-    for file in (find_file(name, base, key=key, what="file of rows") for name in named):
+    for file in find_files(files, base, key=key):
         titles[file.name] += 1
         again = f"({titles[file.name]})" if titles[file.name] > 1 else ""
         found += _read(file, pairs, f"{file.name}{again}")
     if not found:
-        raise TaskError("There is nothing to learn from.", where=", ".join(named), expected=PAIR if pairs else PLAIN)
+        where = files if isinstance(files, str) else ", ".join(files)
+        raise TaskError("There is nothing to learn from.", where=where, expected=PAIR if pairs else PLAIN)
     return found
 
 

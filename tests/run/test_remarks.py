@@ -10,7 +10,7 @@ import pytest
 from ajet.algorithm import opened
 from ajet.cli import launcher
 from ajet.config import Experiment
-from ajet.run.review import review_lines, review_overlap, review_settings, review_tasks
+from ajet.run.remarks import format_remarks, review_overlap, review_settings, review_tasks
 from ajet.schema.errors import ConfigError
 from ajet.task_reader.contamination import Overlap
 from ajet.workflow import Workflow
@@ -70,8 +70,8 @@ def test_of_a_file_whose_every_split_is_all_rows_it_is_said_how_to_split_it(tmp_
     for path, said in (("t.csv", True), ("org/name", False)):
         reader = {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": path}}
         made = Experiment.from_dict({"ajet": {"backbone": "local", "task_reader": reader}}, base=tmp_path)
-        (finding,) = review_overlap(made, known)
-        assert ("validation_split: null" in finding.do) is said and review_overlap(made, None) == []
+        (remark,) = review_overlap(made, known)
+        assert ("validation_split: null" in remark.do) is said and list(review_overlap(made, None)) == []
 
 
 class Rewards(Workflow):
@@ -102,10 +102,10 @@ def test_a_workflow_that_nobody_rewards(tmp_path: Path) -> None:
     from ajet.config import resolve_reference
 
     flow = resolve_reference("flow.py->Flow", base=tmp_path)
-    assert of_tasks(workflow=flow, judged=False) == ["task_judge.judge_protocol"]
+    assert of_tasks(workflow=flow) == ["task_judge.judge_protocol"]
     number = as_workflow(resolve_reference("flow.py->number", base=tmp_path), "flow.py->number")
-    assert of_tasks(workflow=number, judged=False) == [], "a function may return its reward"
-    assert of_tasks(workflow=flow, judged=True) == of_tasks(workflow=Rewards, judged=False) == []
+    assert of_tasks(workflow=number) == [], "a function may return its reward"
+    assert of_tasks(workflow=Rewards) == []
 
 
 def test_each_line_names_key_place_and_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,4 +121,4 @@ def test_each_line_names_key_place_and_way_out(tmp_path: Path, capsys: pytest.Ca
     assert "is valid." in said and f"ajet.rollout.num_repeat ({yaml}:6" in said
     assert "there is one: no token gets an advantage. Expected: 4 or more" in said
     made = experiment()
-    assert review_lines([], made) == ""
+    assert format_remarks([], made) == ""

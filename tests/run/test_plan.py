@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,8 +12,8 @@ from loguru import logger
 from ajet.backbone.local import LocalBackbone
 from ajet.cli import launcher
 from ajet.config import Experiment, load_experiment
-from ajet.run import rehearse
-from ajet.run.outlook import Pace
+from ajet.run import footprint
+from ajet.run.pace import EpisodePace
 from ajet.schema.commands import command
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
@@ -117,7 +116,7 @@ def test_services_that_are_started_for_a_plan_are_ended_and_named(
 
 
 def test_seconds_come_from_what_was_measured_with_this_model(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"step": 0, "debug/episodes": 8, "model": "another", **Pace(8, 40.0, 800, 4, 9.0).metrics()}
+    row = {"step": 0, "debug/episodes": 8, "model": "another", **EpisodePace(8, 40.0, 800, 4, 9.0).metrics()}
     for name, model in (("20260102-000000", "another"), ("20260101-000000", "embedded:tiny-tools")):
         folder = project / "launcher_record" / "x" / "debug" / name
         folder.mkdir(parents=True)
@@ -142,10 +141,9 @@ def test_a_rehearsal_is_said_with_its_seconds_and_peak(project: Path, monkeypatc
     told: list[str] = []
     sink = logger.add(told.append, format="{message}", level="INFO")
     try:
-        parts = SimpleNamespace(experiment=experiment, backbone=backbone)
-        rehearse.rehearse(parts)
-        monkeypatch.setattr(rehearse, "left_out", lambda *_, **__: "")
-        rehearse.rehearse(parts)
+        footprint.rehearse_update(experiment, backbone)
+        monkeypatch.setattr(footprint, "explain_no_rehearsal", lambda *_, **__: "")
+        footprint.rehearse_update(experiment, backbone)
     finally:
         logger.remove(sink)
         backbone.close()

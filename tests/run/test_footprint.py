@@ -14,26 +14,27 @@ from ajet.algorithm import opened
 from ajet.backbone.local.checkpoint import write
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import Experiment
+from ajet.engine.dimensions import read_size
 from ajet.engine.embedded import kept_folder
 from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model
 from ajet.engine.weight_shapes import ModelSize, model_size
-from ajet.run import review
+from ajet.record.console import format_bytes
+from ajet.run import footprint, remarks
 from ajet.run.footprint import (
     GIB,
     PROGRAM,
-    cache_beside,
-    checkpoint_bytes,
-    checkpoints_at_once,
-    disk_of,
-    footprint,
-    gib,
-    memory_words,
+    count_checkpoints,
+    describe_memory,
+    estimate_checkpoint,
+    estimate_footprint,
+    estimate_needs,
+    explain_no_rehearsal,
+    find_disks,
+    list_longest_samples,
 )
-from ajet.run.rehearse import left_out, lengths
-from ajet.run.review import review_room, review_run
-from ajet.run.room import room_of
-from ajet.run.sampling.beside import _memory_of_a_side
+from ajet.run.remarks import describe_remarks, review_machine
+from ajet.run.sampling.beside import limit_sampler_cache
 
 TINY = kept_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)
@@ -53,7 +54,7 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
     size = model_size(TINY)
     assert size is not None
     settings = experiment(tmp_path, trainer_common={"lora": {"rank": rank}}).ajet
-    told = footprint(size, settings, wide=dtype == torch.float32)
+    told = estimate_footprint(size, settings, wide=dtype == torch.float32)
     model = load_model(ModelSource("tiny", folder=TINY), dtype=dtype)
     base = sum(p.numel() * p.element_size() for p in model.parameters())
     trainer = Trainer(model, settings, opened(settings))
@@ -69,7 +70,7 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
 
 def test_adapters_that_move_one_after_the_other_ask_for_a_copy_as_mini_batches_do(tmp_path: Path) -> None:
     def update(**lora: Any) -> int:
-        return footprint(BIG, experiment(tmp_path, trainer_common={"lora": lora}).ajet, wide=True).update
+        return estimate_footprint(BIG, experiment(tmp_path, trainer_common={"lora": lora}).ajet, wide=True).update
 
     one, several = update(rank=8), update(adapters={"a": {"rank": 4}, "b": {"rank": 4, "agents": ["b"]}})
     assert several - one == (8 + 4) * 8 * BIG.adapted, "moments and weights of as many"
@@ -78,8 +79,8 @@ def test_adapters_that_move_one_after_the_other_ask_for_a_copy_as_mini_batches_d
 def test_the_largest_pass_is_the_longest_sample_or_a_full_row(tmp_path: Path) -> None:
     def of(**sections: Any) -> tuple[int, list[int]]:
         settings = experiment(tmp_path, **sections).ajet
-        told = footprint(BIG, settings, wide=False, context=2000)
-        return told.longest, lengths(told, settings)
+        told = estimate_footprint(BIG, settings, wide=False, context=2000)
+        return told.longest, list_longest_samples(told, settings)
 
     data = {"max_prompt_length": 100, "max_response_length": 300, "train_batch_size": 8}
     assert of() == (4096, [2000, 2000]), "the model's context bounds a sample"
@@ -96,58 +97,52 @@ def test_a_critic_s_further_steps_keep_the_hidden_states_of_an_optimizer_step(tm
         data = {"max_prompt_length": 100, "max_response_length": 300, "train_batch_size": 8}
         common = {"mini_batch_num": 2, "algorithm": algorithm}
         settings = experiment(tmp_path, data=data, rollout={"num_repeat": 4}, trainer_common=common).ajet
-        return footprint(BIG, settings, wide=False).update
+        return estimate_footprint(BIG, settings, wide=False).update
 
     assert update(adv_estimator="gae") - update() == 16 * 300 * 5120 * 2
     assert update(adv_estimator="gae", critic={"epochs": 1}) == update()
 
 
 def test_a_rehearsal_is_left_out_where_it_cannot_tell_or_takes_too_long(tmp_path: Path) -> None:
-    told = footprint(BIG, experiment(tmp_path).ajet, wide=False)
-    assert left_out(told, 5 * told.peak, processor=False).endswith("are free")
-    assert left_out(told, 2 * told.peak, processor=False) == "" == left_out(told, None, processor=False)
-    assert "would take this processor about" in left_out(told, 2 * told.peak, processor=True)
+    told = estimate_footprint(BIG, experiment(tmp_path).ajet, wide=False)
+    assert explain_no_rehearsal(told, 5 * told.peak, on_cpu=False).endswith("are free")
+    assert [explain_no_rehearsal(told, free, on_cpu=False) for free in (2 * told.peak, None)] == ["", ""]
+    assert "would take this processor about" in explain_no_rehearsal(told, 2 * told.peak, on_cpu=True)
 
 
 def test_what_has_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = experiment(tmp_path, trainer_common={"save_freq": 1, "total_training_steps": 9})
-    assert review_room(made, train=8, validates=True) == []
-    room = room_of(made, train=8, validates=True)
-    assert room is not None and room.at_once == 4 and room.local is not None
-    monkeypatch.setattr(review, "room_of", lambda *_, **__: _replaced(room, checkpoint=1 << 60, memory=1 << 20))
-    keys = [finding.key for finding in review_room(made, train=8, validates=True)]
+    assert list(review_machine(made, train=8, validates=True)) == []
+    room = estimate_needs(made, train=8, validates=True)
+    assert room is not None and room.checkpoints == 4 and room.local is not None
+    monkeypatch.setattr(remarks, "estimate_needs", lambda *_, **__: room._replace(checkpoint=1 << 60, free=1 << 20))
+    keys = [finding.key for finding in review_machine(made, train=8, validates=True)]
     assert keys == ["trainer_common.max_checkpoints_to_keep", "model.path"]
-    assert review_room(experiment(tmp_path, "debug"), train=8, validates=True) == []
-    said = review_run(made, opened(made.ajet), train=8, validates=True)
-    assert f"checkpoints take about {gib(1 << 60)} each, up to 4 at once" in said and "1 MiB are free" in said
-
-
-def _replaced(room: Any, **changes: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(room, **changes)
+    assert list(review_machine(experiment(tmp_path, "debug"), train=8, validates=True)) == []
+    said = describe_remarks(made, opened(made.ajet), train=8, validates=True)
+    assert f"checkpoints take about {format_bytes(1 << 60)} each, up to 4 at once" in said and "1 MiB are free" in said
 
 
 def test_a_file_where_the_record_should_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "record").write_text("")
-    (finding,) = review_room(experiment(tmp_path), train=8, validates=False)
+    (finding,) = review_machine(experiment(tmp_path), train=8, validates=False)
     assert "record is a file, not a folder" in finding.what and "--exp-dir" in finding.do
 
 
 def test_how_many_checkpoints_lie_there_at_once(tmp_path: Path) -> None:
     def of(steps: int | None, validates: bool = True, **trainer: Any) -> int:
-        return checkpoints_at_once(experiment(tmp_path, trainer_common=trainer).ajet, validates=validates, steps=steps)
+        return count_checkpoints(experiment(tmp_path, trainer_common=trainer).ajet, validates=validates, steps=steps)
 
     assert of(1000) == of(None) == 4 and of(1000, validates=False) == 3
     assert of(40) == 2 and of(7) == 1 and of(1000, save_freq=-1) == 1 and of(1000, max_checkpoints_to_keep=9) == 11
     assert of(40, mode="async") == 4, "with samplers each step is saved"
     elsewhere = experiment(tmp_path, trainer_common={"checkpoint_base_dir": str(tmp_path / "a")})
-    assert {disk.folder for disk in disk_of(elsewhere)} == {tmp_path}
+    assert {disk.folder for disk in find_disks(elsewhere)} == {tmp_path}
 
 
 def test_verls_checkpoint_for_samplers_holds_the_weights_once_more(tmp_path: Path) -> None:
     alone, merged = (
-        checkpoint_bytes(BIG, experiment(tmp_path, "verl", trainer_common={"mode": mode}).ajet, wide=True)
+        estimate_checkpoint(BIG, experiment(tmp_path, "verl", trainer_common={"mode": mode}).ajet, wide=True)
         for mode in ("sync", "async")
     )
     assert merged - alone == 4 * BIG.parameters
@@ -155,8 +150,10 @@ def test_verls_checkpoint_for_samplers_holds_the_weights_once_more(tmp_path: Pat
 
 def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
     assert model_size(tmp_path) is None
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "wide"}))
-    assert model_size(tmp_path) is None
+    for damaged in (json.dumps({"hidden_size": "wide"}), '{"hidden_size": ', "[]", '{"text_config": [1]}'):
+        (tmp_path / "config.json").write_text(damaged)
+        assert model_size(tmp_path) is None
+        assert read_size(str(tmp_path), tmp_path) == (None, None)
     assert TINY is not None and (size := model_size(TINY)) is not None
     assert math.isclose(size.parameters, 638_000, rel_tol=0.1) and (size.layers, size.hidden) == (3, 128)
 
@@ -164,26 +161,33 @@ def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
 def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has weights and a cache of its own; both must have room at once, and a vLLM gets what the trainer leaves."""
     both = experiment(tmp_path, trainer_common={"mode": "async"})
-    alone, told = (footprint(BIG, made.ajet, wide=False) for made in (experiment(tmp_path), both))
+    alone, told = (estimate_footprint(BIG, made.ajet, wide=False) for made in (experiment(tmp_path), both))
     assert alone.sampler == 0 and alone.both == alone.peak == told.peak
     assert told.both - told.peak == told.sampler == PROGRAM + 2 * BIG.parameters + told.cache
-    assert "for a sampler beside it" in memory_words(told) and "sampler" not in memory_words(alone)
+    assert "for a sampler beside it" in describe_memory(told) and "sampler" not in describe_memory(alone)
     sized = experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm", "vllm": {"cache_gib": 2}})
-    assert footprint(BIG, sized.ajet, wide=False).sampler == PROGRAM + 2 * BIG.parameters + 2 * GIB
-    assert cache_beside(told, told.both) is None
-    assert cache_beside(told, told.both - told.cache // 4) == told.cache - told.cache // 4
-    assert cache_beside(told, told.peak) == told.cache // 16
-    room = room_of(both, train=8, validates=False)
+    assert estimate_footprint(BIG, sized.ajet, wide=False).sampler == PROGRAM + 2 * BIG.parameters + 2 * GIB
+    room = estimate_needs(both, train=8, validates=False)
     assert room is not None and room.local is not None
-    monkeypatch.setattr(review, "room_of", lambda *_, **__: _replaced(room, memory=room.local.both - 1))
-    (finding,) = review_room(both, train=8, validates=False)
+    monkeypatch.setattr(remarks, "estimate_needs", lambda *_, **__: room._replace(free=room.local.both - 1))
+    (finding,) = review_machine(both, train=8, validates=False)
     assert finding.key == "trainer_common.mode" and "trainer and sampler together" in finding.what
-    assert review_room(both, train=8, validates=False, beside=False) == [], "samplers are elsewhere"
-    monkeypatch.setattr("ajet.run.room.room_of", lambda *_, **__: _replaced(room, memory=room.local.both - 1))
-    assert _memory_of_a_side(both) == _memory_of_a_side(sized) == [], "only vLLM takes more than it needs"
-    (override,) = _memory_of_a_side(experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm"}))
-    assert float(override.partition("cache_gib=")[2]) * GIB == pytest.approx(room.local.cache - 1, abs=2000)
+    assert list(review_machine(both, train=8, validates=False, beside=False)) == [], "samplers are elsewhere"
+    plain = experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm"})
+
+    def cache_of_sampler(free: int) -> float | None:
+        """The bytes of keys and values that the sampler's command gives vLLM."""
+        monkeypatch.setattr(footprint, "estimate_needs", lambda *_, **__: room._replace(free=free))
+        assert limit_sampler_cache(both) == limit_sampler_cache(sized) == [], "only vLLM takes more than it needs"
+        (override,) = limit_sampler_cache(plain) or ("",)
+        return float(override.partition("cache_gib=")[2]) * GIB if override else None
+
+    local = room.local
+    assert cache_of_sampler(local.both) is None
+    assert cache_of_sampler(local.both - local.cache // 4) == pytest.approx(local.cache * 3 / 4, abs=2000)
+    assert cache_of_sampler(local.peak) == pytest.approx(local.cache / 16, abs=2000)
 
 
 def test_what_is_less_than_a_mebibyte_is_not_nothing() -> None:
-    assert [gib(size) for size in (0, 1, 124_384, 2**20, GIB)] == ["0 MiB", "1 KiB", "121 KiB", "1 MiB", "1.0 GiB"]
+    shown = [format_bytes(size) for size in (0, 1, 124_384, 2**20, GIB)]
+    assert shown == ["0 MiB", "1 KiB", "121 KiB", "1 MiB", "1.0 GiB"]

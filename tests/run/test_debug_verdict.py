@@ -1,4 +1,4 @@
-"""What training would make of what debug played."""
+"""What debug says of a training by what it played."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ajet.algorithm import opened
 from ajet.config import AjetConfig
-from ajet.run.outlook import Pace, advice, span, step_line, step_seconds, task_lines
+from ajet.run.debug import advise, describe_tasks
 from ajet.schema.commands import command
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task
@@ -39,26 +39,25 @@ def settings(**changes: object) -> AjetConfig:
     ],
 )
 def test_a_line_a_task(rewards: tuple[float | None, ...], told: str) -> None:
-    assert task_lines([group(*rewards)], opened(AjetConfig()).learns_from) == [f"  t: {told}"]
-    many = task_lines([group(*rewards)] * 20, opened(AjetConfig()).learns_from)
+    assert describe_tasks([group(*rewards)], opened(AjetConfig()).learns_from) == [f"  t: {told}"]
+    many = describe_tasks([group(*rewards)] * 20, opened(AjetConfig()).learns_from)
     assert len(many) == 13 and many[-1] == "  … and 8 more tasks"
 
 
 def test_what_to_change_follows_from_what_was_played() -> None:
     failed = group(None)
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
-    assert advice([failed], AjetConfig()) == "correct what the hints above name"
     half = [failed, group(*[0.0] * len(failed.episodes))]
-    assert advice(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
-    assert "name a judge" in advice([group(None)], AjetConfig())
+    assert advise(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
+    assert "name a judge" in advise([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
-    assert "the judge decided none" in advice([group(None)], judged)
-    never = advice([group(0.0, 0.0), group(0.0)], AjetConfig())
+    assert "the judge decided none" in advise([group(None)], judged)
+    never = advise([group(0.0, 0.0), group(0.0)], AjetConfig())
     for given in (command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
         assert never.index(given) < never.index("easier tasks")
-    assert "harder tasks" in advice([group(1.0, 1.0)], AjetConfig())
-    assert "rollout.num_repeat to 4" in advice([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
-    assert "rollout.temperature" in advice([group(1.0, 1.0)], settings(rollout__temperature=0.0))
+    assert "harder tasks" in advise([group(1.0, 1.0)], AjetConfig())
+    assert "rollout.num_repeat to 4" in advise([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
+    assert "rollout.temperature" in advise([group(1.0, 1.0)], settings(rollout__temperature=0.0))
 
 
 @pytest.mark.parametrize(
@@ -74,25 +73,11 @@ def test_given_answers_come_first_where_nothing_succeeds(verdicts, is_never) -> 
     made = group(*(reward for reward, _ in verdicts))
     for episode, (_, success) in zip(made.episodes, verdicts, strict=True):
         episode.verdict.success = success
-    assert ("docs/sft.md" in advice([made], AjetConfig())) is is_never
-
-
-def test_seconds_of_a_step_are_between_no_speed_up_and_a_full_one() -> None:
-    pace = Pace(episodes=16, seconds=80.0, tokens=1600, at_once=4, longest=47.0)
-    eight = settings(data__train_batch_size=8, rollout__num_repeat=8, rollout__max_num_seqs=64)
-    assert step_seconds(pace, eight) == (47.0, 320.0), "no step is over before its longest episode"
-    quick = replace(pace, longest=1.0)
-    assert step_seconds(quick, eight) == (20.0, 320.0), "64 at once in place of 4"
-    object.__setattr__(eight.rollout, "max_env_worker", 4)
-    assert step_seconds(quick, eight) == (320.0, 320.0)
-    assert step_line(quick, eight).startswith("about 5 min to play 64 episodes (at 20 tokens a second with 4 at once)")
-    assert Pace.of_metrics({"debug/episodes": 16.0, **pace.metrics()}) == pace
-    assert Pace.of_metrics({"debug/episodes": 16.0}) is None, "no pace was recorded"
-    assert [span(s) for s in (1.23, 40, 100, 9000)] == ["1.2 s", "40 s", "2 min", "2.5 h"]
+    assert ("docs/sft.md" in advise([made], AjetConfig())) is is_never
 
 
 def test_a_line_a_task_is_one_whatever_the_task_is_called() -> None:
     made = group(0.0, 0.0)
     made.task.task_id = "a\nb\x1b[31m" + "x" * 6000
-    (line,) = task_lines([made], lambda _: False)
+    (line,) = describe_tasks([made], lambda _: False)
     assert "\n" not in line and "\x1b" not in line and line.startswith("  a b�[31mx") and len(line) < 120

@@ -1,0 +1,209 @@
+"""Remarks on settings that are valid and cannot do what a training is for, made before it costs anything.
+
+Invariant: a remark refuses nothing, starts nothing and changes nothing. It names the key, where it was set, what
+follows and a way out. `config validate` reviews what the YAML says, a plan and a launch also tasks, disk and memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.config.backbone_names import described
+from ajet.config.idle import last_with, users_layers
+from ajet.record.console import counted, format_bytes
+from ajet.run.footprint import REPLY, describe_memory, estimate_needs, find_disks
+from ajet.task_reader.contract import find
+from ajet.workflow.function import is_of_function
+
+if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
+    from ajet.config import AjetConfig, Experiment
+    from ajet.task_reader.contamination import Overlap
+
+SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
+"""Learning rates outside of which no weight moves, or a model (its adapters) diverges at once."""
+
+
+class PlanRemark(NamedTuple):
+    """A remark on a setting that is valid and cannot do what a training is for."""
+
+    key: str
+    what: str
+    do: str
+
+
+def describe_remarks(
+    experiment: Experiment,
+    algorithm: Algorithm | None,
+    *,
+    train: int,
+    validates: bool,
+    workflow: type[Any] | None = None,
+    known: Overlap | None = None,
+    beside: bool = True,
+) -> str:
+    """Return all remarks on a plan whose tasks are known, for a screen or a log; "" for none.
+
+    Args:
+        train: the number of training tasks.
+        validates: True if there are held-out tasks.
+        workflow: the class that has to give the rewards; None if a judge does.
+        known: held-out tasks that are trained on.
+        beside: True if, with `mode: async`, a sampler is on this machine, too.
+    """
+    remarks = [
+        *review_settings(experiment.ajet, algorithm),
+        *review_tasks(experiment, train=train, validates=validates, workflow=workflow),
+        *review_overlap(experiment, known),
+        *review_machine(experiment, train=train, validates=validates, beside=beside),
+    ]
+    return format_remarks(remarks, experiment)
+
+
+def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str:
+    """Return the remarks with the places of their keys; "" for none."""
+    rows = []
+    for key, what, do in remarks:
+        where = experiment.layers.where(("ajet", *key.split(".")))
+        place = where if where.startswith(f"ajet.{key}") else f"ajet.{key} ({where})"
+        rows.append(f"\n  {place}: {what}. Expected: {do}.")
+    return "".join(["Allowed, but probably not meant:", *rows]) if rows else ""
+
+
+def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> Iterator[PlanRemark]:
+    """Yield remarks on what the YAML alone says, if something is trained."""
+    rollout, trainer, backbone = settings.rollout, settings.trainer_common, described(settings.backbone)
+    if "trains" not in backbone.can:
+        return
+    if algorithm is not None and "group" in algorithm.needs and rollout.num_repeat == 1:
+        yield PlanRemark(
+            "rollout.num_repeat",
+            f"{trainer.algorithm.adv_estimator} compares the attempts at a task with each other, and there is one: no "
+            "token gets an advantage",
+            "4 or more, or adv_estimator: reinforce_plus_plus",
+        )
+    key, rate, lora = "trainer_common.optim.lr", trainer.optim.lr, trainer.lora.trains_adapters
+    if rate < SLOWEST:
+        yield PlanRemark(key, f"with a learning rate of {rate:g} no weight moves", "1e-6 to 1e-5")
+    elif rate > (FASTEST_LORA if lora else FASTEST):
+        usual = "1e-5 to 1e-3" if lora else "1e-6 to 1e-5"
+        yield PlanRemark(
+            key,
+            f"a learning rate of {rate:g} tears a model apart within a few steps",
+            f"{usual}; a model of a few million weights bears 1e-3",
+        )
+    key, tasks = "trainer_common.mini_batch_num", settings.data.train_batch_size
+    if tasks % trainer.mini_batch_num and key not in backbone.idle:
+        yield PlanRemark(
+            key,
+            f"{counted(tasks, 'task')} a step are not dealt out evenly to {trainer.mini_batch_num} updates; verl "
+            "refuses such a batch",
+            f"a divisor of {tasks}, or another data.train_batch_size",
+        )
+    prompt = settings.data.max_prompt_length
+    if (room := rollout.max_model_len - prompt) < REPLY:
+        yield PlanRemark(
+            "rollout.max_model_len",
+            f"a prompt of data.max_prompt_length ({prompt}) tokens leaves {max(room, 0)} for its reply",
+            f"more than {prompt + REPLY}, or a smaller data.max_prompt_length",
+        )
+
+
+def review_tasks(
+    experiment: Experiment, *, train: int, validates: bool, workflow: type[Any] | None = None
+) -> Iterator[PlanRemark]:
+    """Yield remarks on what the tasks and the workflow say, if something is trained; arguments as above."""
+    if "trains" not in experiment.backbone.can:
+        return
+    trainer, batch = experiment.ajet.trainer_common, experiment.ajet.data.train_batch_size
+    if batch > train:
+        least, most = batch // train, -(-batch // train)
+        times = f"{least} times" if least == most else f"{least} or {most} times"
+        yield PlanRemark(
+            "data.train_batch_size",
+            f"{counted(batch, 'task')} a step and {train} in the data: each is played {times} within one step, "
+            f"{experiment.ajet.rollout.num_repeat} attempts a time",
+            f"at most {train}",
+        )
+    users, idle = users_layers(experiment.layers), experiment.backbone.idle
+    for name in () if validates else ("val_before_train", "test_freq"):
+        is_set = last_with(("ajet", "trainer_common", name), users) is not None and getattr(trainer, name) > 0
+        if is_set and f"trainer_common.{name}" not in idle:
+            yield PlanRemark(
+                f"trainer_common.{name}",
+                "the task reader has no held-out tasks: nothing is measured, and no checkpoint is picked as the best",
+                "a validation split of the reader",
+            )
+            break
+    if workflow is not None and not _mentions_rewards(workflow):
+        yield PlanRemark(
+            "task_judge.judge_protocol",
+            f"no judge is named, and the code of {workflow.__name__} does not mention a reward: no episode would be "
+            "scored",
+            "a judge, or WorkflowOutput(reward=…)",
+        )
+
+
+def _mentions_rewards(workflow: type[Any]) -> bool:
+    """Return True if the workflow's file does, cannot be read, or it is a function, whose number is a reward."""
+    try:
+        return is_of_function(workflow) or "reward" in inspect.getsource(inspect.getmodule(workflow) or workflow)
+    except (OSError, TypeError):
+        return True
+
+
+def review_overlap(experiment: Experiment, known: Overlap | None) -> Iterator[PlanRemark]:
+    """Yield a remark if held-out tasks are trained on."""
+    reader = experiment.ajet.task_reader
+    if known is None or not (what := known.words()):
+        return
+    if reader.type == "jsonl_dataset_file":
+        key = "task_reader.jsonl_dataset_file.validation.file_path"
+        yield PlanRemark(key, what, "other tasks, or none (drop the key)")
+        return
+    do, path = "tasks that are held out and not trained on", reader.huggingface_dat_repo.dataset_path
+    file = find(path, experiment.base) if path and reader.type == "huggingface_dat_repo" else None
+    if file is not None and file.is_file():
+        do += (
+            "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "
+            "'train[90%:]'), or validate on nothing (validation_split: null)"
+        )
+    yield PlanRemark("task_reader", what, do)
+
+
+def review_machine(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> Iterator[PlanRemark]:
+    """Yield remarks on disk and memory of this machine; arguments as above."""
+    disks = find_disks(experiment)
+    for disk in disks:
+        if disk.refused:
+            yield PlanRemark("experiment_dir", disk.refused, "a folder that this user may write to (--exp-dir)")
+    needs = estimate_needs(experiment, train=train, validates=validates)
+    if needs is None or "trains" not in experiment.backbone.can:
+        return
+    if needs.checkpoint * needs.checkpoints > disks[-1].free:
+        yield PlanRemark(
+            "trainer_common.max_checkpoints_to_keep",
+            f"checkpoints take about {format_bytes(needs.checkpoint)} each, up to {needs.checkpoints} at once, and "
+            f"{disks[-1].folder} has {format_bytes(disks[-1].free)} free",
+            "fewer, or another disk (trainer_common.checkpoint_base_dir, --exp-dir)",
+        )
+    local, free = needs.local, needs.free
+    if local is None or free is None:
+        return
+    memory = describe_memory(local, free)
+    if local.peak > free:
+        yield PlanRemark(
+            "model.path",
+            f"training takes {memory}",
+            "a smaller model, trainer_common.lora.rank: 8, gradient_checkpointing: true, use_kl_loss: false, or a "
+            "smaller micro_batch_tokens, max_model_len or max_num_seqs",
+        )
+    elif beside and local.both > free:
+        yield PlanRemark(
+            "trainer_common.mode",
+            f"trainer and sampler together take about {format_bytes(local.both)}: the training {memory}",
+            "sync, where both share one copy of the weights, samplers on another machine (--from-store), or a smaller "
+            "max_model_len or max_num_seqs",
+        )
