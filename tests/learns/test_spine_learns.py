@@ -18,8 +18,9 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
         "rollout.deterministic=true",
         "trainer_common.threads=1",
     ]  # what is learned does not hang on who came first
-    # it has learned after 6 steps of 8 tasks
-    short = [*steady, "data.train_batch_size=8", "trainer_common.total_training_steps=10", "trainer_common.test_freq=10"]
+    steady.append("data.train_batch_size=8")
+    # it has learned after 6 of them
+    short = [*steady, "trainer_common.total_training_steps=10", "trainer_common.test_freq=10"]
     done = ajet("--conf", str(yaml), "--backbone", "local", *short, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stdout
 

@@ -51,7 +51,7 @@ def count_commands() -> None:
         if is_ajet(args):
             count_command()
 
-    subprocess.Popen.__init__ = start_counted  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = start_counted  # type: ignore[assignment, method-assign]
 
 
 def count_command() -> None:

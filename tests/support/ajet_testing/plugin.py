@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
     OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))  # type: ignore[assignment, method-assign]
     # a run's YAML is read again by whatever looks at the run: composing it in Python takes 34 ms, a copy 6
-    Composer.get_single_node = composed_once(Composer.get_single_node)  # type: ignore[method-assign]
+    Composer.get_single_node = composed_once(Composer.get_single_node)  # type: ignore[assignment, method-assign]
     # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
     cached = functools.lru_cache(maxsize=None)(ssl.create_default_context)
     ssl.create_default_context = cached  # type: ignore[assignment]
