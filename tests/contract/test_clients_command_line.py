@@ -62,12 +62,7 @@ def responses(on: Stage, streaming: bool, folder: Path) -> Told:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cell",
-    [  # five seconds each; what else speaks the other dialects is in the tables beside this one
-        pytest.param(cell, id=str(cell), marks=[] if cell.dialect == "chat" else [pytest.mark.extra_slow])
-        for cell in PLAYS
-    ],
-)
+@pytest.mark.extra_slow  # five seconds each; test_command_workflow.py runs the command as the page says
+@pytest.mark.parametrize("cell", PLAYS, ids=str)
 def test_its_episode_is_proven(cell: Cell, tmp_path: Path) -> None:
     play_and_prove(cell, lambda on, streaming: PLAYS[cell](on, streaming, tmp_path), expect="42", texts=(LOOK, DONE))

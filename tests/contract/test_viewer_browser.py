@@ -1,9 +1,11 @@
-"""The viewer in a real browser: Debian's Chromium, driven by Playwright, against `ajet view` in its own process."""
+"""The viewer in a real browser: Debian's Chromium, driven by Playwright. One test looks at `ajet view` in a process of
+its own, the others at the same app in a thread: a command a test would be half of what they cost."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ajet.gateway.limits import admitting
+from ajet.gateway.listener import Listener, listen
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.record.logs import main_log
 from ajet.record.resume import RunIdentity
-from ajet.record.viewer.app import Views
+from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
+from ajet.run.view import spell_for
+from ajet.schema.addresses import loopback_hosts
 from tests.ajet_command import ajet, start
 from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, busy, long_episode, with_image, write_run
 
@@ -53,8 +59,8 @@ def tab(browser, request):
 
     It is closed before the viewer that it looks at: a page asks its viewer again and again, and a request that finds
     nobody is such an error. So the viewer is set up first, whatever the order in which a test names the two."""
-    if "served" in request.fixturenames:
-        request.getfixturevalue("served")
+    for name in {"served", "served_by_command"} & set(request.fixturenames):
+        request.getfixturevalue(name)
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     said: list[str] = []
@@ -67,25 +73,44 @@ def tab(browser, request):
 
 
 @pytest.fixture
-def served(tmp_path) -> Iterator[tuple[Path, str]]:
-    """A folder of runs, and the address of a viewer of it."""
+def runs(tmp_path) -> Path:
+    """A folder of two runs."""
     write_run(tmp_path / "first")
     write_run(tmp_path / "second", steps=2)
-    log = tmp_path.with_suffix(".log")
-    process = start("view", "--exp-dir", str(tmp_path), "--no-browser", cwd=tmp_path, log=log)
+    return tmp_path
+
+
+@pytest.fixture
+def served(runs) -> Iterator[tuple[Path, str]]:
+    """A folder of runs, and the address of a viewer of it."""
+    listening = listen("127.0.0.1", 0, name="viewer", where="--port")
+    port = listening.getsockname()[1]
+    views = Views(Library.of(runs), spell_for)
+    server = Listener(admitting(build_app(views, hosts=loopback_hosts("127.0.0.1", port), key="k")))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield runs, f"http://127.0.0.1:{port}/?token=k"
+    server.stop()
+    thread.join()
+
+
+@pytest.fixture
+def served_by_command(runs) -> Iterator[str]:
+    """The address of `ajet view` of a folder of runs."""
+    log = runs.with_suffix(".log")
+    process = start("view", "--exp-dir", str(runs), "--no-browser", cwd=runs, log=log)
     try:
         while not log.read_text().endswith("\n"):
             assert process.poll() is None, log.read_text()
             time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
-        yield tmp_path, next(word for word in log.read_text().split() if word.startswith("http"))
+        yield next(word for word in log.read_text().split() if word.startswith("http"))
     finally:
         process.terminate()
         process.wait()
 
 
-def test_from_the_index_to_a_token(tab, served):
-    _, address = served
-    tab.goto(address)
+def test_from_the_index_to_a_token(served_by_command, tab):
+    tab.goto(served_by_command)
     tab.get_by_role("link", name="first", exact=True).click()
     tab.get_by_text("Reward, of the scored", exact=True).wait_for()
     assert tab.locator("figure.chart canvas").count() >= 3

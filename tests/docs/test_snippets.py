@@ -16,9 +16,13 @@ import yaml
 
 from ajet.config import load_experiment
 from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
+from tests.docs.test_chinese_pages import OTHER_SOURCE, chinese
+from tests.docs.test_chinese_pages import PAGES as TRANSLATED
 from tests.viewer_fixtures import write_run
 
 ALL = [block for page in PAGES for block in blocks(page)]
+COPIES = {chinese(page) for page in TRANSLATED if page not in OTHER_SOURCE}
+"""Pages whose blocks are those of the English page, comments aside (test_chinese_pages.py): run once."""
 LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript", "dockerfile"}
 MOST_NOT_RUN = 8
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
@@ -52,7 +56,8 @@ def name(page: Path) -> str:
 
 
 def of(language: str) -> list[Block]:
-    return [block for block in ALL if block.language == language and not block.excuse]
+    found = [block for block in ALL if block.language == language and not block.excuse]
+    return [block for block in found if block.page not in COPIES]
 
 
 @pytest.fixture
@@ -125,7 +130,7 @@ def test_python_runs(block, tmp_path, monkeypatch):
 
 def with_commands() -> list:
     """Pages that hold commands; where they install an environment or train, the page is extra slow."""
-    pages = [page for page in PAGES if any(block.language == "bash" for block in blocks(page))]
+    pages = [page for page in PAGES if any(block.language == "bash" for block in blocks(page)) and page not in COPIES]
     return [
         pytest.param(
             page, id=name(page), marks=pytest.mark.extra_slow if page in INSTALLS | TRAINS else pytest.mark.slow

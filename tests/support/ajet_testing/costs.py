@@ -7,10 +7,11 @@ scripts/suite_costs.py adopts them, and finds the test in their environment (pyt
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
-import sys
+import subprocess
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ class Costs:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        sys.addaudithook(_started)
+        count_commands()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -40,9 +41,17 @@ class Costs:
         return answer
 
 
-def _started(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "subprocess.Popen" and is_ajet(arguments[1]):
-        count_command()
+def count_commands() -> None:
+    """Count each `ajet` that this process starts from now on. An audit hook would run at every event, and cost 3 %."""
+    start = subprocess.Popen.__init__
+
+    @functools.wraps(start)
+    def start_counted(process: subprocess.Popen[Any], args: Any, *rest: Any, **more: Any) -> None:
+        start(process, args, *rest, **more)
+        if is_ajet(args):
+            count_command()
+
+    subprocess.Popen.__init__ = start_counted  # type: ignore[assignment, method-assign]
 
 
 def count_command() -> None:

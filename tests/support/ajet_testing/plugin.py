@@ -33,6 +33,8 @@ import pytest
 from omegaconf import Container, OmegaConf, _utils, base, grammar_parser
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from yaml.composer import Composer
+from yaml.nodes import Node
 
 from ajet.config.other_models import OUTSIDE
 from ajet_testing import costs, left_behind
@@ -42,6 +44,8 @@ MARKS = pytest.StashKey[dict[str, set[str]]]()
 ALL_SLOW = re.compile(r"^pytestmark = .*\bslow\b", re.MULTILINE)
 """In a file whose tests are all slow, or extra slow."""
 PATIENCE_S = 120.0
+MOST_COMPOSED = 200
+"""YAML texts of which a copy is kept."""
 BOOTS = "boots"
 """The mark of tests that boot Ray or vLLM."""
 ONE_WORKER = {BOOTS, "verl"}
@@ -57,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # hundreds of configurations are composed, of the same few files and interpolations: parsing is most of the time
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
     OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))  # type: ignore[assignment, method-assign]
+    # a run's YAML is read again by whatever looks at the run: composing it in Python takes 34 ms, a copy 6
+    Composer.get_single_node = composed_once(Composer.get_single_node)  # type: ignore[assignment, method-assign]
     # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
     cached = functools.lru_cache(maxsize=None)(ssl.create_default_context)
     ssl.create_default_context = cached  # type: ignore[assignment]
@@ -73,6 +79,26 @@ def parsed_once(load: Callable[[Any], Container]) -> Callable[[Any], Container]:
         return pickle.loads(parsed[text])
 
     return loaded
+
+
+def composed_once(compose: Callable[[Any], Node | None]) -> Callable[[Any], Node | None]:
+    """PyYAML's `get_single_node` that answers with a copy where a loader of this class has composed the text."""
+    composed: dict[tuple[type, str], bytes] = {}
+
+    def copied(loader: Any) -> Node | None:
+        if loader.stream is not None:  # its text is not known yet
+            return compose(loader)
+        key = type(loader), loader.buffer
+        if key not in composed:
+            node = compose(loader)
+            if len(composed) >= MOST_COMPOSED:
+                composed.clear()
+            composed[key] = pickle.dumps(node)
+            return node
+        copy: Node | None = pickle.loads(composed[key])
+        return copy
+
+    return copied
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
