@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ajet.config.plugins import find_part
 from ajet.config.idle import idle_lines
+from ajet.config.plugins import find_part
 from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
