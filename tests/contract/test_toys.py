@@ -1,4 +1,4 @@
-"""Parts that somebody else wrote: the commands work with them, and no file of ajet's knows them (tests/toys)."""
+"""Parts that another package brings: the commands work with them, and no file of ajet or its plug-ins names them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from ajet.config import load_experiment
 from ajet.config.backbone_names import described
 from ajet.config.plugin import KINDS, load_code
 from ajet.config.plugins import KERNEL, find_parts
-from ajet.config.references import resolve_reference
 from ajet.record import RunDirectory
 from ajet.run.runner import runner_of
 from ajet.schema.commands import program
@@ -29,47 +27,52 @@ from tests.ajet_command import metric_rows
 from tests.verl_fixtures import without_verl
 
 ROOT = Path(__file__).parents[2]
-TOYS = ROOT / "tests" / "toys"
+TOYS = ROOT / "tests" / "support" / "toys"
 AGENT = """
 async def agent(task, tuner):
-    client = tuner.as_raw_openai_sdk_client()
-    asked = [{"role": "user", "content": task.main_query}]
-    reply = await client.chat.completions.create(model="ajet", messages=asked)
-    return float(sum(map(ord, reply.choices[0].message.content or "")))
+    return 1.0
 """
-YAML = f"""
+YAML = """
 ajet:
-  model: {{path: "embedded:tiny-tools", dtype: float32}}
-  task_reader: {{type: {TOYS}/reader/reader.py->ToyReader}}
-  data: {{train_batch_size: 1, max_prompt_length: 96, max_response_length: 32}}
+  model: {path: "embedded:tiny-tools", dtype: float32}
+  task_reader: {type: toy_sums, toy_sums: {count: 3}}
+  task_judge: {scorer: toy_letters}
+  data: {train_batch_size: 1, max_prompt_length: 96, max_response_length: 32}
   rollout:
-    user_workflow: agent.py->agent
-    isolation: {TOYS}/isolation/isolation.py->ToyIsolation
+    user_workflow: toy_agent
+    isolation: toy_thread
     max_response_length_in_one_turn: 6
     max_model_len: 128
     temperature: 1.0
     compute_madness_checklist: []
-  store: {{type: {TOYS}/store/store.py->ToyStore}}
+  store: {type: toy_memory}
   trainer_common:
     total_training_steps: 1
     save_freq: 1
     threads: 1
     nnodes: 1
     use_kl_loss: false
-    logger:
-      - {TOYS}/tracker/tracker.py->ToyTracker
-      - {TOYS}/tracker/tracker.py->ToyTrackerThatFails
-    algorithm: {{adv_estimator: {TOYS}/algorithm/algorithm.py->ToyAlgorithm}}
-toy: {{clip_high: 0.3}}
-toy_sums: {{count: 3}}
+    logger: [toy_lines, toy_gone]
+    algorithm: {adv_estimator: toy_ranks, policy_loss: toy_loss}
+toy: {clip_high: 0.3}
 """
+REFERENCES = (
+    f"rollout.isolation={TOYS}/ajet_toys/isolation.py->ToyIsolation",
+    f"store.type={TOYS}/ajet_toys/store.py->ToyStore",
+    f"trainer_common.logger={TOYS}/ajet_toys/tracker.py->ToyTracker",
+    f"trainer_common.algorithm.adv_estimator={TOYS}/ajet_toys/algorithm.py->ToyAlgorithm",
+    f"trainer_common.algorithm.policy_loss={TOYS}/ajet_toys/loss.py->ToyLoss",
+    f"rollout.user_workflow={TOYS}/ajet_toys/workflow.py->ToyWorkflow",
+    f"task_judge.scorer={TOYS}/ajet_toys/scorer.py->count_letters",
+)
+"""The same parts by reference."""
 Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """`ajet ARGUMENTS` in this process and in the folder of the project: exit code, and all that it printed."""
-    monkeypatch.syspath_prepend(str(TOYS / "backbone"))
+    monkeypatch.syspath_prepend(str(TOYS))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "x.yaml").write_text(YAML)
@@ -83,16 +86,28 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     yield command
 
 
-def part(folder: str, reference: str) -> Any:
-    """The class that the YAML's reference means."""
-    return resolve_reference(f"{TOYS}/{folder}/{reference}", base=ROOT)
-
-
 CONF = ("--conf", "x.yaml", "--backbone", "toy")
 
 
+def test_the_same_parts_are_found_by_reference(run: Command) -> None:
+    code, said = run("config", "validate", *CONF, *REFERENCES)
+    assert code == 0 and "x.yaml is valid" in said, said
+
+
+def test_a_plugins_command_and_list(run: Command) -> None:
+    assert run("toy", "--number", "4") == (0, "1 2 3 4\n")
+    code, said = run("--help")
+    assert code == 0 and "Count to a number." in said
+    code, said = run("plugins")
+    assert code == 0 and "ajet_toys" in said and "reader: toy_sums" in said and "command: toy" in said
+
+
 @pytest.mark.slow
-def test_every_command_works_with_parts_that_others_wrote(run: Command, tmp_path: Path) -> None:
+def test_every_command_works_with_another_packages_parts(run: Command, tmp_path: Path) -> None:
+    from ajet_toys.backbone import ToyScorer  # type: ignore[import-not-found]
+    from ajet_toys.isolation import ToyIsolation  # type: ignore[import-not-found]
+    from ajet_toys.store import ToyStore  # type: ignore[import-not-found]
+
     code, said = run("config", "validate", *CONF)
     assert code == 0 and "x.yaml is valid" in said and "a toy is one process" in said
     code, said = run("config", "show", *CONF)
@@ -123,11 +138,9 @@ def test_every_command_works_with_parts_that_others_wrote(run: Command, tmp_path
     assert closed == {"closed": True}
     code, said = run(*CONF, "trainer_common.total_training_steps=2")
     assert code == 0 and [row["step"] for row in metric_rows(launched)] == [1, 2]
-    assert part("isolation", "isolation.py->ToyIsolation").played == 4
-    first, second = part("store", "store.py->ToyStore").opened_at
+    assert ToyIsolation.played == 4
+    first, second = ToyStore.opened_at
     assert first is None and second["toy"] is True and second["next"] == 1
-
-    from toy_backbone.code import ToyScorer  # type: ignore[import-not-found]
 
     code, said = run("prove", "x", "--at-most", "1")
     assert code == 0 and ToyScorer.opened == 2, said
@@ -143,13 +156,13 @@ def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
     code, said = run("config", "validate", "--conf", "x.yaml", "--backbone", "toys")
     assert code == 2 and "did you mean toy?" in said and "--backbone toys" in said
     code, said = run("config", "validate", "--conf", "x.yaml")
-    assert code == 0 and "toy" not in said.replace(str(TOYS), ""), "without the backbone its section is the user's own"
+    assert code == 0 and "toy:" not in said, "without the backbone its section is the user's own"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("rollout.isolation", f"{TOYS}/reader/reader.py->ToyReader", "has no opened, start, stands, stop, close"),
+        ("rollout.isolation", f"{TOYS}/ajet_toys/reader.py->ToyReader", "has no opened, start, stands, stop, close"),
         ("store.type", "agent.py->agent", "is a function"),
         ("rollout.isolation", "threads", "did you mean thread?"),
         ("store.type", "mysql", "one of run_directory"),
@@ -203,7 +216,7 @@ def test_a_store_of_ones_own_is_what_a_run_of_verl_opens(run: Command, tmp_path:
     experiment = load_experiment("x.yaml", backbone="verl", exp_dir=tmp_path / "runs")
     with RunDirectory.open(experiment, root=experiment.root) as opened:
         store = open_verl_store(opened, TaskOrder([Task(task_id="1", main_query="?")], seed=0), sessions=2)
-    assert type(store) is part("store", "store.py->ToyStore")
+    assert type(store).__name__ == "ToyStore"
 
 
 def test_no_backbone_is_compared_by_its_name() -> None:
@@ -218,8 +231,9 @@ def test_no_backbone_is_compared_by_its_name() -> None:
     assert found == []
 
 
-def test_no_file_of_ajet_knows_a_toy() -> None:
-    assert not [path for path in (ROOT / "ajet").rglob("*.py") if "toy_backbone" in path.read_text()]
+def test_no_file_of_ajet_names_a_toy() -> None:
+    files = [path for folder in ("ajet", "plugins") for path in (ROOT / folder).rglob("*.py")]
+    assert not [path for path in files if "ajet_toys" in path.read_text()]
 
 
 @without_verl

@@ -1,1 +1,1 @@
-"""A backbone in a package of its own."""
+"""Parts of every kind, as a package that does not change ajet brings them."""

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Plugin
+from ajet.config.plugin import Command, ConfigKeys, Plugin
 
 PLUGIN = Plugin(
-    name="toy", about="a backbone that counts its updates", backbones={"toy": "toy_backbone.descriptor:TOY"}
+    name="ajet_toys",
+    about="a part of every kind, for tests",
+    backbones={"toy": "ajet_toys.descriptor:TOY"},
+    algorithms={"toy_ranks": "ajet_toys.algorithm:ToyAlgorithm"},
+    losses={"toy_loss": "ajet_toys.loss:ToyLoss"},
+    trackers={"toy_lines": "ajet_toys.tracker:ToyTracker", "toy_gone": "ajet_toys.tracker:ToyTrackerThatFails"},
+    isolations={"toy_thread": "ajet_toys.isolation:ToyIsolation"},
+    stores={"toy_memory": "ajet_toys.store:ToyStore"},
+    readers={"toy_sums": "ajet_toys.reader:ToyReader"},
+    workflows={"toy_agent": "ajet_toys.workflow:ToyWorkflow"},
+    scorers={"toy_letters": "ajet_toys.scorer:count_letters"},
+    commands={"toy": Command("ajet_toys.command:toy", "Count to a number.")},
+    config_keys=(ConfigKeys("task_reader", "ajet_toys.keys:ToyReaderKeys"),),
 )
