@@ -86,8 +86,8 @@ class Root(Boundary):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands from their lines alone, those of other distributions included."""
-        for name in find_all_commands():
-            self.commands.setdefault(name, None)
+        unbuilt: dict[str, Any] = {name: None for name in find_all_commands() if name not in self.commands}
+        self.commands.update(unbuilt)
         self._lists = True
         try:
             super().format_help(ctx, formatter)
