@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from configparser import ConfigParser
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -73,6 +74,21 @@ def find_part(kind: NamedKind, name: object) -> Part | None:
 def list_plugins() -> tuple[LoadedPlugin, ...]:
     """Return the plug-ins of all distributions, those of ajet first."""
     return _list_all(tuple(sys.path), os.environ.get(VARIABLE))
+
+
+@contextmanager
+def handed_to_workers() -> Iterator[None]:
+    """Within the block processes that this one starts load the plug-ins that are loaded here, and search for none."""
+    before = os.environ.get(VARIABLE)
+    foreign = [each.place for each in list_plugins() if each.plugin is not None and each not in _list_shipped()]
+    os.environ[VARIABLE] = ",".join(foreign)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def list_services() -> list[str]:

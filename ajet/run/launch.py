@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.config.plugins import handed_to_workers
 from ajet.run.launchable import require_launchable
 from ajet.run.options import LaunchOptions
 from ajet.schema.errors import RunFailed, Unreachable, UserError
@@ -74,6 +75,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
     interrupts = Interrupts()
     with (
+        handed_to_workers(),
         recorded(experiment, run),
         interrupts.installed(),  # before anything is started that must be ended
         viewed(run, options.with_logview),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ajet.config import Experiment, load_experiment
-from ajet.config.plugins import find_part, find_parts, list_plugins
+from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.schema.extended import PluginKeys
 from ajet.schema.errors import ConfigError
 
@@ -120,6 +123,19 @@ def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -
     assert found.plugin is None and "which the plug-in ajet has" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
+
+
+def test_a_run_hands_its_plugins_to_its_processes(install: Install, tmp_path: Path) -> None:
+    install("boards3", "trackers={'board': 'boards3.code:Board'}")
+    code = "from ajet.config.plugins import find_all_parts; print([*find_all_parts('tracker')])"
+    with handed_to_workers():
+        install("late", "trackers={'late': 'late.code:Late'}")
+        folders = os.pathsep.join([str(tmp_path / "boards3"), str(tmp_path / "late")])
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True
+        )
+    assert "board" in done.stdout and "late" not in done.stdout, done.stderr
+    assert "AJET_PLUGINS" not in os.environ
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
