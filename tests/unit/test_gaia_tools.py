@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import threading
 import time
 from contextlib import suppress
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,12 +31,13 @@ from ajet.environment.gaia.servers import (
     sqlite,
     terminal,
     terminal_controller,
+    web,
     wikipedia,
 )
 from ajet.environment.gaia.servers.html_text import readable
 from ajet.environment.gaia.servers.mcp import answered
 from ajet.environment.gaia.servers.settings import Settings
-from ajet.environment.gaia.servers.tool import Tool
+from ajet.environment.gaia.servers.tool import Tool, ToolError
 from ajet.environment.gaia.servers.web import refused
 
 
@@ -396,3 +399,23 @@ def test_wrong_arguments_name_the_argument(tmp_path: Path) -> None:
     assert "timeout" in shell.fails("execute_command", command="true", timeout="soon")
     assert "comand" in shell.fails("execute_command", comand="true")
     assert "there is no tool" in shell.fails("nope")
+
+
+def test_the_servers_need_no_package_of_ours() -> None:
+    """They run in environments of their own, where ajet is not installed."""
+    folder = Path(web.__file__).parent
+    found = [
+        f"{path.name}: {name}"
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
+        + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+        if name.partition(".")[0].startswith("ajet")
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("body", [b"<p>", b"[" * 100_000, b"1" * 5000, b"[" + b"1," * 600_000 + b"1]"])
+def test_hostile_json_is_a_tool_error(body: bytes) -> None:
+    with pytest.raises(ToolError):
+        web.Reply("https://a.example", 200, Message(), body).json()

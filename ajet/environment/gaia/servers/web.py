@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import json
 import socket
 import ssl
 import time
@@ -20,8 +21,6 @@ from email.message import Message
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
-from ajet.schema.bounded_json import load_json
-
 from .settings import Settings
 from .tool import ToolError
 
@@ -29,6 +28,8 @@ AGENT = "Mozilla/5.0 (compatible; ajet tools)"
 MAX_REDIRECTS = 5
 MAX_PAGE = 5_000_000
 """Bytes of a page that is read as text."""
+MAX_JSON = 1_000_000
+"""Bytes of a document: its objects take up to twenty times as much memory."""
 CHUNK = 65536
 SAFE = "/%?=&;,:@!$'()*+~#[]"
 
@@ -59,9 +60,11 @@ class Reply:
 
     def json(self) -> Any:
         """The body as JSON."""
+        if len(self.body) > MAX_JSON:
+            raise ToolError(f"{self.url} answered JSON of more than {MAX_JSON:,} bytes")
         try:
-            return load_json(self.body)
-        except ValueError:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
             raise ToolError(f"{self.url} answered no JSON") from None
 
 
