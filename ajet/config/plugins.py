@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import ajet
-from ajet.config.plugin import GROUP, NAMED_KINDS, Command, NamedKind, Part, Plugin, load_code
+from ajet.config.plugin import GROUP, NAMED_KINDS, Command, ConfigKeys, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
-"""The parts in the package `ajet` itself; in a checkout it lies beside no other plug-in."""
+"""The parts in the package `ajet` itself."""
 DISTRIBUTION = "ajet"
 VARIABLE = "AJET_PLUGINS"
 """References of other distributions' plug-ins, separated by commas; set for processes that ajet starts."""
@@ -80,8 +80,8 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
 def handed_to_workers() -> Iterator[None]:
     """Within the block processes that this one starts load the plug-ins that are loaded here, and search for none."""
     before = os.environ.get(VARIABLE)
-    foreign = [each.place for each in list_plugins() if each.plugin is not None and each not in _list_shipped()]
-    os.environ[VARIABLE] = ",".join(foreign)
+    shipped = {each.place for each in _list_shipped()}
+    os.environ[VARIABLE] = ",".join(each.place for each in list_plugins() if each.plugin and each.place not in shipped)
     try:
         yield
     finally:
@@ -92,16 +92,14 @@ def handed_to_workers() -> Iterator[None]:
 
 
 def list_services() -> list[str]:
-    """Return the references of `Plugin.services` of the plug-ins that ship with ajet."""
-    return [service for each in _list_shipped() if each.plugin for service in each.plugin.services]
+    """Return the references of `Plugin.services` of all plug-ins."""
+    return [service for each in list_plugins() if each.plugin for service in each.plugin.services]
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
     """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
     plugins = [each.plugin for each in (_list_shipped() if shipped else list_plugins()) if each.plugin is not None]
-    return tuple(
-        AddedKeys(plugin.name, keys.path, load_code(keys.model)) for plugin in plugins for keys in plugin.config_keys
-    )
+    return tuple(added for plugin in plugins for added in _load_keys(plugin.name, plugin.config_keys)[0])
 
 
 @lru_cache(maxsize=1)
@@ -123,14 +121,21 @@ def find_all_commands() -> dict[str, Command]:
 
 
 def describe_broken() -> str:
-    """Return a sentence that names each plug-in of another distribution that could not be loaded; "" if all could."""
-    broken = [f"{each.place} ({each.distribution}): {each.problem}" for each in list_plugins() if each.problem]
+    """Return a sentence that names each plug-in that could not be loaded; "" if all could."""
+    broken = [f"{each.place} ({each.distribution}): {problem}" for each in list_plugins() if (problem := explain(each))]
     return f"Not loaded: {'; '.join(broken)}." if broken else ""
+
+
+def explain(loaded: LoadedPlugin) -> str:
+    """Return why a plug-in brings nothing, or not all that it names; "" if it brings all."""
+    if loaded.plugin is None:
+        return loaded.problem
+    return _load_keys(loaded.plugin.name, loaded.plugin.config_keys)[1]
 
 
 @lru_cache(maxsize=1)
 def _list_shipped() -> tuple[LoadedPlugin, ...]:
-    places = _find_in_find_root() if _is_find_root() else _find_in_wheel()
+    places = _find_in_checkout() if _is_checkout() else _find_in_wheel()
     others = sorted(set(places) - {KERNEL})
     return _refuse_claimed_names(tuple(_load(place, DISTRIBUTION) for place in (KERNEL, *others)))
 
@@ -146,11 +151,11 @@ def _find_root() -> Path:
     return Path(ajet.__file__).resolve().parent.parent
 
 
-def _is_find_root() -> bool:
+def _is_checkout() -> bool:
     return (_find_root() / "plugins").is_dir() and (_find_root() / "pyproject.toml").is_file()
 
 
-def _find_in_find_root() -> Iterator[str]:
+def _find_in_checkout() -> Iterator[str]:
     """Yield the plug-ins below `plugins/`: a new one needs no installation."""
     for file in (_find_root() / "plugins").glob("*/plugin.py"):
         yield f"{file.parent.name}.plugin:PLUGIN"
@@ -202,6 +207,15 @@ def _load(place: str, distribution: str) -> LoadedPlugin:
     if not isinstance(found, Plugin):
         return LoadedPlugin(place, distribution, None, f"is a {type(found).__name__}, not an ajet.config.plugin.Plugin")
     return LoadedPlugin(place, distribution, found)
+
+
+@lru_cache(maxsize=256)
+def _load_keys(plugin: str, keys: tuple[ConfigKeys, ...]) -> tuple[tuple[AddedKeys, ...], str]:
+    """Return the keys of a plug-in with their models, or none and the reason."""
+    try:
+        return tuple(AddedKeys(plugin, each.path, load_code(each.model)) for each in keys), ""
+    except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
+        return (), f"its configuration keys: {type(problem).__name__}: {problem}"
 
 
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from rich.markup import escape
 
 from ajet.config.plugin import NAMED_KINDS, Plugin
-from ajet.config.plugins import LoadedPlugin, list_plugins
+from ajet.config.plugins import LoadedPlugin, explain, list_plugins
 from ajet.record.console import console
 from ajet.schema.commands import installs, installs_extra
 
@@ -21,13 +21,14 @@ def show_plugins() -> int:
         console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({each.distribution})')}[/]")
         for line in _describe(each):
             console.print(f"  {line}", markup=False, soft_wrap=True)
-    return int(any(each.problem for each in loaded))
+    return int(any(explain(each) for each in loaded))
 
 
 def _describe(loaded: LoadedPlugin) -> Iterator[str]:
     plugin = loaded.plugin
+    if problem := explain(loaded):
+        yield f"not loaded: {problem}"
     if plugin is None:
-        yield f"not loaded: {loaded.problem}"
         return
     yield plugin.about
     for kind in NAMED_KINDS:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import Experiment, load_experiment
-from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.plugins import describe_broken, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.schema.extended import PluginKeys
 from ajet.schema.errors import ConfigError
 
@@ -111,6 +111,12 @@ def test_a_broken_plugin_is_named_and_breaks_nothing(install: Install, tmp_path:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, "ajet: {trainer_common: {logger: boards}}")
     assert "broken.plugin" in f"{error.value.expected}"
+
+
+def test_broken_keys_are_named_and_break_nothing(install: Install, tmp_path: Path) -> None:
+    install("dark", "config_keys=(ConfigKeys('environment', 'dark.keys:Absent'),)", keys=KEYS)
+    assert load(tmp_path, "ajet: {}").ajet.environment.use is None
+    assert "dark.plugin" in describe_broken() and "Absent" in describe_broken()
 
 
 @pytest.mark.parametrize(
