@@ -15,6 +15,7 @@ from ajet.config.backbones import Descriptor
 from ajet.config.document import leaves
 from ajet.config.keys import first_names, nearest_key
 from ajet.config.nearest_key import list_counterparts, nearest_of_ours
+from ajet.config.plugins import describe_broken
 from ajet.config.schema import agentrl, verls
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
@@ -67,6 +68,7 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
+        expected=describe_broken(),
         do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import Experiment, load_experiment
-from ajet.config.plugins import describe_broken, find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.schema.extended import PluginKeys
 from ajet.schema.errors import ConfigError
 
@@ -116,7 +116,9 @@ def test_a_broken_plugin_is_named_and_breaks_nothing(install: Install, tmp_path:
 def test_broken_keys_are_named_and_break_nothing(install: Install, tmp_path: Path) -> None:
     install("dark", "config_keys=(ConfigKeys('environment', 'dark.keys:Absent'),)", keys=KEYS)
     assert load(tmp_path, "ajet: {}").ajet.environment.use is None
-    assert "dark.plugin" in describe_broken() and "Absent" in describe_broken()
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, "ajet: {environment: {colour: red}}")
+    assert "dark.plugin" in error.value.expected and "Absent" in error.value.expected
 
 
 @pytest.mark.parametrize(
