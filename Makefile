@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup trinity-gpu quickstart test test-fast test-slow test-times check golden bench gpu-check docs constraints clean
+.PHONY: help setup trinity-gpu quickstart test test-fast test-plugin test-slow test-times check golden bench gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: setup ## All tests but the extra slow ones: 15 minutes on two cores
 
 test-fast: setup ## The fast tests: 2 minutes, no network
 	$(MEASURED) --name test-fast --seconds 120 --ray 0 --vllm 0 -- $(PYTEST) -m "not slow and not extra_slow" $(ARGS)
+
+test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
+	$(PYTEST) -m "not extra_slow" plugins/$(NAME)/tests $(ARGS)
 
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow

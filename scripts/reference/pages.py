@@ -26,11 +26,18 @@ LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
 
 def architecture_md() -> str:
     """The page with its table of rooms: the first line of each one's docstring, in the order in which they import."""
+    from ajet.config.plugins import list_plugins
+
     layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
     assert layers is not None
     listed = re.findall(r'"ajet\.(\w+)"', layers[1])
     rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in listed if (ROOT / "ajet" / room).is_dir()]
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows += [
+        f"| `plugins/{each.plugin.name}` | {each.plugin.about[0].upper()}{each.plugin.about[1:]}. |"
+        for each in list_plugins()
+        if each.plugin is not None and (ROOT / "plugins" / each.plugin.name).is_dir()
+    ]
     return _with_table(page, TABLE, ["| Folder | What it is for |", "|---|---|", *rows])
 
 
