@@ -35,9 +35,9 @@ COVERED = {
     "ajet/backbone/verl/checkup.py::_engine": "doctor",
     "ajet/backbone/verl/checkup.py::_flash_attention": "doctor",
     "ajet/backbone/verl/checkup.py::verl_findings": "doctor",
-    "ajet/backbone/verl/cluster/gpus.py::gpus": "verl",
-    "ajet/backbone/verl/cluster/gpus.py::refuse_busy": "verl",
-    "ajet/backbone/verl/cluster/ray_cluster.py::needs_of": "",  # NPUs
+    "plugins/ajet_ray/cluster/gpus.py::gpus": "verl",
+    "plugins/ajet_ray/cluster/gpus.py::refuse_busy": "verl",
+    "ajet/backbone/verl/settings.py::needs_of": "",  # NPUs
     "ajet/backbone/verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
     "ajet/backbone/verl/config/effective.py::MEGATRON_SIZES": "tests/unit/test_verl_refusals.py",
     "ajet/backbone/verl/config/effective.py::Settings.megatron": "tests/unit/test_verl_refusals.py",
@@ -58,7 +58,7 @@ COVERED = {
     "ajet/backbone/verl/settings.py::_megatron": "megatron",
     "ajet/backbone/verl/settings.py::environment_of": "megatron",
     "ajet/backbone/verl/settings.py::verl_settings": "",  # a cluster that was there before: its GPUs are not this one's
-    "ajet/backbone/verl/train.py::require_store": "tests/unit/test_verl_store_tickets.py",
+    "ajet/backbone/verl/train.py::require_store": "plugins/ajet_ray/tests/test_verl_store_tickets.py",
     "ajet/backbone/verl/train.py::train_on_verl": "verl",
     "ajet/backbone/verl/trainer/trees.py::TreeEngine": "trees",
     "ajet/config/schema/trainer_common.py::TrainerCommon": "tests/contract/test_config_reads.py",

@@ -165,16 +165,16 @@ def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> E
 
 
 def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
-    from ajet.backbone.verl.agent.engine import ServerEngine
-    from ajet.backbone.verl.agent.host import Host
     from ajet.backbone.verl.dataset import TaskRows
-    from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
-    from ajet.backbone.verl.record import Record
-    from ajet.backbone.verl.shipped_experiment import KEY as CARRIED
-    from ajet.backbone.verl.shipped_experiment import restored
     from ajet.backbone.verl.train import _config, tickets_of
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
+    from ajet_ray.engine import ServerEngine
+    from ajet_ray.host import Host
+    from ajet_ray.mailbox import Closed, Credited, Grant, Stepped, Validated
+    from ajet_ray.record import Record
+    from ajet_ray.shipped_experiment import KEY as CARRIED
+    from ajet_ray.shipped_experiment import restored
 
     config, order, words, tokenizer = _config(experiment, run, sink, own=True)
     tickets = tickets_of(experiment, run, config, order)

@@ -211,8 +211,8 @@ def find_own_gpu(settings: AjetConfig, *, on_cluster: bool = False) -> GpuName |
     Args:
         on_cluster: True if the run joins a cluster, whose machines have GPUs.
     """
-    from ajet.backbone.verl.cluster.gpus import gpus
     from ajet.backbone.verl.settings import find_device
+    from ajet_ray.cluster.gpus import gpus
 
     if on_cluster or settings.trainer_common.device not in ("auto", "cpu"):
         return "H100"

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ajet.backbone.verl.cluster.ray_errors import last_line
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
 from ajet.tokens.image_tokens import ImageTokens, picture
+from ajet_ray.cluster.ray_errors import last_line
 
 
 class ServerEngine:

@@ -14,9 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.agent.engine import ServerEngine
-from ajet.backbone.verl.mailbox import Closed, Grant, Sender
-from ajet.backbone.verl.shipped_experiment import KEY, restored
 from ajet.engine.contract import TokenEngine
 from ajet.environment.pinned import Pins
 from ajet.record.run_directory import redactor_of
@@ -27,6 +24,9 @@ from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet.tokens.image_tokens import ImageTokens
+from ajet_ray.engine import ServerEngine
+from ajet_ray.mailbox import Closed, Grant, Sender
+from ajet_ray.shipped_experiment import KEY, restored
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.runner import Interrupts, RunnerOptions
-from ajet.backbone.verl.cluster.leftovers import Leftovers
-from ajet.backbone.verl.cluster.logs import find_last_line
-from ajet.backbone.verl.cluster.ray_cluster import ADDRESS, Needs, connected
-from ajet.backbone.verl.cluster.ray_errors import last_line
-from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.schema.errors import ConfigError, RunFailed
+from ajet_ray.cluster.leftovers import Leftovers
+from ajet_ray.cluster.logs import find_last_line
+from ajet_ray.cluster.ray_cluster import ADDRESS, Needs, connected
+from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.mailbox import Phase, open_mailbox
 
 if TYPE_CHECKING:
-    from ajet.backbone.verl.record import Record
-    from ajet.backbone.verl.tickets import Tickets
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet_ray.record import Record
+    from ajet_ray.tickets import Tickets
 
 LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
@@ -75,7 +75,7 @@ def run_on_ray(
     """
     import ray
 
-    from ajet.backbone.verl.cluster.logs import kept
+    from ajet_ray.cluster.logs import kept
 
     began = time.monotonic()
     with (

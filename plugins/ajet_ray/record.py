@@ -21,7 +21,12 @@ from ajet.algorithm.mismatch import warn_of_mismatch
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.closed_groups import samplers_of
 from ajet.backbone.runner import Sink, Trained
-from ajet.backbone.verl.mailbox import (
+from ajet.environment.pinned import PinnedFile
+from ajet.record.learned import is_idle
+from ajet.rollout.failure import refuse_if_all_failed
+from ajet.schema.episode import Group, episodes_of
+from ajet.schema.errors import UserError
+from ajet_ray.mailbox import (
     Closed,
     Died,
     GaveUp,
@@ -34,18 +39,13 @@ from ajet.backbone.verl.mailbox import (
     ToolsFound,
     Validated,
 )
-from ajet.backbone.verl.tickets import drop_rows
-from ajet.environment.pinned import PinnedFile
-from ajet.record.learned import is_idle
-from ajet.rollout.failure import refuse_if_all_failed
-from ajet.schema.episode import Group, episodes_of
-from ajet.schema.errors import UserError
+from ajet_ray.tickets import drop_rows
 
 if TYPE_CHECKING:
-    from ajet.backbone.verl.tickets import Tickets
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
+    from ajet_ray.tickets import Tickets
 
 
 HOPELESS = 4

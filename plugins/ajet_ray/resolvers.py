@@ -1,4 +1,4 @@
-"""The resolvers of `default_config/verl/`: pure functions of what the YAML hands them.
+"""The resolvers of the layers of verl and Trinity: pure functions of what the YAML hands them.
 
 Invariant: nothing but these turns an `ajet.*` value into another one for verl. They are registered on first use and
 change nothing else of OmegaConf.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ajet.backbone.verl.config.effective import SYNC
 from ajet.config.schema.trainer_common import STALE_CAP
+from ajet_ray.modes import SYNC
 
 _NO_DEFAULT = object()
 

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.backbone.decoupled.announcer import BACKLOG, Announcer
+from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
-from ajet.backbone.decoupled.quarantine import Quarantine
-from ajet.backbone.decoupled.terms import PROBE
-from ajet.backbone.verl.mailbox import Credited, Grant
-from ajet.backbone.verl.tickets import Taken, Tickets
+from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
+from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.schema.episode import Group, advantages_of
+from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
+from ajet_ray.folder_probe import FolderProbe
+from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.tickets import Taken, Tickets
 
 if TYPE_CHECKING:
-    from ajet.backbone.verl.folder_probe import FolderProbe
+    from ajet.config import Experiment
     from ajet.record import RunDirectory
-    from ajet.store import GroupTerms, SharedStore
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.store import Address, GroupTerms, SharedStore
     from ajet.task_reader import TaskOrder
 
 NOBODYS = -1
@@ -167,7 +170,7 @@ class StoreTickets(Tickets):
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
         """The model, as samplers load it."""
-        from ajet.backbone.verl.merge import merge
+        from ajet_ray.merge import merge
 
         with self._says.alive(lambda: self._trained):
             merge(verls / "actor", checkpoint)
@@ -220,3 +223,33 @@ class StoreTickets(Tickets):
         self._places[group.order], self._groups[group.order] = self._granted, group
         self._granted += 1
         return Grant(group.order, group.task, group)
+
+
+def store_tickets_of(
+    experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
+) -> StoreTickets:
+    """The tickets where samplers play; `steps`: of the whole run. Raises UserError."""
+    settings = experiment.ajet
+    at: Mapping[str, Any] | None = None
+    if run.resumed is not None:
+        require_model_in(run.resumed)
+        at = dict(run.resumed.state["frontier"])
+        order.require_same(at)
+    terms = Terms.of(experiment, tokenizer, order)
+    store = open_for_training(address, run, settings, at)
+    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
+    terms_of_groups = group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
+    probe = FolderProbe(experiment, tokenizer)
+    return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)
+
+
+def require_model_in(checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for one that a run without samplers made, of verl's shards alone: they would wait for its
+    weights for ever."""
+    if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
+        raise ConfigError(
+            "The checkpoint was made without samplers: it holds no model that they could load.",
+            where=str(checkpoint.path),
+            expected="one that was made with --from-store",
+            do="begin anew from its weights: `ajet export`, and its folder as ajet.model.path, with --fresh",
+        )

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.config import SYNC
-from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
 from ajet.store.given_up import GivenUp, dead_of
+from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.modes import SYNC
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory

@@ -65,9 +65,9 @@ def parts(tmp_path_factory):
 
 def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
     """Ticket k is for task k."""
-    from ajet.backbone.verl.agent.engine import ServerEngine
-    from ajet.backbone.verl.agent.host import Host
-    from ajet.backbone.verl.mailbox import Closed, Grant
+    from ajet_ray.engine import ServerEngine
+    from ajet_ray.host import Host
+    from ajet_ray.mailbox import Closed, Grant
 
     tokenizer = parts.backbone.tokenizer
     client = Servers(parts.backbone.engine, experiment.ajet.seed)
@@ -168,9 +168,9 @@ def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from ajet.backbone.verl.agent import host as host_module
     from ajet.backbone.verl.agent import loop as agent_loop
-    from ajet.backbone.verl.rows import FIELDS
+    from ajet_ray import host as host_module
+    from ajet_ray.rows import FIELDS
 
     made = host(parts, parts.experiment, [])
     monkeypatch.setattr(host_module, "_host", made)

@@ -131,10 +131,10 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.config import DECOUPLED
     from ajet.backbone.verl.config.refusals import MODES
     from ajet.backbone.verl.trainer import trainers
     from ajet.backbone.verl.trainer.hooks import CreditHooks
+    from ajet_ray.modes import DECOUPLED
 
     for name in MODES:
         ours = get_trainer_cls(name)
@@ -257,11 +257,11 @@ def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
 def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from ajet.backbone.verl.tickets import Tickets
     from ajet.schema.episode import Group
     from ajet.schema.task import Task
     from ajet.store import RunStore
     from ajet.task_reader import TaskOrder
+    from ajet_ray.tickets import Tickets
 
     asked = dict(enumerate((1, 1, 2, 3, 5, 7)))
     buffer: Any = object.__new__(ReplayBufferAsync)
@@ -283,7 +283,7 @@ def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
 
 def test_a_checkpoint_without_rows_is_gone_on_from(base):
     """verl begins to count them anew, and has none that were played."""
-    from ajet.backbone.verl.tickets import QUEUE, ROWS
+    from ajet_ray.tickets import QUEUE, ROWS
 
     saves, loads = inspect.getsource(base._save_checkpoint), inspect.getsource(base._load_checkpoint)
     for name in (ROWS, QUEUE):

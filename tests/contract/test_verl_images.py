@@ -58,7 +58,7 @@ def played(renderer: Renderer, turns: list[dict]) -> Episode:
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_a_server_gets_pictures_and_ids_as_it_wants_them(server):
-    from ajet.backbone.verl.agent.engine import ServerEngine
+    from ajet_ray.engine import ServerEngine
 
     asked = []
 
@@ -115,7 +115,7 @@ def test_servers_begin_with_the_models_own_weights_where_it_sees_images():
 
 
 def test_a_row_brings_the_pictures_of_its_timeline():
-    from ajet.backbone.verl.rows import rows
+    from ajet_ray.rows import rows
 
     renderer = seeing_renderer()
     episode = played(renderer, [question(URL, "one"), question(data_url(square("red")), "two")])

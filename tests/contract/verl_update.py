@@ -152,7 +152,7 @@ def play(queue: Queue, groups: list[Any]) -> Any:
     from transfer_queue import KVBatchMeta
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-    from ajet.backbone.verl.rows import rows
+    from ajet_ray.rows import rows
 
     keys, tags = [], []
     for number, group in enumerate(groups):

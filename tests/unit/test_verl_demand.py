@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.verl.cluster import ray_cluster as cluster
-from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config import verl_config
+from ajet.backbone.verl.settings import needs_of
 from ajet.schema.errors import UserError
+from ajet_ray.cluster import ray_cluster as cluster
+from ajet_ray.cluster.resources import Demand
 from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -51,12 +52,12 @@ def test_a_cluster_that_has_the_trainers_alone_is_refused(monkeypatch):
     ray = pytest.importorskip("ray")
     has = {"GPU": 8.0, "CPU": 64.0}
     monkeypatch.setattr(ray, "cluster_resources", lambda: has)
-    cluster._wait_for_gpus(cluster.needs_of(config("sync")), own=True, on_wait=print)
+    cluster._wait_for_gpus(needs_of(config("sync")), own=True, on_wait=print)
     with pytest.raises(UserError, match=r"wants 10 GPUs \(2 × 4 to train, 1 × 2 to serve\), Ray has 8") as caught:
-        cluster._wait_for_gpus(cluster.needs_of(config("separate_async")), own=True, on_wait=lambda found, wanted: None)
+        cluster._wait_for_gpus(needs_of(config("separate_async")), own=True, on_wait=lambda found, wanted: None)
     assert "rollout.nnodes" in caught.value.where
     has["GPU"] = 10.0
-    cluster._wait_for_gpus(cluster.needs_of(config("separate_async")), own=True, on_wait=print)
+    cluster._wait_for_gpus(needs_of(config("separate_async")), own=True, on_wait=print)
     has["CPU"] = 31.0
     with pytest.raises(UserError, match="take 32 of Ray's CPUs, and it has 31"):
-        cluster._wait_for_gpus(cluster.needs_of(config("separate_async")), own=True, on_wait=print)
+        cluster._wait_for_gpus(needs_of(config("separate_async")), own=True, on_wait=print)

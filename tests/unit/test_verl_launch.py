@@ -17,7 +17,6 @@ from loguru import logger
 
 from ajet.backbone.verl import cpu
 from ajet.backbone.verl.launch import VerlRunner
-from ajet.backbone.verl.mailbox import Died, Phase, Stepped
 from ajet.backbone.verl.trainer import reporting
 from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
 from ajet.config import Experiment
@@ -26,6 +25,7 @@ from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed, UserError
+from ajet_ray.mailbox import Died, Phase, Stepped
 from tests.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.verl
@@ -136,7 +136,7 @@ def listened(
     """What was heard in rounds of (whether the trainer has ended, letters). `stopping`: after a Ctrl-C; `lacking`:
     groups that samplers are to play; `hopes`: that they play; `asked`: so many seconds ago by SIGTERM."""
     ray = pytest.importorskip("ray")
-    from ajet.backbone.verl.on_ray import Ears
+    from ajet_ray.on_ray import Ears
 
     done, heard, left = object(), Heard(), iter(rounds)
     heard.lacking, heard.hopes = lacking, hopes
@@ -188,7 +188,7 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
-    from ajet.backbone.verl.on_ray import Ears
+    from ajet_ray.on_ray import Ears
 
     def twice() -> None:
         for _ in range(2):
@@ -239,12 +239,12 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
 
 def test_what_processes_hold_is_looked_at_while_they_load_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM that is killed before the first step leaves its shared memory as any other does."""
-    monkeypatch.setattr("ajet.backbone.verl.on_ray.LOOK_S", 0.0)
+    monkeypatch.setattr("ajet_ray.on_ray.LOOK_S", 0.0)
     assert listened(monkeypatch, [(False, []), (False, []), (True, [])]).looks == 3
 
 
 def test_a_long_start_says_who_printed_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ajet.backbone.verl.on_ray.START_S", 0.0)
+    monkeypatch.setattr("ajet_ray.on_ray.START_S", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "the logs").mkdir()
     (tmp_path / "the logs" / "run_vLLM_0.log").write_text("one\nloading weights\n")
@@ -289,8 +289,8 @@ def test_who_is_asked_to_end_waits_for_groups_that_are_being_played_within_the_g
 def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Ray starts it takes SIGTERM for itself, to end at once."""
     ray = pytest.importorskip("ray")
-    from ajet.backbone.verl.cluster.ray_cluster import Needs, connected
-    from ajet.backbone.verl.cluster.resources import Demand
+    from ajet_ray.cluster.ray_cluster import Needs, connected
+    from ajet_ray.cluster.resources import Demand
 
     def init(**more: Any) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))

@@ -388,7 +388,7 @@ def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
 def test_processes_of_verl_and_vllm_compose_no_configuration():
     """Each imports something of ours, and there are many of them."""
     code = (
-        "import sys; import ajet.backbone.verl.mailbox, ajet.backbone.verl.cpu.vllm_plugin; "
+        "import sys; import ajet_ray.mailbox, ajet.backbone.verl.cpu.vllm_plugin; "
         "print([name for name in ('ajet.config.compose', 'omegaconf', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

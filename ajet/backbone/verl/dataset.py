@@ -1,7 +1,7 @@
 """The data set that verl reads: tickets to train, one row each, and the validation tasks.
 
 Invariant: a ticket holds its number and nothing else, so verl's own loader only counts, from 0 in each launch; which
-task it is for, the run's own process says when it is played (ajet/backbone/verl/tickets.py).
+task it is for, the run's own process says when it is played (plugins/ajet_ray/tickets.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
-from ajet.backbone.verl.shipped_experiment import KEY, restored
 from ajet.task_reader import open_reader
 from ajet.task_reader.overlong import within_prompt_length
+from ajet_ray.shipped_experiment import KEY, restored
 
 if TYPE_CHECKING:
     from ajet.schema.task import Task

@@ -70,7 +70,7 @@ class VerlRunner(Runner):
 
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
         """A port for each gateway."""
-        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+        from ajet_ray.cluster.gateway_port import require_gateways
 
         require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
 
@@ -106,6 +106,6 @@ class VerlRunner(Runner):
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
         """Merge verl's shards."""
-        from ajet.backbone.verl.merge import merge
+        from ajet_ray.merge import merge
 
         merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)

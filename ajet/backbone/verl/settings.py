@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.verl import cpu
-from ajet.backbone.verl.cluster.gpus import gpus
-from ajet.backbone.verl.config import SEPARATE, ModelLimits, read_limits, verl_config
+from ajet.backbone.verl.config import ModelLimits, extra_for, read_limits, verl_config
+from ajet_ray.cluster.gpus import gpus
+from ajet_ray.cluster.ray_cluster import Needs
+from ajet_ray.cluster.resources import Demand
+from ajet_ray.modes import SEPARATE
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -62,6 +65,20 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     elif _megatron(config) and any(gpu.generation in (8, 9) for gpu in gpus()):
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
     return found
+
+
+def needs_of(config: Mapping[str, Any]) -> Needs:
+    """Return what verl needs of Ray, by its configuration."""
+    device = config["trainer"]["device"]
+    return Needs(
+        Demand.of(config),
+        resource="NPU" if device == "npu" else "GPU",
+        extra=extra_for(device),
+        needed_for="The verl backbone",
+        init=dict(config["ray_kwargs"].get("ray_init") or {}),
+        cpus_key="verl.ray_kwargs.ray_init.num_cpus",
+        apart_key="verl.actor_rollout_ref.rollout.nnodes",
+    )
 
 
 def _megatron(config: Mapping[str, Any]) -> bool:

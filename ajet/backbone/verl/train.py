@@ -13,33 +13,27 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
-from ajet.backbone.decoupled.announcer import Announcer, open_for_training, show_in
-from ajet.backbone.decoupled.quarantine import group_terms
-from ajet.backbone.decoupled.terms import Terms
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
-from ajet.backbone.verl.cluster.gpus import refuse_busy
-from ajet.backbone.verl.cluster.ray_cluster import needs_of
-from ajet.backbone.verl.cluster.resources import Demand
-from ajet.backbone.verl.config import DECOUPLED, SYNC
 from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.folder_probe import FolderProbe
-from ajet.backbone.verl.on_ray import address_of, run_on_ray
 from ajet.backbone.verl.processors import shown_images
-from ajet.backbone.verl.record import Record
-from ajet.backbone.verl.settings import environment_of, verl_settings
-from ajet.backbone.verl.shipped_experiment import KEY, carried
-from ajet.backbone.verl.store_tickets import StoreTickets
-from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store
+from ajet.backbone.verl.settings import environment_of, needs_of, verl_settings
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
+from ajet_ray.cluster.gpus import refuse_busy
+from ajet_ray.cluster.resources import Demand
+from ajet_ray.modes import DECOUPLED, SYNC
+from ajet_ray.on_ray import address_of, run_on_ray
+from ajet_ray.record import Record
+from ajet_ray.shipped_experiment import KEY, carried
+from ajet_ray.store_tickets import store_tickets_of
+from ajet_ray.tickets import Tickets, dropped_after, oldest_version, open_verl_store
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
-    from ajet.record.checkpoint import Checkpoint
     from ajet.store import Address
     from ajet.tokens import Renderer
 
@@ -105,24 +99,6 @@ def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, A
     return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
 
 
-def store_tickets_of(
-    experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
-) -> StoreTickets:
-    """The tickets where samplers play; `steps`: of the whole run. Raises UserError."""
-    settings = experiment.ajet
-    at: Mapping[str, Any] | None = None
-    if run.resumed is not None:
-        require_model_in(run.resumed)
-        at = dict(run.resumed.state["frontier"])
-        order.require_same(at)
-    terms = Terms.of(experiment, tokenizer, order)
-    store = open_for_training(address, run, settings, at)
-    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
-    terms_of_groups = group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
-    probe = FolderProbe(experiment, tokenizer)
-    return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)
-
-
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
     """Raises ConfigError where samplers are to play and no store is named, or the reverse, and where they could not
     load what is trained. `config`: verl's."""
@@ -150,18 +126,6 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
             "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
             where="ajet.trainer_common.strategy: megatron",
             expected="fsdp or fsdp2 with --from-store",
-        )
-
-
-def require_model_in(checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for one that a run without samplers made, of verl's shards alone: they would wait for its
-    weights for ever."""
-    if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
-        raise ConfigError(
-            "The checkpoint was made without samplers: it holds no model that they could load.",
-            where=str(checkpoint.path),
-            expected="one that was made with --from-store",
-            do="begin anew from its weights: `ajet export`, and its folder as ajet.model.path, with --fresh",
         )
 
 

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.backbone.verl.cluster.own_package import hook
-from ajet.backbone.verl.cluster.resources import Demand
-from ajet.backbone.verl.config import extra_for
 from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
+from ajet_ray.cluster.own_package import hook
+from ajet_ray.cluster.resources import Demand
 
 ADDRESS = "RAY_ADDRESS"
 QUIET = {
@@ -42,20 +41,6 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 """Where torch keeps what it compiled for the next run."""
 PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
-
-
-def needs_of(config: Mapping[str, Any]) -> Needs:
-    """verl's, of its configuration."""
-    device = config["trainer"]["device"]
-    return Needs(
-        Demand.of(config),
-        resource="NPU" if device == "npu" else "GPU",
-        extra=extra_for(device),
-        needed_for="The verl backbone",
-        init=dict(config["ray_kwargs"].get("ray_init") or {}),
-        cpus_key="verl.ray_kwargs.ray_init.num_cpus",
-        apart_key="verl.actor_rollout_ref.rollout.nnodes",
-    )
 
 
 @dataclass(frozen=True, slots=True)

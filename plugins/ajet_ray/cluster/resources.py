@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.backbone.verl.config import SEPARATE
+from ajet_ray.modes import SEPARATE
 
 CPUS = 4
 """CPUs that Ray must have for verl's trainer, queues and agents."""

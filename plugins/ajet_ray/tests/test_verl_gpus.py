@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from ajet.backbone.verl.cluster.gpus import Gpu, gpus, refuse_busy
 from ajet.schema.errors import UserError
+from ajet_ray.cluster.gpus import Gpu, gpus, refuse_busy
 
 pytestmark = pytest.mark.verl
 

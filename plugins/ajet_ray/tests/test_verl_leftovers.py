@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.backbone.verl.cluster.leftovers import ENDED_S, LOOK_S
 from ajet.run.cluster.slurm import BESIDE
+from ajet_ray.cluster.leftovers import ENDED_S, LOOK_S
 
 without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
 pytestmark = [pytest.mark.verl, pytest.mark.slow, without_shared_memory]
@@ -33,7 +33,7 @@ time.sleep(600)
 """
 RUN = f"""
 import os, subprocess, sys, time
-from ajet.backbone.verl.cluster import leftovers
+from ajet_ray.cluster import leftovers
 leftovers.ENDED_S = 0.0  # its processes are ended here after it
 made = leftovers.Leftovers()
 (made.folder / "socket").touch()

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from ajet.backbone.verl.agent.engine import ServerEngine
-from ajet.backbone.verl.cluster.ray_errors import last_line
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.errors import EngineFailure
+from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.engine import ServerEngine
 
 pytestmark = pytest.mark.verl
 

@@ -13,20 +13,6 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.backbone.verl.mailbox import (
-    Closed,
-    Credited,
-    Died,
-    Grant,
-    Phase,
-    Process,
-    Saved,
-    Stepped,
-    Validated,
-    _Mailbox,
-)
-from ajet.backbone.verl.record import DEATHS, HOPELESS, Record
-from ajet.backbone.verl.tickets import Tickets, open_verl_store
 from ajet.config import Experiment
 from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
@@ -38,6 +24,20 @@ from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episo
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
+from ajet_ray.mailbox import (
+    Closed,
+    Credited,
+    Died,
+    Grant,
+    Phase,
+    Process,
+    Saved,
+    Stepped,
+    Validated,
+    _Mailbox,
+)
+from ajet_ray.record import DEATHS, HOPELESS, Record
+from ajet_ray.tickets import Tickets, open_verl_store
 from tests import rollout_workflows as flows
 from tests.local_fixtures import episode_of
 from tests.support.rollouts import renderer, stage

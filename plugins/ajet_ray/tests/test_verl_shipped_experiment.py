@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from ajet.backbone.verl import shipped_experiment as module
-from ajet.backbone.verl.shipped_experiment import carried, restored
 from ajet.config import load_experiment, resolve_reference
 from ajet.workflow import Workflow
+from ajet_ray import shipped_experiment as module
+from ajet_ray.shipped_experiment import carried, restored
 
 pytestmark = pytest.mark.verl
 

@@ -14,10 +14,7 @@ import pytest
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.decoupled.terms import PROBE, SERVER
-from ajet.backbone.verl.config import DECOUPLED
-from ajet.backbone.verl.mailbox import Credited, Grant
-from ajet.backbone.verl.store_tickets import StoreTickets
-from ajet.backbone.verl.train import require_model_in, require_store
+from ajet.backbone.verl.train import require_store
 from ajet.engine.probe import Probe
 from ajet.record.checkpoint import Checkpoint
 from ajet.schema.call import VersionRun
@@ -26,6 +23,9 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.store import Address, Fenced, Kept, Lease, Policy, SharedStore, open_shared
 from ajet.task_reader import TaskOrder
+from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.modes import DECOUPLED
+from ajet_ray.store_tickets import StoreTickets, require_model_in
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -331,6 +331,6 @@ def test_a_merge_that_takes_long_is_no_silence(launch: Any, tmp_path: Path, monk
         assert actor == tmp_path / "verl" / "actor" and said.wait(60), "while it goes on"
 
     monkeypatch.setattr(one.store, "join", joins)
-    monkeypatch.setattr("ajet.backbone.verl.merge.merge", merge)
+    monkeypatch.setattr("ajet_ray.merge.merge", merge)
     one.tickets.complete(tmp_path, tmp_path / "verl")
     assert [(each.role, each.name) for each in one.store.members()] == [("trainer", "run")]

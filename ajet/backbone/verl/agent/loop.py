@@ -11,10 +11,10 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from ajet.backbone.verl.agent.host import host_of
-from ajet.backbone.verl.rows import rows
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task
+from ajet_ray.host import host_of
+from ajet_ray.rows import rows
 
 
 class NothingToTrain(AjetError):

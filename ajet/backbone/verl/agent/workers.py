@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
 from ajet.backbone.verl.agent.early import start, start_one
-from ajet.backbone.verl.mailbox import Died, GaveUp, Sender
+from ajet_ray.mailbox import Died, GaveUp, Sender
 
 LOOK_S = 3.0
 """Seconds between two looks at the processes."""

@@ -9,14 +9,10 @@ verl or ray is imported (verl's YAML files are read where they lie; its package 
 
 from __future__ import annotations
 
-from ajet.backbone.verl.config.effective import DECOUPLED, SEPARATE, SYNC
 from ajet.backbone.verl.config.layer import VERL_VERSION, extra_for, shown, verl_config
 from ajet.engine.model_limits import ModelLimits, read_limits
 
 __all__ = [
-    "DECOUPLED",
-    "SEPARATE",
-    "SYNC",
     "VERL_VERSION",
     "ModelLimits",
     "extra_for",

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.config.effective import DECOUPLED
 from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
+from ajet_ray.modes import DECOUPLED
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
 """Two sections of verl, and one of ours."""
-SYNC, SEPARATE, DECOUPLED = "ajet_sync", "ajet_separate_async", "ajet_async"
-"""Of `trainer.v1.trainer_mode`, those that something depends on."""
 Pairs = tuple[tuple[str, str], ...]
 """Each: verl's key, and ours that it is made from."""
 MACHINES: Pairs = (

@@ -8,7 +8,7 @@ find its YAML files takes a quarter of a minute.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.descriptors import VERL
 from ajet.backbone.verl.config.refusals import refuse
-from ajet.backbone.verl.config.resolvers import register
 from ajet.backbone.verl.config.unknown import VerlSource, refuse_unknown
 from ajet.config.locations import default_config
 from ajet.config.references import within
-from ajet.config.resolution import HIDDEN, is_secret
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet_ray.printable import printable
+from ajet_ray.resolvers import register
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -111,24 +111,6 @@ def extra_for(device: str) -> str:
 def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
     """A copy of `verl_config`'s answer that may be printed: without values of secret names or of the environment."""
     return printable(tree, _merged_sections(experiment))
-
-
-def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
-    tree = deepcopy(tree)
-
-    def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(node, dict):
-            at = written if isinstance(written, dict) else {}
-            return {name: cleaned(value, at.get(name), (*path, name)) for name, value in node.items()}
-        if isinstance(node, list):
-            items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
-            return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]
-        if isinstance(written, str) and "oc.env" in written:
-            return written
-        return HIDDEN if is_secret(path) and isinstance(node, str) and node else node
-
-    return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}
 
 
 def _ajet_node(

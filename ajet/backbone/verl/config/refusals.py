@@ -15,12 +15,9 @@ from ajet.backbone.verl.config.checkpoints import checkpoints
 from ajet.backbone.verl.config.credit import unsupported
 from ajet.backbone.verl.config.effective import (
     ACTOR,
-    DECOUPLED,
     MACHINES,
     MEGATRON_SIZES,
     ROLLOUT,
-    SEPARATE,
-    SYNC,
     TRAINER,
     ULYSSES,
     Settings,
@@ -29,6 +26,7 @@ from ajet.config.schema.verls import HERE
 from ajet.config.validate import together
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
+from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -33,13 +33,13 @@ from ajet.algorithm.mismatch import tightened_metrics
 from ajet.algorithm.replies import replies_of
 from ajet.algorithm.stale_bounds import StaleBounds
 from ajet.algorithm.weights import mini_batch_scale
-from ajet.backbone.verl.rows import FIELDS, Rebuilt, rebuild
 from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
 from ajet.backbone.verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
 from ajet.backbone.verl.trainer.mini_batches import TREES, deal
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
+from ajet_ray.rows import FIELDS, Rebuilt, rebuild
 
 LR_SCHEDULE = "ajet_lr_schedule"
 """The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from ajet.backbone.verl.agent.early import start
-from ajet.backbone.verl.mailbox import Phase, Saved, Sender
 from ajet.backbone.verl.trainer.reporting import Stopped
+from ajet_ray.mailbox import Phase, Saved, Sender
 
 
 class TrainerProcess:

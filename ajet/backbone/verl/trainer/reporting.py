@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import AjetError
+from ajet_ray.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
 
 if TYPE_CHECKING:
-    from ajet.backbone.verl.rows import Rebuilt
     from ajet.schema.batch import TrainingBatch
+    from ajet_ray.rows import Rebuilt
 
 OURS = {
     "actor/entropy": "entropy",
