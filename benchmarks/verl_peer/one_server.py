@@ -156,8 +156,8 @@ def main() -> None:
     setting = Setting(**json.loads(Path(sys.argv[1]).read_text()))
     experiment = experiment_of(Path(sys.argv[2]))
     rounds, concurrency = int(sys.argv[3]), int(sys.argv[4])
-    from ajet.backbone.verl.settings import environment_of, needs_of
     from ajet_ray.cluster.ray_cluster import QUIET, connected
+    from ajet_verl.settings import environment_of, needs_of
 
     ours, theirs = configs(experiment)
     environment = environment_of(ours)
@@ -214,8 +214,8 @@ def take_turns(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.llm_server import LLMServerManager
 
-    from ajet.backbone.verl.agent.workers import AgentWorkers
-    from ajet.backbone.verl.dataset import TaskRows
+    from ajet_verl.agent.workers import AgentWorkers
+    from ajet_verl.dataset import TaskRows
 
     ours, theirs = OmegaConf.create(ours), OmegaConf.create(theirs)
     tq.init(ours.transfer_queue)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.backbone.verl import cpu
-from ajet.backbone.verl.config import ModelLimits, extra_for, read_limits, verl_config
 from ajet_ray.cluster.gpus import gpus
 from ajet_ray.cluster.ray_cluster import Needs
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import SEPARATE
+from ajet_verl import cpu
+from ajet_verl.config import ModelLimits, extra_for, read_limits, verl_config
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

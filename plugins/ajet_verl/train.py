@@ -14,9 +14,6 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
-from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.processors import shown_images
-from ajet.backbone.verl.settings import environment_of, needs_of, verl_settings
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
@@ -30,6 +27,9 @@ from ajet_ray.record import Record
 from ajet_ray.shipped_experiment import KEY, carried
 from ajet_ray.store_tickets import store_tickets_of
 from ajet_ray.tickets import Tickets, dropped_after, oldest_version, open_verl_store
+from ajet_verl.config.credit import credit_settings
+from ajet_verl.processors import shown_images
+from ajet_verl.settings import environment_of, needs_of, verl_settings
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -45,7 +45,7 @@ def train_on_verl(
     UserError; and what verl raised."""
     from omegaconf import OmegaConf
 
-    from ajet.backbone.verl.trainer.process import TrainerProcess
+    from ajet_verl.trainer.process import TrainerProcess
 
     address = address_of(options)
     config, order, words, tokenizer = _config(experiment, run, sink, own=address is None)

@@ -14,7 +14,6 @@ import pytest
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.decoupled.terms import PROBE, SERVER
-from ajet.backbone.verl.train import require_store
 from ajet.engine.probe import Probe
 from ajet.record.checkpoint import Checkpoint
 from ajet.schema.call import VersionRun
@@ -26,6 +25,7 @@ from ajet.task_reader import TaskOrder
 from ajet_ray.mailbox import Credited, Grant
 from ajet_ray.modes import DECOUPLED
 from ajet_ray.store_tickets import StoreTickets, require_model_in
+from ajet_verl.train import require_store
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 

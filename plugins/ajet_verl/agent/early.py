@@ -18,7 +18,7 @@ class EarlyAgentLoop:
         import openai  # noqa: F401 - most agents', and as long in coming as the gateway
         import verl.trainer.ppo.v1  # noqa: F401
 
-        import ajet.backbone.verl.agent.loop  # noqa: F401
+        import ajet_verl.agent.loop  # noqa: F401
 
         self._worker: Any = None
         self._there = asyncio.Event()

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.agent.plain_record import keeper_of
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.rollout import Rollout
@@ -27,6 +26,7 @@ from ajet.task_judge import Judge
 from ajet.task_reader.rows import BadRow, Columns, task_of
 from ajet_ray.host import Servers, engine_of, set_verl_aside
 from ajet_ray.rows import empty_row, unscored_rows
+from ajet_verl.agent.plain_record import keeper_of
 
 if TYPE_CHECKING:
     from ajet.gateway import Gateway

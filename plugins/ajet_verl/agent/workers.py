@@ -21,8 +21,8 @@ from loguru import logger
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
-from ajet.backbone.verl.agent.early import start, start_one
 from ajet_ray.mailbox import Died, GaveUp, Sender
+from ajet_verl.agent.early import start, start_one
 
 LOOK_S = 3.0
 """Seconds between two looks at the processes."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ajet.backbone.verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.schema.errors import ConfigError
+from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
 
 
 def batch_sizes(s: Settings) -> Iterator[ConfigError]:

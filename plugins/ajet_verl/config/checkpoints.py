@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ajet.backbone.verl.config.effective import ACTOR, TRAINER, Settings
 from ajet.schema.errors import ConfigError
+from ajet_verl.config.effective import ACTOR, TRAINER, Settings
 
-CALLBACK = "ajet.backbone.verl.trainer.process.SavedCallback"
+CALLBACK = "ajet_verl.trainer.process.SavedCallback"
 
 
 def checkpoints(s: Settings) -> Iterator[ConfigError]:

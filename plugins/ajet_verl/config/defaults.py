@@ -1,7 +1,7 @@
 """verl's defaults that ajet replaces by its own.
 
 Invariant: `verls.DEFAULTS` is the only list of them; a test compares it with the installed verl. What ajet's default
-comes to in verl's words is composed from `default_config/verl/`.
+comes to in verl's words is composed from `layers/`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.descriptors import VERL
-from ajet.backbone.verl.config.layer import compose_sections
-from ajet.backbone.verl.config.precedence import find_counterpart, select_value
 from ajet.config.compose import ABSENT
 from ajet.config.idle import users_layers
-from ajet.config.schema.verls import DEFAULTS
+from ajet_verl.config.layer import compose_sections
+from ajet_verl.config.precedence import find_counterpart, select_value
+from ajet_verl.descriptor import VERL
+from ajet_verl.verls import DEFAULTS
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.descriptors import VERL
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath
 from ajet.config.idle import place_of, users_layers
 from ajet.config.unread_sections import find_unread_keys
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
+from ajet_verl.descriptor import VERL
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -17,16 +17,15 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.descriptors import VERL
-from ajet.backbone.verl.config.refusals import refuse
-from ajet.backbone.verl.config.unknown import VerlSource, refuse_unknown
-from ajet.config.locations import default_config
 from ajet.config.references import within
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from ajet_ray.printable import printable
 from ajet_ray.resolvers import register
+from ajet_verl.config.refusals import refuse
+from ajet_verl.config.unknown import VerlSource, refuse_unknown
+from ajet_verl.descriptor import LAYERS, VERL
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -118,7 +117,7 @@ def _ajet_node(
 ) -> dict[str, Any]:
     """The typed node with nothing left that depends on the YAML's name or place, and what our layers ask of it."""
     node = experiment.settled()
-    node["default_config"] = str(default_config())
+    node["verl_layers"] = str(LAYERS)
     node["val_repeats"] = experiment.ajet.validation_repeats
     trainer = node["trainer_common"]
     algorithm = experiment.ajet.trainer_common.algorithm
@@ -209,7 +208,7 @@ def _shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
 
     names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
     verls = [] if folder is None else [_verls_defaults(folder, megatron)]
-    ours = [OmegaConf.load(default_config() / "verl" / f"{name}.yaml") for name in names]
+    ours = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     return pickle.dumps(OmegaConf.merge(*verls, *ours))
 
 

@@ -1,6 +1,6 @@
 """verl's own sections over keys below `ajet`: which keys they override, and the experiment as verl gets it.
 
-The files in `default_config/verl/` are the only mapping: a key of verl's is related to the keys of ours that it is
+The files in `layers/` are the only mapping: a key of verl's is related to the keys of ours that it is
 filled from, directly or through other keys of verl's. Nothing is refused here, and verl need not be installed.
 """
 
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from ajet.backbone.verl.config.effective import ACTOR, find_own
-from ajet.backbone.verl.config.layer import compose_sections
 from ajet.config.backbone_names import described
 from ajet.config.document import KeyPath, leaves, read_document
 from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
@@ -26,7 +24,9 @@ from ajet.config.nearest_key import find_first_filled
 from ajet.config.readiness import value_at
 from ajet.config.resolution import HIDDEN, is_secret
 from ajet.config.schema.extended import config_model
-from ajet.config.schema.verls import LIKE
+from ajet_verl.config.effective import ACTOR, find_own
+from ajet_verl.config.layer import compose_sections
+from ajet_verl.verls import LIKE
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment

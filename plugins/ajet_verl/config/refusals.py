@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.config.batches import batch_sizes, fixed_micro_batches
-from ajet.backbone.verl.config.checkpoints import checkpoints
-from ajet.backbone.verl.config.credit import unsupported
-from ajet.backbone.verl.config.effective import (
+from ajet.config.validate import together
+from ajet.engine.model_limits import ModelLimits
+from ajet.schema.errors import ConfigError
+from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
+from ajet_verl.config.batches import batch_sizes, fixed_micro_batches
+from ajet_verl.config.checkpoints import checkpoints
+from ajet_verl.config.credit import unsupported
+from ajet_verl.config.effective import (
     ACTOR,
     MACHINES,
     MEGATRON_SIZES,
@@ -22,11 +26,7 @@ from ajet.backbone.verl.config.effective import (
     ULYSSES,
     Settings,
 )
-from ajet.config.schema.verls import HERE
-from ajet.config.validate import together
-from ajet.engine.model_limits import ModelLimits
-from ajet.schema.errors import ConfigError
-from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
+from ajet_verl.verls import HERE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,7 +37,7 @@ VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
 """What rows share is computed once."""
 MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
-"""The names of `ajet.backbone.verl.trainer.trainers`."""
+"""The names of `ajet_verl.trainer.trainers`."""
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
@@ -175,7 +175,7 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
 
 
 def _trees(s: Settings) -> Iterator[ConfigError]:
-    """What `ajet.backbone.verl.trainer.trees` does not compute."""
+    """What `ajet_verl.trainer.trees` does not compute."""
     attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
         where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
@@ -401,7 +401,7 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
 
 
 def _credit(s: Settings) -> Iterator[ConfigError]:
-    """What `ajet.backbone.verl.trainer.trainers` computes in verl's place, it computes as the local backbone does."""
+    """What `ajet_verl.trainer.trainers` computes in verl's place, it computes as the local backbone does."""
     for key, found, expected in unsupported(lambda key: s.value(key)):
         yield s.problem(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PLUGIN = Path(__file__).parent / "plugin"
 """A distribution that holds nothing but the entry point by which vLLM finds `vllm_plugin.register`."""
-PLATFORM = "ajet.backbone.verl.cpu.platform"
+PLATFORM = "ajet_verl.cpu.platform"
 
 
 def environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 
 def test_what_stood_in_for_a_heads_forward_does_so_again_even_after_an_error() -> None:
-    from ajet.backbone.verl.trainer.chunked_head import read_in_chunks
+    from ajet_verl.trainer.chunked_head import read_in_chunks
 
     head, states, targets = torch.nn.Linear(4, 6, bias=False), torch.randn(1, 5, 4), torch.arange(5)
     plain = head.forward
@@ -57,7 +57,7 @@ def chosen(logits: Any, targets: Any) -> Any:
 )
 def test_a_head_with_an_adapter_gives_what_it_gives_as_a_whole(settings: dict[str, Any]) -> None:
     peft = pytest.importorskip("peft")
-    from ajet.backbone.verl.trainer.chunked_head import read_in_chunks
+    from ajet_verl.trainer.chunked_head import read_in_chunks
 
     torch.manual_seed(0)
     config = peft.LoraConfig(r=2, init_lora_weights=False, **settings)
@@ -90,7 +90,7 @@ def test_a_head_with_an_adapter_gives_what_it_gives_as_a_whole(settings: dict[st
 def test_a_head_that_ranks_gather_by_itself_is_known() -> None:
     from torch import distributed as dist
 
-    from ajet.backbone.verl.trainer.chunked_head import gathered_by_itself
+    from ajet_verl.trainer.chunked_head import gathered_by_itself
 
     peft = pytest.importorskip("peft")
     assert not gathered_by_itself(None) and not gathered_by_itself(torch.nn.Linear(4, 6))

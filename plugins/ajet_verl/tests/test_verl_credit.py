@@ -19,11 +19,11 @@ import pytest
 
 from ajet.algorithm import credit
 from ajet.backbone.local.trainer import Trainer
-from ajet.backbone.verl.config import verl_config
 from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
+from ajet_verl.config import verl_config
 from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.tiny_models import tiny
 from tests.verl_fixtures import experiment, through_verl, without_verl

@@ -11,13 +11,13 @@ import torch
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.backbone.verl.config import verl_config
-from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.train import require_store
-from ajet.backbone.verl.trainer.losses import WeightedSum
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError
 from ajet.store import Address
+from ajet_verl.config import verl_config
+from ajet_verl.config.credit import credit_settings
+from ajet_verl.train import require_store
+from ajet_verl.trainer.losses import WeightedSum
 from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
 

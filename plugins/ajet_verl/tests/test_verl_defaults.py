@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.descriptors import VERL
-from ajet.backbone.verl.config.defaults import describe_replaced_defaults, list_replaced_defaults
-from ajet.backbone.verl.config.layer import compose_sections, read_verls_defaults
-from ajet.backbone.verl.config.precedence import select_value
 from ajet.cli import launcher
 from ajet.config.nearest_key import list_counterparts
-from ajet.config.schema.verls import DEFAULTS, LIKE
+from ajet_verl.config.defaults import describe_replaced_defaults, list_replaced_defaults
+from ajet_verl.config.layer import compose_sections, read_verls_defaults
+from ajet_verl.config.precedence import select_value
+from ajet_verl.descriptor import VERL
+from ajet_verl.verls import DEFAULTS, LIKE
 from tests.verl_fixtures import experiment, without_verl
 
 NAMES_AND_PLACES = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.verl.config import verl_config
-from ajet.backbone.verl.settings import needs_of
 from ajet.schema.errors import UserError
 from ajet_ray.cluster import ray_cluster as cluster
 from ajet_ray.cluster.resources import Demand
+from ajet_verl.config import verl_config
+from ajet_verl.settings import needs_of
 from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]

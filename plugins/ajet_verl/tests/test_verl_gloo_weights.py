@@ -16,7 +16,7 @@ def test_every_server_gets_every_weight():
     import torch
     from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
-    from ajet.backbone.verl.cpu import gloo_weights  # noqa: F401 - registers it
+    from ajet_verl.cpu import gloo_weights  # noqa: F401 - registers it
 
     weights = {
         "embedding": torch.randn(50, 7),

@@ -1,6 +1,6 @@
 """What verl keeps private and we replace or rely on: held for the one version that we take.
 
-A failure here after an update of verl means: read that version's `_step_once` and mend `ajet/backbone/verl`.
+A failure here after an update of verl means: read that version's `_step_once` and mend `plugins/ajet_verl`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def composed(mode: str) -> Any:
     """verl's config of a mode, for copies."""
     from omegaconf import OmegaConf
 
-    from ajet.backbone.verl.config import verl_config
+    from ajet_verl.config import verl_config
 
     apart = {"nnodes": 1, "n_gpus_per_node": 8, "checkpoint_engine": {"backend": "nccl"}}
     own = {"verl": {"actor_rollout_ref": {"rollout": apart}}} if mode == "separate_async" else {}
@@ -53,7 +53,7 @@ def hooked(mode: str, **attributes: Any) -> Any:
     """Our trainer of a mode as it is after `init`, but for what verl puts there."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.trainer import trainers  # noqa: F401 - registers ours
+    from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
 
     config = deepcopy(composed(mode))
     trainer: Any = object.__new__(get_trainer_cls(config.trainer.v1.trainer_mode))
@@ -78,7 +78,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def test_the_version_is_the_one_that_was_read():
-    from ajet.backbone.verl.config import VERL_VERSION
+    from ajet_verl.config import VERL_VERSION
 
     assert metadata.version("verl") == VERL_VERSION == "0.9.1"
 
@@ -89,8 +89,8 @@ def private(ours: Any, base: Any) -> list[str]:
 
 
 def test_what_we_replace_is_verls_and_has_its_parameters(base):
-    from ajet.backbone.verl.trainer.hooks import CreditHooks
-    from ajet.backbone.verl.trainer.reporting import Reporting
+    from ajet_verl.trainer.hooks import CreditHooks
+    from ajet_verl.trainer.reporting import Reporting
 
     hooks = private(CreditHooks, base)
     assert hooks == [
@@ -131,10 +131,10 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.config.refusals import MODES
-    from ajet.backbone.verl.trainer import trainers
-    from ajet.backbone.verl.trainer.hooks import CreditHooks
     from ajet_ray.modes import DECOUPLED
+    from ajet_verl.config.refusals import MODES
+    from ajet_verl.trainer import trainers
+    from ajet_verl.trainer.hooks import CreditHooks
 
     for name in MODES:
         ours = get_trainer_cls(name)
@@ -151,7 +151,7 @@ def test_verl_meets_its_own_name_of_the_mode(base, monkeypatch, mode):
     """By which it chooses its replay buffer and reads the mode's section."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.trainer import reporting, trainers  # noqa: F401 - registers ours
+    from ajet_verl.trainer import reporting, trainers  # noqa: F401 - registers ours
 
     def stop(self: Any, config: Any) -> None:
         assert config.trainer.v1.trainer_mode == mode
@@ -173,8 +173,8 @@ def test_workers_of_ours_are_those_of_the_mode(base, monkeypatch, mode, schedule
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.trainer.ppo.utils import Role
 
-    from ajet.backbone.verl.trainer.hooks import LR_SCHEDULE
-    from ajet.backbone.verl.trainer.workers import LinearTraining
+    from ajet_verl.trainer.hooks import LR_SCHEDULE
+    from ajet_verl.trainer.workers import LinearTraining
 
     trainer = hooked(mode, processor=object() if sees else None)
     trainer.config.trainer[LR_SCHEDULE] = schedule
@@ -207,7 +207,7 @@ def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
 
     from transfer_queue import KVBatchMeta
 
-    from ajet.backbone.verl.trainer.losses import ON_POLICY
+    from ajet_verl.trainer.losses import ON_POLICY
 
     sent: list[dict[str, Any]] = []
 
@@ -226,7 +226,7 @@ def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
 @pytest.mark.parametrize(("mode", "at_least"), [("sync", 0), ("colocate_async", 0), ("separate_async", 4)])
 def test_the_canary_takes_tokens_of_the_weights_that_the_trainer_has(monkeypatch, mode, at_least):
     """Apart, it has trained on since the last hand-over; in turns, the newest tokens are of its own weights."""
-    from ajet.backbone.verl.trainer import hooks
+    from ajet_verl.trainer import hooks
 
     asked: list[int] = []
     monkeypatch.setattr(hooks, "canary_gap", lambda *_, at_least: asked.append(at_least))
@@ -243,8 +243,8 @@ def test_the_mode_decides_what_we_think_it_does(base):
 
 def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
     """But for `async_save`, which we refuse; and there is no other callback than the one that the config names."""
-    from ajet.backbone.verl.config import checkpoints
-    from ajet.backbone.verl.trainer.process import SavedCallback
+    from ajet_verl.config import checkpoints
+    from ajet_verl.trainer.process import SavedCallback
 
     source = inspect.getsource(base._save_checkpoint)
     saved = source.index("self.actor_rollout_wg.save_checkpoint(")
@@ -310,7 +310,7 @@ def test_the_actors_schedule_is_made_where_we_replace_it(base):
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from ajet.backbone.verl.trainer.workers import LinearActor, LinearDetachedActor
+    from ajet_verl.trainer.workers import LinearActor, LinearDetachedActor
 
     assert "self._build_lr_scheduler(optimizer)" in inspect.getsource(FSDPEngine._build_model_optimizer)
     assert "self.engine.initialize()" in inspect.getsource(TrainingWorker.reset)
@@ -327,7 +327,7 @@ def test_a_group_of_our_workers_passes_a_step():
     from verl.single_controller.ray.base import _bind_workers_method_to_parent
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-    from ajet.backbone.verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
+    from ajet_verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
     assert "self.lr_scheduler.step()" in inspect.getsource(FSDPEngine.lr_scheduler_step)
     for ours in (Actor, DetachedActor, LinearActor, LinearDetachedActor):
@@ -362,7 +362,7 @@ def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
     which waits for verl's constructor."""
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from ajet.backbone.verl.agent import early, workers
+    from ajet_verl.agent import early, workers
 
     assert "await instance._init_agent_loop_workers()" in inspect.getsource(workers.AgentLoopManagerTQ.create)
     monkeypatch.setattr(workers, "Sender", lambda: None)
@@ -394,12 +394,12 @@ def test_agent_loops_begin_in_processes_that_were_started_before(monkeypatch):
 @pytest.fixture
 def servers(monkeypatch):
     """Our module for verl's servers of vLLM, whose build for CPUs verl does not find by its name."""
-    from ajet.backbone.verl.cpu import platform
+    from ajet_verl.cpu import platform
 
     pytest.importorskip("vllm")
     monkeypatch.setattr(metadata, "version", metadata.version)
     platform._name_vllm()
-    from ajet.backbone.verl.trainer import servers
+    from ajet_verl.trainer import servers
 
     return servers
 
@@ -477,7 +477,7 @@ def test_servers_are_those_that_were_started_before(servers, monkeypatch):
 def test_a_server_answers_once_verls_constructor_is_through(servers, monkeypatch):
     from verl.workers.rollout.vllm_rollout import vllm_async_server as theirs
 
-    from ajet.backbone.verl.trainer import server
+    from ajet_verl.trainer import server
 
     assert {"launch_server", "get_master_address", "generate", "sleep", "wake_up"} <= set(servers.methods())
 
@@ -516,7 +516,7 @@ def test_neither_vllm_nor_verl_is_loaded_for_a_servers_handle_or_the_load_balanc
     from ray import cloudpickle
     from verl.workers.rollout import router
 
-    from ajet.backbone.verl.trainer.process import send_load_balancer_whole
+    from ajet_verl.trainer.process import send_load_balancer_whole
 
     send_load_balancer_whole()
     try:
@@ -537,7 +537,7 @@ def test_an_agent_loop_in_anothers_place_that_cannot_begin_is_ended(monkeypatch)
     """Alive it would hold its tasks for ever; the next look at the processes finds it dead."""
     import ray
 
-    from ajet.backbone.verl.agent import workers
+    from ajet_verl.agent import workers
 
     manager = object.__new__(workers.AgentWorkers)
     process = SimpleNamespace(begin=SimpleNamespace(remote=lambda *parts: "begun"))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ajet.backbone.verl.config import verl_config
 from ajet.context_tracker import cut_over_length, timelines
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.model_limits import ModelLimits
@@ -19,6 +18,7 @@ from ajet.gateway import Gateway
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer
+from ajet_verl.config import verl_config
 from tests.image_fixtures import seeing_renderer
 from tests.support.gateways import post
 from tests.verl_fixtures import experiment, without_verl
@@ -89,7 +89,7 @@ def test_positions_of_rows_of_one_length_are_those_of_the_tokens():
     import torch
     from tensordict import TensorDict
 
-    from ajet.backbone.verl.trainer.workers import mended
+    from ajet_verl.trainer.workers import mended
 
     for lengths in ([6, 6, 6], [5, 6, 9], [16, 16, 16, 16]):
         rows = [torch.arange(4 * length).reshape(4, length) + 100 * at for at, length in enumerate(lengths)]
@@ -103,7 +103,7 @@ def test_positions_of_rows_of_one_length_are_those_of_the_tokens():
 def test_the_processors_that_verl_knows():
     from verl.utils.tokenizer import hf_processor
 
-    from ajet.backbone.verl.processors import KNOWN
+    from ajet_verl.processors import KNOWN
 
     assert re.findall(r'case "(\w+)Processor"', inspect.getsource(hf_processor)) == list(KNOWN)
 
@@ -135,7 +135,7 @@ def test_verl_embeds_rows_without_images(kind):
     from transformers import AutoModel, Glm4vConfig, Qwen2VLConfig
     from verl.models.transformers import glm4v, qwen2_vl
 
-    from ajet.backbone.verl.trainer.vision import return_image_features
+    from ajet_verl.trainer.vision import return_image_features
 
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "rope_parameters": {"mrope_section": [1, 1, 2]}}
     text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64, **heads}

@@ -15,10 +15,6 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.backbone.verl import cpu
-from ajet.backbone.verl.launch import VerlRunner
-from ajet.backbone.verl.trainer import reporting
-from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
 from ajet.config import Experiment
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import launch
@@ -26,6 +22,10 @@ from ajet.run.options import LaunchOptions
 from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed, UserError
 from ajet_ray.mailbox import Died, Phase, Stepped
+from ajet_verl import cpu
+from ajet_verl.launch import VerlRunner
+from ajet_verl.trainer import reporting
+from ajet_verl.trainer.reporting import Reporting, Stopped
 from tests.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.verl
@@ -322,7 +322,7 @@ def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
         subprocess.run([sys.executable, "-c", found], env={**os.environ, **more}, capture_output=True, text=True).stdout
         for more in ({}, cpu.environment())
     ]
-    assert "ajet" not in told[0] and told[1].count("ajet.backbone.verl.cpu.vllm_plugin:register") == 1
+    assert "ajet" not in told[0] and told[1].count("ajet_verl.cpu.vllm_plugin:register") == 1
 
 
 @without_verl
@@ -373,7 +373,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: P
 
 @without_verl
 def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
-    from ajet.backbone.verl.train import _config
+    from ajet_verl.train import _config
 
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "What is {n}?"}}\n' for n in range(8)))
     tree = {

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ajet.backbone.verl.config import layer, shown, verl_config
-from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.settings import verl_settings
-from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
 from ajet.config.document import leaves
-from ajet.config.locations import default_config
 from ajet.schema.errors import ConfigError, UserError
+from ajet_verl.config import layer, shown, verl_config
+from ajet_verl.config.credit import credit_settings
+from ajet_verl.descriptor import LAYERS
+from ajet_verl.settings import verl_settings
+from ajet_verl.train import require_one_sampling
 from scripts.reference.configuration import defaults_yaml
 from tests.verl_fixtures import experiment, nested, without_verl
 
@@ -318,8 +318,8 @@ def test_another_version_of_verl_is_refused(monkeypatch):
 
 def test_every_key_that_a_layer_names_exists():
     schema = yaml.safe_load(defaults_yaml())
-    schema["ajet"] |= {"val_repeats": 1, "default_config": "", "sees_images": False}  # what the layer adds
-    for path in sorted((default_config() / "verl").glob("*.yaml")):
+    schema["ajet"] |= {"val_repeats": 1, "verl_layers": "", "sees_images": False}  # what the layer adds
+    for path in sorted(LAYERS.glob("*.yaml")):
         for key in set(re.findall(r"\$\{(ajet\.[a-z_0-9.]+)[}\[]", path.read_text())):
             at(schema, key)
 
@@ -377,7 +377,7 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     code = (
-        "import sys; from ajet.backbone.verl.settings import verl_settings; "
+        "import sys; from ajet_verl.settings import verl_settings; "
         "from tests.verl_fixtures import experiment; verl_settings(experiment()); "
         "print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
     )
@@ -388,7 +388,7 @@ def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
 def test_processes_of_verl_and_vllm_compose_no_configuration():
     """Each imports something of ours, and there are many of them."""
     code = (
-        "import sys; import ajet_ray.mailbox, ajet.backbone.verl.cpu.vllm_plugin; "
+        "import sys; import ajet_ray.mailbox, ajet_verl.cpu.vllm_plugin; "
         "print([name for name in ('ajet.config.compose', 'omegaconf', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

@@ -1,6 +1,6 @@
 """One launch on verl, for what can be seen of a single one: an agent that raises, an agent-loop process that dies, a
 run that is killed with -9 and leaves nothing. (What takes a second launch is in test_verl_kill_and_resume.py; what
-Ray would only repeat is held without it in tests/contract/test_verl_*.py and tests/unit/test_verl_*.py.)
+Ray would only repeat is held without it in the other tests of this folder.)
 """
 
 from __future__ import annotations

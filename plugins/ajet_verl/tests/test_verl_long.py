@@ -14,7 +14,7 @@ from tests.verl_fixtures import without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LENGTH = 32768
 A_TOKEN = 16 * 1024
 """Bytes on a rank; 9.5 thousand were measured. A mask for each block of queries would alone be 64 thousand."""

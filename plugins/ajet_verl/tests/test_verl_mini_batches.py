@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.backbone.verl.trainer.mini_batches import deal
+from ajet_verl.trainer.mini_batches import deal
 
 pytestmark = pytest.mark.verl
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from ajet.backbone.verl.config import ModelLimits, layer, read_limits, verl_config
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
+from ajet_verl.config import ModelLimits, layer, read_limits, verl_config
 from tests.verl_fixtures import experiment, nested
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.backbone.verl.config import verl_config
 from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from tests.contract.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
+from ajet_verl.config import verl_config
+from ajet_verl.tests.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
 from tests.contract.verl_random_trees import FEW_LOGITS
 from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.verl_fixtures import experiment, through_verl, without_verl

@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ajet.backbone.verl.config import ModelLimits, layer, verl_config
 from ajet.schema.errors import ConfigError
+from ajet_verl.config import ModelLimits, layer, verl_config
 from tests.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
@@ -67,7 +67,7 @@ def mini_batches(config: Any) -> None:
     from verl.utils import tensordict_utils
     from verl.workers.engine_workers import TrainingWorker
 
-    from ajet.backbone.verl.trainer.mini_batches import deal
+    from ajet_verl.trainer.mini_batches import deal
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.strategy == "megatron":
@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_backbone_is_refused_as_verl_does(unchecked):
 def test_a_model_says_its_length_as_verl_reads_it(tmp_path):
     from verl.workers.rollout.utils import get_max_position_embeddings
 
-    from ajet.backbone.verl.config import read_limits
+    from ajet_verl.config import read_limits
 
     for config in ('{"max_position_embeddings": 77}', '{"text_config": {"max_position_embeddings": 88}}'):
         (tmp_path / "config.json").write_text(config)

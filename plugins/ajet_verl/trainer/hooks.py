@@ -33,13 +33,13 @@ from ajet.algorithm.mismatch import tightened_metrics
 from ajet.algorithm.replies import replies_of
 from ajet.algorithm.stale_bounds import StaleBounds
 from ajet.algorithm.weights import mini_batch_scale
-from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
-from ajet.backbone.verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
-from ajet.backbone.verl.trainer.mini_batches import TREES, deal
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet_ray.rows import FIELDS, Rebuilt, rebuild
+from ajet_verl.trainer.fresh_tokens import canary_gap
+from ajet_verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
+from ajet_verl.trainer.mini_batches import TREES, deal
 
 LR_SCHEDULE = "ajet_lr_schedule"
 """The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
@@ -74,7 +74,7 @@ class CreditHooks(PPOTrainer):
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
         linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
-        from ajet.backbone.verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
+        from ajet_verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
         actor, detached = (LinearActor, LinearDetachedActor) if linear else (Actor, DetachedActor)
         worker = detached if self.trainer_mode == "separate_async" else actor

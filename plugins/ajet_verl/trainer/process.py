@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from ajet.backbone.verl.agent.early import start
-from ajet.backbone.verl.trainer.reporting import Stopped
 from ajet_ray.mailbox import Phase, Saved, Sender
+from ajet_verl.agent.early import start
+from ajet_verl.trainer.reporting import Stopped
 
 
 class TrainerProcess:
@@ -34,12 +34,12 @@ class TrainerProcess:
             queue = beside.submit(transfer_queue.init, config.transfer_queue)
             from verl.trainer.ppo.v1 import get_trainer_cls
 
-            from ajet.backbone.verl.agent.workers import AgentWorkers
-            from ajet.backbone.verl.trainer import trainers  # noqa: F401 - registers ours
+            from ajet_verl.agent.workers import AgentWorkers
+            from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
 
             send_load_balancer_whole()
             if config.actor_rollout_ref.rollout.name == "vllm":
-                from ajet.backbone.verl.trainer import servers
+                from ajet_verl.trainer import servers
 
                 servers.start(config)
             queue.result()

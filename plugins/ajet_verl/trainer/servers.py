@@ -18,7 +18,7 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ajet.backbone.verl.trainer.server import named
+from ajet_verl.trainer.server import named
 
 
 class Replica(vLLMReplica):

@@ -18,10 +18,10 @@ from verl.trainer.ppo.v1 import (
 
 from ajet.algorithm import opened
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.trainer.hooks import CreditHooks
-from ajet.backbone.verl.trainer.losses import WeightedSum
-from ajet.backbone.verl.trainer.reporting import Reporting
+from ajet_verl.config.credit import credit_settings
+from ajet_verl.trainer.hooks import CreditHooks
+from ajet_verl.trainer.losses import WeightedSum
+from ajet_verl.trainer.reporting import Reporting
 
 POLL_S = 0.25
 """Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""

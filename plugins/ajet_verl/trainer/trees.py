@@ -34,15 +34,15 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from ajet.backbone.local import tree_attention
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
-from ajet.backbone.verl.trainer import ulysses
-from ajet.backbone.verl.trainer.chunked_head import HeadsOutput, Read, gathered_by_itself, read_in_chunks
-from ajet.backbone.verl.trainer.ulysses import Part, SplitPlan, summed
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
 from ajet.schema.batch import Sample
 from ajet.schema.call import Ids
 from ajet.schema.errors import ConfigError
 from ajet.schema.timeline import Timeline
+from ajet_verl.trainer import ulysses
+from ajet_verl.trainer.chunked_head import HeadsOutput, Read, gathered_by_itself, read_in_chunks
+from ajet_verl.trainer.ulysses import Part, SplitPlan, summed
 
 VENDOR = "ajet_trees"
 _VARIABLE = "VERL_ENGINE_VENDOR"

@@ -20,9 +20,9 @@ from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ajet.algorithm.learning_rate import Schedule
-from ajet.backbone.verl.trainer import attention
-from ajet.backbone.verl.trainer.mini_batches import TREES
-from ajet.backbone.verl.trainer.vision import return_image_features
+from ajet_verl.trainer import attention
+from ajet_verl.trainer.mini_batches import TREES
+from ajet_verl.trainer.vision import return_image_features
 
 
 class LinearTraining(TrainingWorker):
@@ -52,7 +52,7 @@ class _Ours:
         worker: Any = self
         trees, fused = bool(worker.config.get(TREES)), attention.asked_for(worker.config)
         if trees:
-            from ajet.backbone.verl.trainer.trees import chosen
+            from ajet_verl.trainer.trees import chosen
         if fused:
             attention.build_by_another(worker.config)
         with chosen(trees) if trees else nullcontext():

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.config.backbones import KeyAdvice
+
 _FILES = (
     "task_reader.type: huggingface_dat_repo with task_reader.huggingface_dat_repo.dataset_path, a Parquet file or a "
     "folder of them"
@@ -113,9 +115,4 @@ SHORT: dict[str, str] = {
 }
 """Names of verl's in sections that have the same name here, and of keys that verl itself does not follow."""
 
-
-def advice(dotted: str) -> str:
-    """What to do with a setting of verl's by that name; "" for one that is not among these."""
-    if dotted in SHORT:
-        return f"verl's {dotted} is here {SHORT[dotted]}"
-    return f"verl's {dotted} is here {HERE[dotted]} (docs/verl_keys.md)" if dotted in HERE else ""
+ADVICE = KeyAdvice(instead=HERE, like=LIKE, unread=UNREAD, switched={DYNAMIC: ROWS}, short=SHORT)
