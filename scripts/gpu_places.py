@@ -37,6 +37,7 @@ COVERED = {
     "plugins/ajet_verl/checkup.py::verl_findings": "doctor",
     "plugins/ajet_ray/cluster/gpus.py::gpus": "verl",
     "plugins/ajet_ray/cluster/gpus.py::refuse_busy": "verl",
+    "plugins/ajet_verl/launch.py::VerlRunner.name_accelerators": "",  # the estimate of a dry run
     "plugins/ajet_verl/settings.py::needs_of": "",  # NPUs
     "plugins/ajet_verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
     "plugins/ajet_verl/config/effective.py::MEGATRON_SIZES": "plugins/ajet_verl/tests/test_verl_refusals.py",

@@ -167,12 +167,12 @@ def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> E
 def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
-    from ajet_ray.engine import ServerEngine
     from ajet_ray.host import Host
     from ajet_ray.mailbox import Closed, Credited, Grant, Stepped, Validated
     from ajet_ray.record import Record
     from ajet_ray.shipped_experiment import KEY as CARRIED
     from ajet_ray.shipped_experiment import restored
+    from ajet_verl.agent.engine import ServerEngine
     from ajet_verl.dataset import TaskRows
     from ajet_verl.train import _config, tickets_of
 

@@ -92,7 +92,7 @@ class Ask:
         from one_turn import question
 
         from ajet.rollout.wiring import open_gateway
-        from ajet_ray.engine import ServerEngine
+        from ajet_verl.agent.engine import ServerEngine
 
         self._setting, self._client, self._width = setting, client, concurrency
         rollout = experiment.ajet.rollout

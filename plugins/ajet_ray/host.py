@@ -1,4 +1,4 @@
-"""Host: what one agent-loop process of verl holds: a gateway, the workflow, the judge.
+"""Host: what one process that plays holds: a gateway, the workflow, the judge.
 
 Invariant: these are the objects of every backbone, in front of verl's servers. All sessions of a task run in one
 process; the first that comes plays the whole group, so that deadlines, retries and limits are the rollout's, and the
@@ -8,15 +8,12 @@ others wait for it.
 from __future__ import annotations
 
 import asyncio
-import gc
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.contract import TokenEngine
 from ajet.environment.pinned import Pins
-from ajet.record.run_directory import redactor_of
 from ajet.rollout import Rollout
 from ajet.rollout.wiring import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
@@ -24,50 +21,10 @@ from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet.tokens.image_tokens import ImageTokens
-from ajet_ray.engine import ServerEngine
-from ajet_ray.mailbox import Closed, Grant, Sender
-from ajet_ray.shipped_experiment import KEY, restored
+from ajet_ray.mailbox import Closed, Grant
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-
-_lock = threading.Lock()
-_host: Host | None = None
-
-
-def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
-    """This process's host. `config`: verl's whole config; `client`: its client for its servers; `processor`: of a model
-    that sees images."""
-    global _host
-    with _lock:
-        if _host is None:
-            sender = Sender()
-            sender.introduce("agent loop")
-            about = config.data[KEY]
-            engine, images = engine_of(config, client, tokenizer, processor)
-            experiment = restored(about)
-            pins = Pins(sender.pin, redactor_of(experiment).tree)
-            told = sender.posted, sender.grant
-            _host = Host(experiment, about["run_id"], engine, tokenizer, *told, images, pins)
-            set_verl_aside()
-        return _host
-
-
-def engine_of(
-    config: Any, client: Any, tokenizer: Any, processor: Any = None
-) -> tuple[ServerEngine, ImageTokens | None]:
-    """verl's servers as this process's engine, and how their model is shown images. The arguments are `host_of`'s."""
-    rollout = config.actor_rollout_ref.rollout
-    longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
-    images = ImageTokens(processor) if processor is not None else None
-    size = len(tokenizer)
-    return ServerEngine(client, max_model_len=longest, vocabulary=size, server=rollout.name, images=images), images
-
-
-def set_verl_aside() -> None:
-    """Else each full collection of garbage looks through verl's half a million objects while nobody answers."""
-    gc.collect()
-    gc.freeze()
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.errors import EngineFailure
 from ajet_ray.cluster.ray_errors import last_line
-from ajet_ray.engine import ServerEngine
+from ajet_verl.agent.engine import ServerEngine
 
 pytestmark = pytest.mark.verl
 

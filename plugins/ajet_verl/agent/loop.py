@@ -13,8 +13,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task
-from ajet_ray.host import host_of
 from ajet_ray.rows import rows
+from ajet_verl.agent.process import host_of
 
 
 class NothingToTrain(AjetError):

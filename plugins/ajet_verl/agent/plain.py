@@ -24,9 +24,10 @@ from ajet.schema.episode import Episode, Split
 from ajet.schema.errors import RunFailed, UserError
 from ajet.task_judge import Judge
 from ajet.task_reader.rows import BadRow, Columns, task_of
-from ajet_ray.host import Servers, engine_of, set_verl_aside
+from ajet_ray.host import Servers
 from ajet_ray.rows import empty_row, unscored_rows
 from ajet_verl.agent.plain_record import keeper_of
+from ajet_verl.agent.process import engine_of, set_verl_aside
 
 if TYPE_CHECKING:
     from ajet.gateway import Gateway

@@ -65,9 +65,9 @@ def parts(tmp_path_factory):
 
 def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
     """Ticket k is for task k."""
-    from ajet_ray.engine import ServerEngine
     from ajet_ray.host import Host
     from ajet_ray.mailbox import Closed, Grant
+    from ajet_verl.agent.engine import ServerEngine
 
     tokenizer = parts.backbone.tokenizer
     client = Servers(parts.backbone.engine, experiment.ajet.seed)

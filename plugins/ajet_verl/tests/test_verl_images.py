@@ -58,7 +58,7 @@ def played(renderer: Renderer, turns: list[dict]) -> Episode:
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_a_server_gets_pictures_and_ids_as_it_wants_them(server):
-    from ajet_ray.engine import ServerEngine
+    from ajet_verl.agent.engine import ServerEngine
 
     asked = []
 
