@@ -168,9 +168,9 @@ def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from ajet_ray import host as host_module
     from ajet_ray.rows import FIELDS
     from ajet_verl.agent import loop as agent_loop
+    from ajet_verl.agent import process as host_module
 
     made = host(parts, parts.experiment, [])
     monkeypatch.setattr(host_module, "_host", made)
