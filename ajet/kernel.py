@@ -14,7 +14,6 @@ PLUGIN = Plugin(
     backbones={
         "debug": "ajet.backbone.descriptors:DEBUG",
         "local": "ajet.backbone.descriptors:LOCAL",
-        "verl": "ajet.backbone.descriptors:VERL",
     },
     algorithms={
         "grpo": "ajet.algorithm.grpo:Grpo",

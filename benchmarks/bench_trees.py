@@ -76,7 +76,7 @@ def work(lengths: list[int], pairs: int, config: Any) -> float:
 
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda",
-    "VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu.platform",
+    "VERL_USE_EXTERNAL_MODULES": "ajet_verl.cpu.platform",
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
 }  # fmt: skip
 """Of a rank on the CPU, but for its number and theirs. It must be there before verl is imported."""
@@ -90,9 +90,9 @@ def engine_of(folder: Path, longest: int = 32768, ranks: int = 1, **common: Any)
     from verl.workers.config import HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    from ajet.backbone.verl.config import verl_config
-    from ajet.backbone.verl.trainer.trees import chosen
     from ajet.config import Experiment
+    from ajet_verl.config import verl_config
+    from ajet_verl.trainer.trees import chosen
 
     tree = {
         "backbone": "verl", "model": {"path": str(folder)}, "rollout": {"max_model_len": longest},

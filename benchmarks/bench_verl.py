@@ -165,7 +165,7 @@ class Launch:
 
 def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
     """`launch`. Whether its limits are kept."""
-    from ajet.backbone.verl import cpu
+    from ajet_verl import cpu
 
     yaml = setting.yaml(folder)
     experiment = experiment_of(yaml)

@@ -36,6 +36,7 @@ class Part:
 
 
 FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/contract", "tests/tutorials"
+VERL = "plugins/ajet_verl/tests"
 PARTS = (
     Part("kills", 1100, (FAULTS, LEARNS, "tests/unit", "tests/store", "tests/workflow", "tests/run"), boots=False),
     Part("mistakes", 900, ("tests/mistakes",), boots=False),
@@ -58,14 +59,14 @@ PARTS = (
     Part("tutorials of worlds and tools", 1100, (f"{TUTORIALS}/test_example_math_agent.py",
                                                  f"{TUTORIALS}/test_example_openenv.py",
                                                  f"{TUTORIALS}/test_example_appworld.py"), boots=False),
-    Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
-    Part("verl modes", 2100, (f"{LEARNS}/test_verl_modes.py", f"{LEARNS}/test_verl_trees_learn.py",
-                              f"{FAULTS}/test_verl_async_resume.py"), boots=True),
-    Part("verl from a store", 800, (f"{FAULTS}/test_verl_from_store.py",), boots=True),
-    Part("verl elsewhere", 1500, (f"{CONTRACT}/test_cluster_slurm.py", f"{LEARNS}/test_verl_vision.py"), boots=True),
+    Part("verl life", 1300, (f"{VERL}/test_verl_kill_and_resume.py", f"{VERL}/test_verl_faults.py"), boots=True),
+    Part("verl modes", 2100, (f"{VERL}/test_verl_modes.py", f"{VERL}/test_verl_trees_learn.py",
+                              f"{VERL}/test_verl_async_resume.py"), boots=True),
+    Part("verl from a store", 800, (f"{VERL}/test_verl_from_store.py",), boots=True),
+    Part("verl elsewhere", 1500, (f"{CONTRACT}/test_cluster_slurm.py", f"{VERL}/test_verl_vision.py"), boots=True),
     Part("trinity", 1500, ("plugins/ajet_trinity/tests",), boots=True),
     Part("aworld on verl", 900, (f"{CONTRACT}/test_aworld_on_verl.py",), boots=True),
-    Part("verl quickstart", 2400, (f"{LEARNS}/test_verl_learns.py",), boots=True),
+    Part("verl quickstart", 2400, (f"{VERL}/test_verl_learns.py",), boots=True),
 )  # fmt: skip
 
 

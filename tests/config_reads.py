@@ -33,7 +33,7 @@ ALL_ALIKE = {
     "ajet.config.idle._value",
     "ajet.record.run_directory._redactor",
 }
-LAYER = "default_config/verl"
+LAYER = "plugins/ajet_verl/layers"
 """The reader of what verl's layers interpolate."""
 OF_THE_CONFIG = ("ajet.config.schema", "ajet.config.view", __name__)
 """Modules whose code reads for whoever calls it."""
@@ -92,7 +92,7 @@ def recorded_reads() -> Iterator[Reads]:
 
     def of_interpolation(node: base.Container, inter_key: str, memo: Any) -> Any:
         key = inter_key.partition("[")[0].removeprefix("ajet.")
-        if key in KEYS and "ajet.backbone.verl.config.layer.verl_config" in _callers(sys._getframe(1)):
+        if key in KEYS and "ajet_verl.config.layer.verl_config" in _callers(sys._getframe(1)):
             reads.setdefault(key, set()).add(LAYER)
         return of_node(node, inter_key, memo)
 

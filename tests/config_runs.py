@@ -159,22 +159,22 @@ def _client(status: Path) -> None:
 
 def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Experiment:
     """A launch on verl that trains one step; see the module."""
-    monkeypatch.setattr("ajet.backbone.verl.train.train_on_verl", _without_ray)
+    monkeypatch.setattr("ajet_verl.train.train_on_verl", _without_ray)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return launched(folder, "verl", "trainer_common.device=cuda", *overrides)
 
 
 def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
-    from ajet.backbone.verl.agent.engine import ServerEngine
-    from ajet.backbone.verl.agent.host import Host
-    from ajet.backbone.verl.dataset import TaskRows
-    from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
-    from ajet.backbone.verl.record import Record
-    from ajet.backbone.verl.shipped_experiment import KEY as CARRIED
-    from ajet.backbone.verl.shipped_experiment import restored
-    from ajet.backbone.verl.train import _config, tickets_of
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
+    from ajet_ray.host import Host
+    from ajet_ray.mailbox import Closed, Credited, Grant, Stepped, Validated
+    from ajet_ray.record import Record
+    from ajet_ray.shipped_experiment import KEY as CARRIED
+    from ajet_ray.shipped_experiment import restored
+    from ajet_verl.agent.engine import ServerEngine
+    from ajet_verl.dataset import TaskRows
+    from ajet_verl.train import _config, tickets_of
 
     config, order, words, tokenizer = _config(experiment, run, sink, own=True)
     tickets = tickets_of(experiment, run, config, order)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ajet.backbone.verl import cpu
-from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.engine.embedded import shipped_folder
 from ajet.integration.aworld import packages
+from ajet_ray.cluster.leftovers import RANDOM
 from ajet_testing.left_behind import mapped
+from ajet_verl import cpu
 
 EXAMPLE = packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
 POSITIONS = 4096

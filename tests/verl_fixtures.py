@@ -40,7 +40,7 @@ def through_verl(folder: Path, worlds: list[dict[str, Any]]) -> dict[int, dict[s
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in worlds]
     own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
     own |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the stores are ours to serve
-    own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu.platform", "HF_HUB_OFFLINE": "1"}
+    own |= {"VERL_USE_EXTERNAL_MODULES": "ajet_verl.cpu.platform", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.contract.verl_update", str(folder), *(str(store.port) for store in stores)]
     subprocess.run(command, cwd=ROOT, env=os.environ | own, check=True, timeout=900)
     return {world: pickle.loads((folder / f"{world}.results").read_bytes()) for world in range(1, len(worlds) + 1)}

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.schema.episode import Episode, Outcome
+from ajet_ray.cluster.leftovers import RANDOM
 from ajet_testing.left_behind import mapped
 from tests.ajet_command import ajet, environment, metric_rows, start
 

@@ -14,7 +14,6 @@ DEBUGS_OWN = "it is the debug backbone's own"
 NO_VALIDATION = "no held-out tasks are played"
 ONE_DEVICE = "model and engine are on one device here"
 NO_CLUSTER = "the local backbone is one process on one device"
-VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
 ONLY_TRINITY = "only the trinity backbone reads it"
 FROM_STORE = "only `--from-store` reads it"
 STEP_ENDS = "only `--from-store` waits so long, for groups that are being played; a step with its groups always ends"
@@ -95,32 +94,4 @@ LOCAL = Descriptor(
         "debug": DEBUGS_OWN,
     },
     extra="local",
-)
-VERL = Descriptor(
-    "verl",
-    "trains on Ray, on one machine or many",
-    can=frozenset({"trains", "streams", "decouples", "replaces", "spreads"}),
-    runner="ajet.backbone.verl.launch->VerlRunner",
-    roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
-    sections=(
-        *("model_engine", "actor_rollout_ref", "data", "critic", "custom_reward_function", "reward_model"),
-        *("sandbox_fusion", "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler"),
-        *("skip", "ray_kwargs"),
-    ),
-    shares_gpus=True,
-    defaults_page="docs/verl_keys.md",
-    filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
-    idle={
-        **dict.fromkeys(TIMES, FROM_STORE),
-        "rollout.engine": VERLS_SERVERS,
-        "rollout.vllm": VERLS_SERVERS,
-        "rollout.endpoint": TEXT_ONLY,
-        "rollout.n_vllm_engine": ONLY_TRINITY,
-        "trainer_common.trinity_only__n_vllm_engine": ONLY_TRINITY,
-        "rollout.submit_oversample_multiplier": "verl plays the groups that a batch needs, not more",
-        "trainer_common.threads": "Ray says how many verl's processes have",
-        "trainer_common.grace": STEP_ENDS,
-        "debug": DEBUGS_OWN,
-    },
-    extra="verl",
 )

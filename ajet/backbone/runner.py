@@ -186,6 +186,11 @@ class Runner:
         """The backbone's own configuration, as further YAML documents of `ajet config show`."""
         return ""
 
+    def name_accelerators(self) -> str | None:
+        """Return the product names of this machine's accelerators, of which `ajet plan` estimates memory and time of a
+        step; "" if they are not known, None if the machine has none."""
+        return ""
+
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """What `ajet doctor` says of its packages, if anything. `needed`: an experiment will use it."""
         return []

@@ -7,7 +7,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -58,6 +58,33 @@ IN_WORDS: Mapping[Capability, str] = {
 
 
 @dataclass(frozen=True)
+class KeyAdvice:
+    """What is written below `ajet` in place of a backbone's own keys that no layer of it fills.
+
+    Keys are dotted, without the backbone's name.
+    """
+
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Of keys in sections that the backbone does not read, or that ajet has, too: what to write."""
+    like: Mapping[str, str] = field(default_factory=dict)
+    """Of keys that a key of ours decides without filling it as it is: the name of ours."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Of keys in sections that the backbone reads, which decide nothing in a run of ajet's: what does."""
+    switched: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further such keys, by the key that makes them count where the user sets it to false."""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """Of the backbone's names in sections that have the same name here: the name of ours."""
+
+    def list_unread(self, off: Collection[str] = ()) -> dict[str, str]:
+        """Return the keys that decide nothing; `off`: the keys of `switched` that the user sets to false."""
+        found = dict(self.unread)
+        for switch, keys in self.switched.items():
+            if switch not in off:
+                found |= keys
+        return found
+
+
+@dataclass(frozen=True)
 class Descriptor:
     """A backbone's name, abilities and places, known without importing it."""
 
@@ -83,6 +110,8 @@ class Descriptor:
     """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
     defaults_page: str = ""
     """The page that compares its own defaults with ours, where they differ."""
+    advice: KeyAdvice = field(default_factory=KeyAdvice)
+    """What an error or a remark says of keys of its own that `filled` does not relate to ours."""
     shares_gpus: bool = False
     """True if its trainer and its engine take turns on the same GPUs, over which the weights are sharded."""
     idle: Mapping[str, str | None] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Keys that somebody set and that have no effect here.
 
 Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the backbone's
-descriptor, from the tables of accepted ones and of verl's, and from the layers; nothing is refused for it. Each has one
+descriptor, from the table of accepted ones, and from the layers; nothing is refused for it. Each has one
 line: the key, where it was set, and why it does nothing or what does it instead. Keys of a section with one reason
 share a line. Of a file that ajet wrote, which holds every key, only what is no default was set by anybody.
 """
@@ -27,7 +27,6 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
-from ajet.config.schema.verls import DYNAMIC, HERE, LIKE, ROWS, UNREAD
 from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
@@ -183,8 +182,12 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
 def _decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
     """Keys of the chosen backbone's own that a run does not follow."""
     chosen = described(config.backbone)
-    counts_rows = any(layer.value(path) is False for layer in users for path in _places_of(DYNAMIC, chosen))
-    for key, why in (UNREAD | ({} if counts_rows else ROWS)).items():
+    off = [
+        switch
+        for switch in chosen.advice.switched
+        if any(layer.value(path) is False for layer in users for path in _places_of(switch, chosen))
+    ]
+    for key, why in chosen.advice.list_unread(off).items():
         for path in _places_of(key, chosen):
             layer = last_with(path, users)
             if layer is None or layer.value(path) in (None, False) or _is_said_by_ours(key, layer.value(path), config):
@@ -220,9 +223,10 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) 
     own = path[1:] if path[0] == owner.name else path
     near, dotted = nearest_of_ours(own, owner.filled), ".".join(map(str, own))
     if near is None:
-        if dotted in LIKE:
-            return f"it is {owner.name}'s own; here `ajet.{LIKE[dotted]}` is its like"
-        here = (HERE | UNREAD | ROWS).get(dotted, "")
+        advice = owner.advice
+        if dotted in advice.like:
+            return f"it is {owner.name}'s own; here `ajet.{advice.like[dotted]}` is its like"
+        here = {**advice.instead, **advice.list_unread()}.get(dotted, "")
         return f"it is {owner.name}'s own; here it is {here}" if here else ""
     ours: Any = config
     for name in near.key.split(".")[1:]:

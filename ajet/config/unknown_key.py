@@ -16,7 +16,7 @@ from ajet.config.document import leaves
 from ajet.config.keys import first_names, nearest_key
 from ajet.config.nearest_key import list_counterparts, nearest_of_ours
 from ajet.config.plugins import describe_broken
-from ajet.config.schema import agentrl, verls
+from ajet.config.schema import agentrl
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
@@ -52,7 +52,7 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = nearest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
-    brought = verls.advice(shown) or REMOVED.get(shown, "")
+    brought = _find_advice(shown) or REMOVED.get(shown, "")
     if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
         brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
     if brought:
@@ -92,10 +92,21 @@ def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
     dotted = ".".join(own)
     if (near := nearest_of_ours(own, owner.filled)) is not None:
         yield near.key
-    elif like := (verls.LIKE | verls.SHORT).get(dotted):
+    elif like := {**owner.advice.like, **owner.advice.short}.get(dotted):
         yield f"ajet.{like}"
-    elif here := (verls.HERE | verls.UNREAD | verls.ROWS).get(dotted):
+    elif here := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
         yield here
+
+
+def _find_advice(dotted: str) -> str:
+    """Return what a backbone's descriptor says of a key of its own by that name; "" if none knows it."""
+    for owner in shipped().values():
+        if (ours := owner.advice.short.get(dotted)) is not None:
+            return f"{owner.name}'s {dotted} is here {ours}"
+        if (ours := owner.advice.instead.get(dotted)) is not None:
+            page = f" ({owner.defaults_page})" if owner.defaults_page else ""
+            return f"{owner.name}'s {dotted} is here {ours}{page}"
+    return ""
 
 
 def _find_by_last_name(name: str) -> str:
@@ -106,8 +117,12 @@ def _find_by_last_name(name: str) -> str:
         for path, near in list_counterparts(owner.filled).items()
         if path[-1] == name
     }
-    others = verls.UNREAD | verls.ROWS | verls.LIKE | verls.SHORT
-    found |= {("verl", key, ours) for key, ours in others.items() if key.rpartition(".")[2] == name}
+    found |= {
+        (owner.name, key, ours)
+        for owner in shipped().values()
+        for key, ours in {**owner.advice.list_unread(), **owner.advice.like, **owner.advice.short}.items()
+        if key.rpartition(".")[2] == name
+    }
     if len({ours for *_, ours in found}) != 1:
         return ""
     owner, key, ours = min(found)

@@ -2,7 +2,7 @@
 
 Only the roots that a descriptor names are read there (`roots`); its other sections (`sections`) count below the
 backbone's name alone. The counterparts of their keys come from the layers that fill them (`nearest_key`) and the tables
-of `schema.verls`; there is no other list.
+of its descriptor (`advice`); there is no other list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ajet.config.backbones import Descriptor
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import find_first_filled, nearest_of_ours
-from ajet.config.schema.verls import HERE, LIKE
 
 _DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
 JUDGE = "ajet.task_judge.judge_protocol"
@@ -163,6 +162,7 @@ def _advise(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tup
         return JUDGE, judge, f"not read; set {JUDGE}: {judge}"
     if path in _FILES and (folder := _find_data_folder(value)):
         return _DATA_SET, folder, f"not read; set {_DATA_SET}: {folder}"
-    if dotted in LIKE:
-        return f"ajet.{LIKE[dotted]}", value, f"not read; set ajet.{LIKE[dotted]}"
-    return "", None, f"not read; here it is {HERE[dotted]}" if dotted in HERE else ""
+    if (like := owner.advice.like.get(dotted)) is not None:
+        return f"ajet.{like}", value, f"not read; set ajet.{like}"
+    here = owner.advice.instead.get(dotted)
+    return "", None, f"not read; here it is {here}" if here is not None else ""

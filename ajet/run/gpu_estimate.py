@@ -22,9 +22,10 @@ from ajet.run.footprint import (
     estimate_activations,
     estimate_cache,
 )
+from ajet.run.runner import runner_of
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
+    from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
 
 GpuName = Literal["H200", "H100", "A100", "L40S", "4090"]
@@ -204,20 +205,16 @@ def count_gpus(settings: AjetConfig) -> int:
     return max(1, settings.trainer_common.nnodes * settings.trainer_common.n_gpus_per_node)
 
 
-def find_own_gpu(settings: AjetConfig, *, on_cluster: bool = False) -> GpuName | None:
+def find_own_gpu(experiment: Experiment, *, on_cluster: bool = False) -> GpuName | None:
     """Return the GPU that a run started here would use: this machine's, or H100 where that is not known; None if the
     run would be on the CPU.
 
     Args:
         on_cluster: True if the run joins a cluster, whose machines have GPUs.
     """
-    from ajet.backbone.verl.cluster.gpus import gpus
-    from ajet.backbone.verl.settings import find_device
-
-    if on_cluster or settings.trainer_common.device not in ("auto", "cpu"):
+    device = experiment.ajet.trainer_common.device
+    if on_cluster or device not in ("auto", "cpu"):
         return "H100"
-    found = gpus()
-    if settings.trainer_common.device == "cpu" or find_device(found[0].total if found else None) == "cpu":
+    if device == "cpu" or (names := runner_of(experiment.backbone).name_accelerators()) is None:
         return None
-    names = " ".join(each.name for each in found)
     return next((name for name in GPUS if name in names), "H100")

@@ -108,7 +108,7 @@ def show_plan(
             do="start it: the rows are read and counted before the first step",
         )
     require_launchable(experiment, from_store, here=here)
-    estimated = find_own_gpu(experiment.ajet, on_cluster=on_cluster) if is_own else gpu
+    estimated = find_own_gpu(experiment, on_cluster=on_cluster) if is_own else gpu
     store = None
     if "trains" in experiment.backbone.can:
         if from_store is not None:

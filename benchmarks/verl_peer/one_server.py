@@ -91,8 +91,8 @@ class Ask:
     def __init__(self, setting: Setting, experiment: Any, client: Any, tokenizer: Any, concurrency: int) -> None:
         from one_turn import question
 
-        from ajet.backbone.verl.agent.engine import ServerEngine
         from ajet.rollout.wiring import open_gateway
+        from ajet_verl.agent.engine import ServerEngine
 
         self._setting, self._client, self._width = setting, client, concurrency
         rollout = experiment.ajet.rollout
@@ -156,8 +156,8 @@ def main() -> None:
     setting = Setting(**json.loads(Path(sys.argv[1]).read_text()))
     experiment = experiment_of(Path(sys.argv[2]))
     rounds, concurrency = int(sys.argv[3]), int(sys.argv[4])
-    from ajet.backbone.verl.cluster.ray_cluster import QUIET, connected, needs_of
-    from ajet.backbone.verl.settings import environment_of
+    from ajet_ray.cluster.ray_cluster import QUIET, connected
+    from ajet_verl.settings import environment_of, needs_of
 
     ours, theirs = configs(experiment)
     environment = environment_of(ours)
@@ -182,8 +182,8 @@ def measure(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds: i
     """With somebody who takes what ours posts for the record, and knows what its tickets are for."""
     import ray
 
-    from ajet.backbone.verl.mailbox import Grant, open_mailbox
     from ajet.task_reader import TaskOrder, open_reader
+    from ajet_ray.mailbox import Grant, open_mailbox
 
     mailbox, ended = open_mailbox(), threading.Event()
     order = TaskOrder(open_reader(experiment).tasks("train"), seed=experiment.ajet.seed)
@@ -214,8 +214,8 @@ def take_turns(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.llm_server import LLMServerManager
 
-    from ajet.backbone.verl.agent.workers import AgentWorkers
-    from ajet.backbone.verl.dataset import TaskRows
+    from ajet_verl.agent.workers import AgentWorkers
+    from ajet_verl.dataset import TaskRows
 
     ours, theirs = OmegaConf.create(ours), OmegaConf.create(theirs)
     tq.init(ours.transfer_queue)

@@ -107,10 +107,10 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """verl's whole config as ours composes it, and the same for verl's own loop, data set and reward."""
     from copy import deepcopy
 
-    from ajet.backbone.verl.settings import verl_settings
-    from ajet.backbone.verl.shipped_experiment import KEY, carried
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of
+    from ajet_ray.shipped_experiment import KEY, carried
+    from ajet_verl.settings import verl_settings
 
     folder = folder_of(locate(experiment.ajet.model.path, base=experiment.base))
     ours = verl_settings(experiment, model_folder=folder)

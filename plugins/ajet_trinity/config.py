@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.cluster.gpus import gpus
-from ajet.backbone.verl.cluster.resources import Demand
-from ajet.backbone.verl.config.resolvers import register
 from ajet.config.validate import together
 from ajet.schema.errors import ConfigError
+from ajet_ray.cluster.gpus import gpus
+from ajet_ray.cluster.resources import Demand
+from ajet_ray.resolvers import register
 from ajet_trinity.descriptor import LAYERS
 from ajet_trinity.users_section import BOTH, TRAIN, of_section
 

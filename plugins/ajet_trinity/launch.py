@@ -50,7 +50,7 @@ class TrinityRunner(Runner):
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
         """A port for each gateway. On GPUs the command goes on in Trinity's own
         environment, if there is one."""
-        from ajet.backbone.verl.cluster.gateway_port import require_gateways
+        from ajet_ray.cluster.gateway_port import require_gateways
         from ajet_trinity.config import device_of, trinity_config
         from ajet_trinity.own_environment import go_on_in, python_there
 
@@ -66,8 +66,8 @@ class TrinityRunner(Runner):
 
     def shown(self, experiment: Experiment) -> str:
         """Trinity's config, but for its own defaults, and without secrets."""
-        from ajet.backbone.verl.config.layer import printable
         from ajet.config.document import dump_yaml
+        from ajet_ray.printable import printable
         from ajet_trinity.config import trinity_config
         from ajet_trinity.package import VERSION
 
@@ -98,6 +98,6 @@ class TrinityRunner(Runner):
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
         """Merge the shards: its trainer's are verl's."""
-        from ajet.backbone.verl.merge import merge
+        from ajet_ray.merge import merge
 
         merge(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.mailbox import Assigned, Letter, Saved, Stepped
-from ajet.backbone.verl.record import Record
+from ajet_ray.mailbox import Assigned, Letter, Saved, Stepped
+from ajet_ray.record import Record
 
 if TYPE_CHECKING:
     from ajet.backbone.runner import Sink
-    from ajet.backbone.verl.tickets import Tickets
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet_ray.tickets import Tickets
 
 BACKBONE = "trinity"
 """The entry of a checkpoint's state that says whose form it is in."""

@@ -1,7 +1,7 @@
 """Train on Trinity, as the process that the person started sees it: start, listen, record, end.
 
 Invariants: what is wrong in the configuration is said before Ray starts; a run that took fewer steps than it was asked
-for, and was not asked to stop, has failed. How the launch itself goes, and ends, is `ajet.backbone.verl.on_ray`'s.
+for, and was not asked to stop, has failed. How the launch itself goes, and ends, is `ajet_ray.on_ray`'s.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
-from ajet.backbone.verl.cluster.gpus import refuse_busy
-from ajet.backbone.verl.cluster.ray_cluster import Needs
-from ajet.backbone.verl.on_ray import address_of, ended_by, run_on_ray
-from ajet.backbone.verl.tickets import Tickets, open_verl_store
-from ajet.backbone.verl.train import store_tickets_of
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
+from ajet_ray.cluster.gpus import refuse_busy
+from ajet_ray.cluster.ray_cluster import Needs
+from ajet_ray.on_ray import address_of, ended_by, run_on_ray
+from ajet_ray.store_tickets import store_tickets_of
+from ajet_ray.tickets import Tickets, open_verl_store
 from ajet_trinity import cpu
 from ajet_trinity.config import Launch, demand_of, device_of, trinity_config
 from ajet_trinity.package import require_trinity
@@ -32,10 +32,10 @@ from ajet_trinity.processes.here import told
 from ajet_trinity.record import BACKBONE, TrinityRecord
 
 if TYPE_CHECKING:
-    from ajet.backbone.verl.cluster.resources import Demand
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.tokens import Renderer
+    from ajet_ray.cluster.resources import Demand
 
 FOLDER = "trinity"
 """Of the run: what Trinity keeps while it runs. Only a checkpoint outlives a launch."""

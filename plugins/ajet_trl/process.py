@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def main() -> int:
     """Answers the exit code."""
     threading.Thread(target=_ends_with_its_starter, daemon=True).start()
-    from ajet.backbone.verl.shipped_experiment import restored
     from ajet.record import RunDirectory
+    from ajet_ray.shipped_experiment import restored
 
     told = json.loads(Path(sys.argv[1]).read_text())
     try:

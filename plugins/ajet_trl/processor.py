@@ -41,7 +41,7 @@ class TrlTrainer(RunProcessor):
         """Run it in a process that finds TRL. Raises UserError; RunFailed where the process ends without a word."""
         experiment = self.experiment()
         experiment.require_ready()
-        from ajet.backbone.verl.shipped_experiment import carried
+        from ajet_ray.shipped_experiment import carried
 
         with TemporaryDirectory(prefix="ajet-trl-") as folder:
             told, said = Path(folder) / "told.json", Path(folder) / "failed.json"

@@ -18,8 +18,8 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 ALGORITHMS = "<!-- Generated from the algorithms by `make docs`. -->"
-VERLS_DEFAULTS = "<!-- Defaults: generated from ajet/config/schema/verls.py by `make docs`. -->"
-VERLS_KEYS = "<!-- verl's keys: generated from default_config/verl by `make docs`. -->"
+VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
+VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "ajet/record/viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
 
@@ -61,11 +61,11 @@ def algorithms_md() -> str:
 def verl_keys_md() -> str:
     """The page with its tables: verl's defaults that ajet replaces, and each key of verl's that a layer fills from one
     of ours, or that has a like."""
-    from ajet.backbone.descriptors import VERL
-    from ajet.backbone.verl.config.defaults import list_replaced_defaults, spell_value
     from ajet.config import Experiment
     from ajet.config.nearest_key import list_counterparts
-    from ajet.config.schema.verls import HERE, LIKE, ROWS, UNREAD
+    from ajet_verl.config.defaults import list_replaced_defaults, spell_value
+    from ajet_verl.descriptor import VERL
+    from ajet_verl.verls import HERE, LIKE, ROWS, UNREAD
 
     filled = {".".join(map(str, path)): near for path, near in list_counterparts(VERL.filled).items()}
     cells = {

@@ -33,7 +33,7 @@ STAND_INS = ("tests.contract.verl_update", "tests.verl_update")
 """The second is where the first version that is compared has them."""
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 ON_CPU = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": "0", "HF_HUB_OFFLINE": "1"}
-PLUGIN = {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu.platform"}
+PLUGIN = {"VERL_USE_EXTERNAL_MODULES": "ajet_verl.cpu.platform"}
 
 
 def main(out: Path) -> None:
@@ -44,7 +44,7 @@ def main(out: Path) -> None:
     import torch
     from safetensors.numpy import save_file
 
-    from tests.contract.test_verl_credit import scenarios
+    from ajet_verl.tests.test_verl_credit import scenarios
 
     verl_update: Any = import_module(next(name for name in STAND_INS if find_spec(name)))
     torch.set_num_threads(1)

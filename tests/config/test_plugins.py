@@ -13,6 +13,7 @@ import pytest
 from ajet.config import Experiment, load_experiment
 from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.schema.extended import PluginKeys
+from ajet.run.gpu_estimate import find_own_gpu
 from ajet.schema.errors import ConfigError
 
 KEYS = """
@@ -151,3 +152,37 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
     install("lists", "trackers={'list': 'lists.code:List'}")
     monkeypatch.setenv("AJET_PLUGINS", "lists.plugin:PLUGIN")
     assert find_part("tracker", "list") is not None and find_part("tracker", "board") is None
+
+
+PLAIN = """
+from ajet.backbone.runner import Runner
+from ajet.config.backbones import Descriptor, KeyAdvice
+
+ADVICE = KeyAdvice(unread={"steps.old": "data.seed"}, switched={"steps.by_rows": {"steps.rows": "data.tokens"}})
+PLAIN = Descriptor(
+    "plain", "trains elsewhere", can=frozenset({"trains"}), runner="plains.code:PlainRunner",
+    roots=("plain", "steps"), advice=ADVICE,
+)
+
+
+class PlainRunner(Runner):
+    def name_accelerators(self) -> str | None:
+        return "NVIDIA L40S"
+"""
+
+
+def test_a_backbone_advises_on_its_own_keys(install: Install, tmp_path: Path) -> None:
+    install("plains", "backbones={'plain': 'plains.code:PLAIN'}", code=PLAIN)
+    given = "ajet: {backbone: plain}\nsteps: {old: 1, rows: 2, kept: 3}\n"
+    found = {each.name: each.why for each in load(tmp_path, given).idle()}
+    assert found.keys() == {"steps.old", "steps.rows"}
+    assert "data.seed" in found["steps.old"] and "data.tokens" in found["steps.rows"]
+    switched = load(tmp_path, f"{given}plain: {{steps: {{by_rows: false}}}}\n")
+    assert [each.name for each in switched.idle()] == ["steps.old"]
+
+
+def test_a_runner_names_the_accelerators(install: Install, tmp_path: Path) -> None:
+    install("plains", "backbones={'plain': 'plains.code:PLAIN'}", code=PLAIN)
+    experiment = load(tmp_path, "ajet: {backbone: plain}")
+    assert find_own_gpu(experiment) == "L40S"
+    assert find_own_gpu(load(tmp_path, "ajet: {backbone: plain, trainer_common: {device: cpu}}")) is None

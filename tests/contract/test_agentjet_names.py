@@ -12,7 +12,6 @@ import pytest
 
 import ajet
 from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, WorkflowTask, bp
-from ajet.backbone.verl.on_ray import address_of
 from ajet.cli import launcher
 from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
 from ajet.config import load_experiment
@@ -21,6 +20,7 @@ from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
+from ajet_ray.on_ray import address_of
 from tests.support.rollouts import stage
 from tests.workflow_fixtures import scene
 

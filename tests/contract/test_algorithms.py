@@ -14,13 +14,13 @@ import pytest
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.registry import KEY
-from ajet.backbone.verl.config.credit import ESTIMATOR, unsupported
 from ajet.config import AjetConfig, Experiment, recorded_experiment
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts
 from ajet.config.schema.base import described, walk
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
+from ajet_verl.config.credit import ESTIMATOR, unsupported
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT, blocks
 from tests.local_fixtures import config_of, episode_of, group_of

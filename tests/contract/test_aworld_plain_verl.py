@@ -79,8 +79,8 @@ def worker(folder: Any, monkeypatch: pytest.MonkeyPatch, script: Any, target: st
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 
-    from ajet.backbone.verl.agent import plain
-    from ajet.backbone.verl.agent.plain_record import PlainRecord
+    from ajet_verl.agent import plain
+    from ajet_verl.agent.plain_record import PlainRecord
 
     class Here:
         def __init__(self, experiment: Any) -> None:

@@ -73,7 +73,7 @@ def test_rays_processes_load_this_one_before_the_working_directory_counts(clone)
     pytest.importorskip("ray")
     from ray import cloudpickle
 
-    from ajet.backbone.verl.cluster.own_package import hook
+    from ajet_ray.cluster.own_package import hook
 
     assert hook([str(clone / "agent"), str(Path(ajet.__file__).parents[1])]) == {}
     (load,) = hook([str(clone)]).values()

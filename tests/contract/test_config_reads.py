@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
 from ajet.config.plugins import find_parts
 from ajet.record import EpisodeFiles
+from ajet_verl.config import verl_config
 from tests.ajet_command import metric_rows
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
 from tests.config_runs import launched, loaded, on_verl, scorers_recorded, served

@@ -356,7 +356,7 @@ class Folder:
 
 def test_a_run_keeps_its_rubrics_and_verls_workers_find_them(made, server, tmp_path):
     """With what travels to them; nothing is made twice, and a run goes on by no others."""
-    from ajet.backbone.verl.shipped_experiment import carried, restored
+    from ajet_ray.shipped_experiment import carried, restored
 
     experiment = made(judge={"cache": False})
     require_rubrics(experiment, Folder(tmp_path))

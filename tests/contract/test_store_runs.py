@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.verl.tickets import open_verl_store
 from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
@@ -22,6 +21,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Address, Kept, SqliteStore, Store, open_shared, store_address
 from ajet.task_reader import TaskOrder
+from ajet_ray.tickets import open_verl_store
 from tests.mongod import Mongod
 from tests.record_fixtures import episode, failed
 

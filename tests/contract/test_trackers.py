@@ -226,7 +226,7 @@ def test_each_form_is_the_same_on_each_backbone(told: str | list[str], backbone:
     with open_run(conf, backbone, tmp_path / "runs") as run:
         kinds = tracker_kinds(run)
     wanted = ["ConsoleTracker", "TensorboardTracker"] if isinstance(told, list) else ["TensorboardTracker"]
-    assert kinds == ([] if backbone == "debug" else wanted)  # and verl's own are none: tests/unit/test_verl_layer.py
+    assert kinds == ([] if backbone == "debug" else wanted)  # and verl's own are none: ajet_verl's test_verl_layer.py
 
 
 def test_a_record_names_no_service_to_tell(tmp_path: Path) -> None:

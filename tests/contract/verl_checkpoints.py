@@ -21,7 +21,7 @@ KINDS = ("fsdp2", "fsdp1", "lora", "single")
 
 def main(rank: int, folder: Path) -> None:
     """Save every kind."""
-    from ajet.backbone.verl import cpu
+    from ajet_verl import cpu
 
     os.environ.update(cpu.environment())
     import torch
@@ -97,7 +97,7 @@ def save(model: Any, folder: Path) -> None:
 
 def both(folder: Path) -> int:
     """Both ranks, forked from here, where what they share is imported."""
-    from ajet.backbone.verl import cpu
+    from ajet_verl import cpu
 
     os.environ.update(cpu.environment())
     import verl.utils.checkpoint.fsdp_checkpoint_manager  # noqa: F401

@@ -114,7 +114,7 @@ def batch(rows: list[tuple[list[int], int]], budget: int) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    from ajet.backbone.verl.trainer.losses import GAP, ON_POLICY, WEIGHTS
+    from ajet_verl.trainer.losses import GAP, ON_POLICY, WEIGHTS
 
     draw = np.random.default_rng(len(rows))
 
@@ -191,7 +191,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
     from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
     from ajet.backbone.local import tree_attention
-    from ajet.backbone.verl.trainer.losses import WeightedSum
+    from ajet_verl.trainer.losses import WeightedSum
     from tests.local_fixtures import config_of
 
     assert engine.packed

@@ -112,7 +112,7 @@ class Group:
 
 
 def worker_of(config: Any, role: str) -> Any:
-    from ajet.backbone.verl.trainer.workers import Actor, LinearActor
+    from ajet_verl.trainer.workers import Actor, LinearActor
 
     kind = LinearActor if config.trainer.ajet_lr_schedule == "linear" else Actor
     worker = kind(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
@@ -127,9 +127,9 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
 
     from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
-    from ajet.backbone.verl.config.credit import credit_settings
-    from ajet.backbone.verl.trainer.hooks import CreditHooks
-    from ajet.backbone.verl.trainer.losses import WeightedSum
+    from ajet_verl.config.credit import credit_settings
+    from ajet_verl.trainer.hooks import CreditHooks
+    from ajet_verl.trainer.losses import WeightedSum
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)
@@ -152,7 +152,7 @@ def play(queue: Queue, groups: list[Any]) -> Any:
     from transfer_queue import KVBatchMeta
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-    from ajet.backbone.verl.rows import rows
+    from ajet_ray.rows import rows
 
     keys, tags = [], []
     for number, group in enumerate(groups):
@@ -245,7 +245,7 @@ def one_name_for_padding() -> None:
 
     from verl.trainer.ppo import padding_utils
 
-    from ajet.backbone.verl.trainer import hooks
+    from ajet_verl.trainer import hooks
 
     draw = random.Random(0)
     named: Any = SimpleNamespace(uuid4=lambda: uuid.UUID(int=draw.getrandbits(128)))
@@ -268,7 +268,7 @@ def main(folder: Path, ports: list[str]) -> int:
     import verl.trainer.ppo.v1
     import verl.workers.engine_workers  # noqa: F401
 
-    import ajet.backbone.verl.trainer.hooks  # noqa: F401
+    import ajet_verl.trainer.hooks  # noqa: F401
 
     gc.freeze()
     gc.enable()

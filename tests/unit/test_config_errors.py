@@ -29,7 +29,7 @@ def refused(tmp_path, text, *overrides, **more) -> ConfigError:
         ("ajet:\n  rollout:\n    num_repeat:\n", ":3:", ["None", "integer"]),
         ("ajet:\n  rollout: [1]\n", ":2:12", ["a mapping of keys"]),
         ("ajet:\n  task_reader: {type: jsonl}\n", ":2:23", ["one of ", "did you mean jsonl_dataset_file?"]),
-        ("ajet:\n  backbone: verll\n", ":2:13", ["one of debug, local, verl, trinity", "did you mean verl?"]),
+        ("ajet:\n  backbone: verll\n", ":2:13", ["one of debug, local, trinity, verl", "did you mean verl?"]),
         ("ajet:\n  task_reader:\n    type: jsonl\n", ":3:11", ["jsonl_dataset_file", "reference"]),
         ("ajet:\n  trainer_common:\n    logger: [console, wandbb]\n", ":3:13", ["wandb"]),
         ("ajet:\n  trainer_common:\n    optim: {betas: [0.9]}\n", ":3:", ["betas"]),

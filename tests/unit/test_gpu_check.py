@@ -16,12 +16,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from ajet.backbone.verl.config import ModelLimits, verl_config
 from ajet.config import load_experiment
 from ajet.config.schema.experiment import AjetConfig
 from ajet_testing.packages import find_packages, list_sources
 from ajet_trinity import own_environment
 from ajet_trinity.config import refuse
+from ajet_verl.config import ModelLimits, verl_config
 from tests.verl_fixtures import without_verl
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,5 +2,5 @@
 
 In: a store that many processes share, the settings, closed groups. Out: policies for samplers, groups that are fresh
 enough for a step. Invariant: nothing here knows who computes the update; `ajet.run.sampling.from_store` (a backbone in
-the run's own process) and `ajet.backbone.verl.store_tickets` both stand on it.
+the run's own process) and `ajet_ray.store_tickets` both stand on it.
 """

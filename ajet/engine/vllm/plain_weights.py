@@ -1,7 +1,7 @@
 """On a CPU, vLLM's linear layers keep their weights as they were loaded.
 
 vLLM would pack a copy of each weight for its kernels and drop the parameter, so that no second load could reach it.
-Our worker calls `keep_weights_plain` itself; where verl starts vLLM, a plug-in does (`backbone/verl/cpu`). Invariant:
+Our worker calls `keep_weights_plain` itself; where verl starts vLLM, a plug-in does (`ajet_verl.cpu`). Invariant:
 nothing changes on a machine with an accelerator, nor in anybody else's vLLM.
 """
 

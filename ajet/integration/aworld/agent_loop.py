@@ -84,8 +84,8 @@ class AworldAgentLoop(Workflow):
         return WorkflowOutput(metadata={"final_answer": answer.answer})
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """What a verl that ajet did not launch asks of a `_target_`: see `ajet.backbone.verl.agent.plain`."""
-        from ajet.backbone.verl.agent.plain import outputs
+        """What a verl that ajet did not launch asks of a `_target_`: see `ajet_verl.agent.plain`."""
+        from ajet_verl.agent.plain import outputs
 
         return await outputs(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
 

@@ -51,8 +51,8 @@ class ClusterJob:
 def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Path | None = None) -> ClusterJob:
     """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
     the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
-    from ajet.backbone.verl.cluster.resources import Demand
-    from ajet.backbone.verl.settings import verl_settings
+    from ajet_ray.cluster.resources import Demand
+    from ajet_verl.settings import verl_settings
 
     if "spreads" not in experiment.backbone.can:
         raise ConfigError(

@@ -18,7 +18,7 @@ WARNING_S = 120
 """How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
 PREEMPTED = 75
 """Exit code of a run that SIGTERM has ended (`ajet.cli.exit`)."""
-BESIDE = "ajet.backbone.verl.cluster.leftovers"
+BESIDE = "ajet_ray.cluster.leftovers"
 """The module that Ray is started below on each node: it removes what Ray's processes leave there."""
 
 _SCRIPT = """\

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.backbone.verl import cpu as verls
+from ajet_verl import cpu as verls
 
 PLUGIN = Path(__file__).parent / "plugin"
 """A distribution that holds nothing but the entry point by which vLLM finds `rollout.register`."""

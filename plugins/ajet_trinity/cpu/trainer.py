@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-import ajet.backbone.verl.cpu.platform  # noqa: F401 - registers verl's platform
+import ajet_verl.cpu.platform  # noqa: F401 - registers verl's platform
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -13,8 +13,8 @@ from typing import Any
 from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy, SampleStrategy
 from trinity.common.experience import Experience
 
-from ajet.backbone.verl.mailbox import Closed, Sender
 from ajet.schema.episode import Group
+from ajet_ray.mailbox import Closed, Sender
 from ajet_trinity.processes.credit import EpisodeCredit
 from ajet_trinity.processes.here import here
 from ajet_trinity.processes.workflow import experiences

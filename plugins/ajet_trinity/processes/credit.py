@@ -15,9 +15,9 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from ajet.algorithm import credit, opened
-from ajet.backbone.verl.mailbox import Assigned, Credited, Sender
-from ajet.backbone.verl.rows import rebuild
 from ajet.schema.episode import episodes_of
+from ajet_ray.mailbox import Assigned, Credited, Sender
+from ajet_ray.rows import rebuild
 from ajet_trinity.processes.here import here
 from ajet_trinity.processes.workflow import blank
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.shipped_experiment import carried, restored
+from ajet_ray.shipped_experiment import carried, restored
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity.utils.monitor import Monitor
 
-from ajet.backbone.verl.mailbox import Sender, Stepped, numbers_of
+from ajet_ray.mailbox import Sender, Stepped, numbers_of
 
 OURS = {
     "actor/loss": "loss",

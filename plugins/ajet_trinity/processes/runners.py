@@ -3,7 +3,7 @@
 Invariant: each group that was asked for comes back, or the run ends. Trinity itself makes a runner anew for later tasks
 and waits without end for the one that died with it (its scheduler's `task_done_callback`). The mailbox says of a ticket
 that is asked for again what it said before, and hands a group over that had closed; after some deaths the run's own
-process ends the run (`ajet.backbone.verl.record.DEATHS`).
+process ends the run (`ajet_ray.record.DEATHS`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ray.exceptions import RayError
 from trinity.explorer import scheduler
 from trinity.explorer.scheduler import RunnerWrapper
 
-from ajet.backbone.verl.cluster.ray_errors import last_line
-from ajet.backbone.verl.mailbox import Died, Sender
+from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.mailbox import Died, Sender
 
 ROLE = "explorer's runner"
 

@@ -16,7 +16,7 @@ from typing import Any
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from ajet.backbone.verl.mailbox import Phase, Saved, Sender
+from ajet_ray.mailbox import Phase, Saved, Sender
 
 WHOLE = "latest_checkpointed_iteration.txt"
 """Trinity writes the step there once its checkpoint is whole."""

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ajet.backbone.verl.mailbox import Phase, Sender
+from ajet_ray.mailbox import Phase, Sender
 
 FAREWELL_S = 60.0
 """How long explorer and trainer may take to end."""

@@ -14,12 +14,12 @@ from typing import Any
 from trinity.common.experience import EID, Experience
 from trinity.common.workflows.workflow import Workflow
 
-from ajet.backbone.verl.agent.host import Host
-from ajet.backbone.verl.mailbox import Sender
-from ajet.backbone.verl.rows import NO_TOKEN, rows
 from ajet.environment.pinned import Pins
 from ajet.record.run_directory import redactor_of
 from ajet.schema.episode import Group
+from ajet_ray.host import Host
+from ajet_ray.mailbox import Sender
+from ajet_ray.rows import NO_TOKEN, rows
 from ajet_trinity.processes.engine import RolloutEngine
 from ajet_trinity.processes.here import here
 

@@ -267,7 +267,7 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
 
 def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
     """Rows and credit are those of groups that Trinity's explorer played; what nobody could score gives its place."""
-    from ajet.backbone.verl.mailbox import Closed, Grant
+    from ajet_ray.mailbox import Closed, Grant
     from ajet_trinity.processes import batches
 
     settings.config.data.__dict__["train_batch_size"] = 2

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ajet.backbone.verl.mailbox import Assigned, Saved, Stepped
-from ajet.backbone.verl.tickets import DEADLY, Tickets
 from ajet.record import EpisodeFiles
 from ajet.record.recovery import Recovery
 from ajet.schema.errors import RunFailed
 from ajet.store import open_shared
+from ajet_ray.mailbox import Assigned, Saved, Stepped
+from ajet_ray.tests.test_verl_record import ORDER, closed, group, opened, rows, stepped
+from ajet_ray.tickets import DEADLY, Tickets
 from ajet_trinity import train
 from ajet_trinity.record import TrinityRecord
-from tests.unit.test_verl_record import ORDER, closed, group, opened, rows, stepped
 
 
 @pytest.fixture

@@ -1,0 +1,161 @@
+"""The Ray cluster of a run: one of its own on this machine, or one that is there already.
+
+Invariant: a cluster that the run started ends with the run, also when the run is killed; one that was there stays.
+How this process ends is the run's own to say: Ray takes signals for itself as it starts, and gives them back.
+Nothing of verl is imported here: that takes a quarter of a minute, and its processes do it themselves.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.commands import command
+from ajet.schema.errors import MissingExtra, RunFailed, UserError
+from ajet_ray.cluster.own_package import hook
+from ajet_ray.cluster.resources import Demand
+
+ADDRESS = "RAY_ADDRESS"
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+    "NCCL_DEBUG": "WARN",
+    "TRANSFER_QUEUE_ENABLE": "1",
+}
+"""What verl sets for its processes, and what keeps them quiet."""
+EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
+"""What of the YAML's folder is not copied to the nodes."""
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it compiled for the next run."""
+PATIENCE_S = 600.0
+"""How long the nodes of a cluster may take to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The resources that a backbone needs of Ray."""
+
+    demand: Demand
+    resource: str
+    """Ray's name of the accelerators: GPU or NPU."""
+    extra: str
+    """The extra of ajet that brings Ray."""
+    needed_for: str
+    """The backbone, as the beginning of a sentence."""
+    init: Mapping[str, Any]
+    """Arguments of `ray.init` where the cluster is ours."""
+    cpus_key: str
+    """The key that says how many CPUs Ray takes itself to have."""
+    apart_key: str
+    """The key that says how many accelerators serve apart from the trainer."""
+    namespace: str | None = None
+    """In which the run's actors have their names; None: one of this run alone."""
+
+
+@contextmanager
+def connected(
+    needs: Needs,
+    *,
+    address: str | None,
+    folder: Path,
+    environment: Mapping[str, str],
+    temporary: Path,
+    on_wait: Callable[[int, int], None] = lambda found, wanted: None,
+) -> Iterator[None]:
+    """Within the block this process is connected to Ray.
+
+    address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not this machine.
+    environment: variables for the run's processes. temporary: their folder for temporary files, where the cluster is
+    ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are missing. Raises
+    UserError without such a cluster or without its GPUs.
+    """
+    try:
+        import ray
+    except ImportError as problem:
+        raise MissingExtra("ray", needs.extra, needed_for=needs.needed_for) from problem
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}, **hook((os.getcwd(), str(folder)))}
+    common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
+    if needs.namespace is not None:
+        common["namespace"] = needs.namespace
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: a closed terminal ends the run first
+    if address is None:
+        given = dict(needs.init)
+        given.pop("runtime_env", None)
+        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _compiled())}
+        common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
+        try:
+            ray.init(address="local", runtime_env=runtime, **{**common, **given})
+        except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
+            raise RunFailed(
+                f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
+                do=f"start again when the machine is less busy; `{command('doctor')}` looks at what Ray needs",
+            ) from problem
+    else:
+        runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}
+        try:
+            ray.init(address=address, runtime_env=runtime, **common)
+        except (ConnectionError, ValueError) as problem:
+            raise UserError(
+                f"There is no Ray cluster to join: {str(problem).strip().splitlines()[0]}",
+                where=f"{ADDRESS}={address}",
+                expected="the address of a running head, such as 10.0.0.1:6379, or auto on one of its nodes",
+                do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
+            ) from problem
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # else SIGTERM would end the run within a step
+            signal.signal(number, handler)
+    try:
+        _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _compiled() -> str:
+    """Where torch keeps it by itself: in the folder for temporary files that is not only the run's."""
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+
+
+def _wait_for_gpus(needs: Needs, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+    import ray
+
+    demand, resource = needs.demand, needs.resource
+    wanted = demand.accelerators
+    end = time.monotonic() + (0 if own else PATIENCE_S)
+    said = -1
+    while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
+        if time.monotonic() > end:
+            raise UserError(
+                f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
+                where="ajet.trainer_common.nnodes and n_gpus_per_node"
+                + (f", {needs.apart_key}" if demand.serving[0] else ""),
+                expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
+                do="ajet.trainer_common.device: cpu runs it without any, for tests" if own and not found else "",
+            )
+        if found != said:
+            on_wait(found, wanted)
+            said = found
+        time.sleep(2.0)
+    cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
+    if cpus < needed:
+        raise UserError(
+            f"The run's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",
+            where=needs.cpus_key if own else f"{ADDRESS}: the cluster's --num-cpus",
+            expected=f"at least {needed}; they are places for processes that mostly wait, not cores",
+        )

@@ -1,0 +1,63 @@
+"""What of a cluster a run takes, by verl's config.
+
+Invariant: in separate_async the servers have accelerators of their own beside the trainer's; in the other modes both
+use the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_ray.modes import SEPARATE
+
+CPUS = 4
+"""CPUs that Ray must have for verl's trainer, queues and agents."""
+CPUS_A_TRAINING, CPUS_A_SERVING = 3, 2
+"""Those that verl asks for with each accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Accelerators, nodes and Ray's CPUs."""
+
+    training: tuple[int, int]
+    """Nodes, and accelerators on each."""
+    serving: tuple[int, int]
+    """The same for servers apart from the trainer; zeros where there are none."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Demand:
+        """`config`: verl's."""
+        trainer, rollout = config["trainer"], config["actor_rollout_ref"]["rollout"]
+        apart = trainer["v1"]["trainer_mode"] == SEPARATE
+        return cls(
+            (trainer["nnodes"], trainer["n_gpus_per_node"]),
+            (rollout["nnodes"], rollout["n_gpus_per_node"]) if apart else (0, 0),
+        )
+
+    @property
+    def accelerators(self) -> int:
+        """On all nodes."""
+        return self.training[0] * self.training[1] + self.serving[0] * self.serving[1]
+
+    @property
+    def nodes(self) -> int:
+        """The trainer's, and as many more as the servers ask for."""
+        return self.training[0] + self.serving[0]
+
+    @property
+    def a_node(self) -> int:
+        """Accelerators that each node must have where all are alike."""
+        return max(self.training[1], self.serving[1])
+
+    @property
+    def cpus(self) -> int:
+        """Places for processes that mostly wait, not cores."""
+        training, serving = (nodes * each for nodes, each in (self.training, self.serving))
+        return CPUS + CPUS_A_TRAINING * training + CPUS_A_SERVING * serving
+
+    def __str__(self) -> str:
+        apart = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
+        return f"{self.training[0]} × {self.training[1]}{apart}"

@@ -1,0 +1,5 @@
+"""The values of verl's `trainer.v1.trainer_mode` on which something depends here."""
+
+from __future__ import annotations
+
+SYNC, SEPARATE, DECOUPLED = "ajet_sync", "ajet_separate_async", "ajet_async"

@@ -1,0 +1,232 @@
+"""A launch on Ray, of verl or of Trinity: connect, start the one process that drives theirs, listen, end.
+
+Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, a step that waits for groups of
+others at once; SIGTERM lets such a step wait for those that are being played, within `trainer_common.grace`; letters
+that were taken are recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.backbone.runner import Interrupts, RunnerOptions
+from ajet.schema.errors import ConfigError, RunFailed
+from ajet_ray.cluster.leftovers import Leftovers
+from ajet_ray.cluster.logs import find_last_line
+from ajet_ray.cluster.ray_cluster import ADDRESS, Needs, connected
+from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.mailbox import Phase, open_mailbox
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet_ray.record import Record
+    from ajet_ray.tickets import Tickets
+
+LISTEN_S = 1.0
+"""How long one look into the mailbox waits for a letter."""
+START_S = 60.0
+"""How long between two lines on a start that is not over."""
+LOOK_S = 10.0
+"""How long between two looks at what the processes hold, while none says what it does: they load for minutes, and may
+be killed then, too."""
+
+
+def address_of(options: RunnerOptions) -> str | None:
+    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+    address = os.environ.get(ADDRESS)
+    if options.with_ray_cluster and not address:
+        raise ConfigError(
+            "--with-ray-cluster joins a Ray cluster, and none is named.",
+            where=ADDRESS,
+            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
+            do="use --with-ray to have one started on this machine; `ajet cluster render` writes what starts one on "
+            "several (MASTER_ADDR and MASTER_PORT are not read)",
+        )
+    return None if options.with_ray else address
+
+
+def run_on_ray(
+    whose: str,
+    actor: type[Any],
+    told: Any,
+    needs: Needs,
+    record: Record,
+    tickets: Tickets,
+    *,
+    experiment: Experiment,
+    run: RunDirectory,
+    address: str | None,
+    environment: Mapping[str, str],
+    interrupts: Interrupts,
+) -> bool:
+    """Have `actor().run(told)` run in a process of Ray's until it ends; answers whether it was asked to end early.
+
+    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for one of our own. `environment`:
+    variables for the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for what the
+    process raised; UserError without such a cluster.
+    """
+    import ray
+
+    from ajet_ray.cluster.logs import kept
+
+    began = time.monotonic()
+    with (
+        closing(Leftovers()) as leftovers,
+        connected(
+            needs,
+            address=address,
+            folder=experiment.base,
+            environment=environment,
+            temporary=leftovers.folder,
+            on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
+        ),
+        kept(run.path / "logs", run.redact),
+    ):
+        logger.info("Ray is there after {:.0f} s; {}'s processes start", time.monotonic() - began, whose)
+        mailbox = open_mailbox()
+        if record.tools.told is not None:
+            mailbox.pin.remote(record.tools.told)
+        process: Any = ray.remote(num_cpus=1)(actor).remote()
+        grace = experiment.ajet.trainer_common.grace
+        done = process.run.remote(told)
+        ears = Ears(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
+        return ears.hear_out()
+
+
+class Ears:
+    """The run's own side of the mailbox."""
+
+    def __init__(
+        self,
+        whose: str,
+        mailbox: Any,
+        done: Any,
+        record: Record,
+        tickets: Tickets,
+        logs: Path,
+        interrupts: Interrupts,
+        leftovers: Leftovers,
+        grace: float,
+    ) -> None:
+        """`done`: what is there once the process has ended. `grace`: seconds after SIGTERM in which a step may wait for
+        groups that others play."""
+        self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
+        self._record, self._tickets = record, tickets
+        self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
+        self._looked = self._told = self._began = time.monotonic()
+        self._has_begun = False
+        """True once a letter came that says more than that it loads."""
+        self._waits = False
+        """Whether it was said that the present step waits for groups."""
+        self._asked: Any = None
+        """For letters, without an answer that was heard."""
+        self._letters: list[Any] = []
+        """That were taken and are not recorded."""
+        self._recording = False
+        """Whether the first of them is being."""
+
+    def hear_out(self) -> bool:
+        """Listen until the process has ended; after an interrupt, to what it says until it has as it was asked to. One
+        that comes in the middle of recording a letter, which is a second one, ends it at once: the record may lack what
+        a checkpoint to come would count. Raises KeyboardInterrupt; RunFailed."""
+        import ray
+
+        try:
+            return self.listen()
+        except KeyboardInterrupt:
+            if self._recording:
+                logger.warning("interrupted while it was recorded what was trained: the run goes on as after a kill")
+                raise
+            self._interrupts.heard()
+            logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+            ray.get(self._mailbox.ask_to_stop.remote())
+            self.listen(stopping=True)
+            raise
+
+    def listen(self, *, stopping: bool = False) -> bool:
+        """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
+        interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
+        end; then it does not wait for groups that others are to play, but for those that they play already, within its
+        grace. Raises RunFailed for what the process raised."""
+        import ray
+
+        mailbox, hurries = self._mailbox, stopping
+        while True:
+            with self._interrupts.held():
+                if due := self._tickets.due():
+                    mailbox.know.remote(due, self._tickets.open())
+                if self._record.exhausted and not stopping:
+                    stopping = True
+                    logger.warning("nothing could be learned for so long that the run ends after its present step")
+                    ray.get(mailbox.ask_to_stop.remote())
+                ended, _ = ray.wait([self._done], timeout=0)
+                letters = self._taken(0.0 if ended else LISTEN_S)
+                while self._letters:
+                    self._recording = True
+                    self._record.take(self._letters[0])
+                    del self._letters[0]
+                    self._recording = False
+                if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
+                    self._leftovers.look()
+                    self._looked = time.monotonic()
+                self._log_start(letters)
+            if hurries and self._tickets.lacking and not letters and not self._may_be_filled():
+                logger.warning(
+                    "its present step waits for groups: it ends with the step before, which has a checkpoint"
+                )
+                return stopping
+            if ended and not letters:
+                try:
+                    ray.get(self._done)
+                except ray.exceptions.RayError as problem:
+                    raise ended_by(self._whose, last_line(problem), self._logs) from problem
+                return stopping
+
+    def _log_start(self, letters: Sequence[Any]) -> None:
+        """Log once a minute, until the first episode or step, that the start goes on, and what was printed last."""
+        now = time.monotonic()
+        self._has_begun = self._has_begun or any(letter != Phase("loading") for letter in letters)
+        if letters:
+            self._told = now
+        if self._has_begun or now < self._told + START_S:
+            return
+        self._told = now
+        place, line = find_last_line(self._logs)
+        printed = f"; {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
+        logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._began, printed)
+
+    def _taken(self, seconds: float) -> list[Any]:
+        """Letters to record: those that an interrupt left, or the next, waited for so long."""
+        import ray
+
+        if not self._letters:
+            if self._asked is None:
+                self._asked = self._mailbox.take.remote(seconds)
+            self._letters = list(ray.get(self._asked))
+        self._asked = None
+        return list(self._letters)
+
+    def _may_be_filled(self) -> bool:
+        """Whether the step that this process was asked to end with waits for groups that are being played."""
+        left = self._interrupts.left(self._grace) if self._tickets.hopes else None
+        if left and not self._waits:
+            self._waits = True
+            logger.warning("its present step waits up to {:.0f} s for groups that are being played", left)
+        return bool(left)
+
+
+def ended_by(whose: str, what: str, logs: Path) -> RunFailed:
+    """The error for a run that verl or Trinity ended."""
+    return RunFailed(
+        f"{whose} ended the run: {what}",
+        where=str(logs),
+        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+    )

@@ -1,0 +1,27 @@
+"""The configuration of a backbone as it may be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from ajet.config.resolution import HIDDEN, is_secret
+
+
+def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
+    """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
+    tree = deepcopy(tree)
+
+    def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(node, dict):
+            at = written if isinstance(written, dict) else {}
+            return {name: cleaned(value, at.get(name), (*path, name)) for name, value in node.items()}
+        if isinstance(node, list):
+            items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
+            return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]
+        if isinstance(written, str) and "oc.env" in written:
+            return written
+        return HIDDEN if is_secret(path) and isinstance(node, str) and node else node
+
+    return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}

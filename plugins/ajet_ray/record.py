@@ -1,0 +1,214 @@
+"""What the run's own process makes of verl's letters: the record and the screen, as on the local backbone.
+
+Invariants: a step is recorded whole, episodes before its row of metrics, and its checkpoint is committed after both:
+what a killed run continues from never holds a step that the record lacks. Sampled tokens = trained + the reasons, for
+every episode that is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from loguru import logger
+
+from ajet.algorithm import discarded
+from ajet.algorithm.mismatch import warn_of_mismatch
+from ajet.backbone.canary import Canary
+from ajet.backbone.decoupled.closed_groups import samplers_of
+from ajet.backbone.runner import Sink, Trained
+from ajet.environment.pinned import PinnedFile
+from ajet.record.learned import is_idle
+from ajet.rollout.failure import refuse_if_all_failed
+from ajet.schema.episode import Group, episodes_of
+from ajet.schema.errors import UserError
+from ajet_ray.mailbox import (
+    Closed,
+    Died,
+    GaveUp,
+    Letter,
+    Phase,
+    Process,
+    Saved,
+    Stepped,
+    TicketAsked,
+    ToolsFound,
+    Validated,
+)
+from ajet_ray.tickets import drop_rows
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.record.held_out import Measurement
+    from ajet_ray.tickets import Tickets
+
+
+HOPELESS = 4
+"""After so many batches of tasks in a row without a score the run ends."""
+DEATHS = 5
+"""So many processes may die before the run ends."""
+
+
+class Record:
+    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
+
+    backbone = "verl"
+    """The entry of a checkpoint's state that says whose form it is in."""
+
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: Sink, tickets: Tickets) -> None:
+        """sink: where steps and validations end, begun. tickets: where its positions are."""
+        self._settings, self._run = experiment.ajet, run
+        self.tools = PinnedFile(run.path, goes_on=run.goes_on)
+        """What its attempts are offered."""
+        self._sink, self._tickets = sink, tickets
+        self._validating: list[Group] = []
+        self._saved: Saved | None = None
+        self._failed: list[Group] = []
+        self._deaths = 0
+        self._children: set[int] = set()
+        self._elsewhere: list[dict[str, str | int]] = []
+        self._validation: dict[str, float] = {}
+        self._measured: tuple[int, Measurement] | None = None
+        self._idle = 0
+        rounded = self._settings.model.dtype != "float32"
+        self._canary = Canary(self._settings.trainer_common.canary, rounded=rounded)
+        self._alarm = self._settings.trainer_common.mismatch_alarm(rounded=rounded)
+        resumed = run.resumed.state if run.resumed else {}
+        self._validation.update(resumed.get("validation", {}))
+        self.step = run.resumed.step if run.resumed else 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many steps in a row had nothing to learn from that the run is to end."""
+        return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
+
+    def take(self, letter: Letter) -> None:
+        """Do what it asks for."""
+        if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
+            self._run.take_up()
+        match letter:
+            case ToolsFound():
+                self.tools.first(letter.tools)
+            case TicketAsked():
+                self._tickets.asked(letter.ticket)
+            case Closed():
+                self._closed(letter.group, letter.step)
+            case GaveUp():
+                self._tickets.give_up(letter.ticket, self.step + 1)
+            case Stepped():
+                self._stepped(letter)
+            case Validated():
+                self._validated(letter)
+            case Saved():
+                self._saved = letter
+            case Died():
+                self._died(letter)
+            case Phase():
+                self._run.status.set(phase=letter.name, step=letter.step)
+                self._enter_children()
+            case Process() if letter.host == socket.gethostname():
+                self._run.status.add_process(letter.pid, letter.role)
+            case Process():
+                self._elsewhere.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
+                self._run.status.set(elsewhere=self._elsewhere)
+
+    def _enter_children(self) -> None:
+        """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
+        self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in self._children:
+                with suppress(psutil.NoSuchProcess):
+                    self._run.status.add_process(child.pid, child.name())
+
+    def _closed(self, group: Group, step: int) -> None:
+        first = group.episodes[0]
+        if first.split == "train" and not self._tickets.close(group, step):
+            return  # its process died after it had told
+        if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
+            self._run.status.set(depths={"leased": len(self._tickets.begun())})
+        for episode in group.episodes:
+            self._sink.on_episode(episode)
+        if first.split == "validation":
+            self._validating.append(group)
+            return
+        self._failed = [] if group.scored else [*self._failed, group]
+        if len(self._failed) >= self._settings.data.train_batch_size:
+            refuse_if_all_failed(episodes_of(self._failed), first.step)
+        if len(self._failed) >= HOPELESS * self._settings.data.train_batch_size:
+            raise UserError(
+                f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",
+                where=f"step {first.step}",
+                expected="rewards, from the workflow or the judge",
+                do="run the same YAML with --backbone debug: it shows what the judge says of each episode",
+            )
+
+    def _stepped(self, letter: Stepped) -> None:
+        credited = {each.uuid: each for each in letter.credited}
+        taken = self._tickets.take(letter.step, credited)
+        groups, stale = taken.over, taken.stale
+        trained = Trained(
+            letter.step,
+            letter.step - 1,
+            [*groups, *stale],
+            {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale"),
+            {uuid: each.trained for uuid, each in credited.items()},
+            letter.metrics,
+            tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.again),
+            again=sorted(taken.again),
+            discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
+            waiting=self._tickets.waiting(),
+            given_up=taken.given_up,
+            dead=taken.dead,
+            quarantined=taken.quarantined,
+        )
+        metrics = self._sink.conclude(trained)
+        self._idle = self._idle + 1 if is_idle(metrics) else 0
+        self.step = letter.step
+        if self._saved is not None:
+            self._commit(self._saved)
+        warn_of_mismatch(metrics, self._alarm)
+        if "canary_gap" in metrics:
+            fresh = samplers_of(groups, letter.step - 1)
+            self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
+
+    def _died(self, letter: Died) -> None:
+        self._deaths += 1
+        logger.warning("{}: {}", letter.role, letter.why)
+        if self._deaths >= DEATHS:
+            raise UserError(
+                f"Processes of the run died {self._deaths} times, the last: {letter.role}: {letter.why}",
+                where=str(self._run.path / "logs"),
+                expected="a workflow that does not take its process down (memory, native crashes, os._exit)",
+                do="look at the logs there; `rollout.isolation: process` keeps such a workflow apart",
+            )
+
+    def _validated(self, letter: Validated) -> None:
+        groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
+        self._validation, measured = self._sink.conclude_validation(groups, step=letter.step, seconds=letter.seconds)
+        self._measured = letter.step, measured
+
+    def _commit(self, saved: Saved) -> None:
+        """Make verl's folder a checkpoint of the run: complete, or not there. Where its rows are is ours to say."""
+        self._saved = None
+        folder = Path(saved.folder)
+        state: dict[str, Any] = {
+            self.backbone: folder.name,
+            "frontier": self._tickets.commit(),
+            "validation": self._validation,
+            "validated": saved.step,
+        }
+
+        def write(into: Path) -> None:
+            drop_rows(folder)
+            os.rename(folder, into / folder.name)
+            self._tickets.complete(into, into / folder.name)
+
+        measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
+        self._run.checkpoints.save(saved.step, write, state, measured=measured)
+        self._tickets.forget(saved.step)
+        self._run.retain()

@@ -1,0 +1,128 @@
+"""ServerEngine: verl's inference servers as a TokenEngine.
+
+verl's client balances over the servers of all nodes and keeps an episode's calls on one of them, so that its cached
+prefix is used. Invariant: exact ids in, exact ids and logprobs out; nobody here changes weights, verl does, and each
+reply says which training step's weights sampled it. A reply comes as one chunk: verl's client does not stream. A server
+that has died is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.limits import reply_limit
+from ajet.schema.call import Ids
+from ajet.schema.errors import EngineFailure
+from ajet.tokens.image_tokens import ImageTokens, picture
+from ajet_ray.cluster.ray_errors import last_line
+
+
+class ServerEngine:
+    """Samples through `client`, verl's `LLMServerClient`. May be used from any event loop."""
+
+    constrains = False
+
+    def __init__(
+        self, client: Any, *, max_model_len: int, vocabulary: int, server: str, images: ImageTokens | None = None
+    ) -> None:
+        """`server`: vllm or sglang. `images`: of a model that sees them."""
+        self.version = 0
+        self.max_model_len = max_model_len
+        self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
+        self._closed = False
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Sample one reply, in one chunk. Raises EngineFailure."""
+        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        if self._closed:
+            raise EngineFailure("the engine is closed", retryable=False)
+        if request.sampling.top_logprobs:
+            raise EngineFailure("verl's servers tell no alternatives (top_logprobs)", retryable=False)
+        output = await self._ask(request, request.prompt_ids, self._params(request, limit))
+        ids, logprobs = list(output.token_ids), [min(value, 0.0) for value in output.log_probs or ()]
+        if output.stop_reason == "aborted" or not ids:
+            raise EngineFailure("verl's server gave the request up")
+        if len(ids) != len(logprobs):
+            raise EngineFailure(f"verl's server sent {len(ids)} tokens with {len(logprobs)} logprobs", retryable=False)
+        steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        oldest, newest = (self.version if step is None else int(step) for step in steps)
+        self.version = max(self.version, newest)
+        cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        unit = logprobs if _alike(request) else await self._at_temperature_one(request, ids)
+        yield TokenChunk(ids, _sampled(request, logprobs), unit, oldest, finish, newest=newest)
+
+    def weights_changed(self, version: int) -> None:
+        """verl has changed them. Raises ValueError when `version` is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the servers have policy version {self.version}, which {version} is older than")
+        self.version = version
+
+    def close(self) -> None:
+        """Answer no more. Idempotent."""
+        self._closed = True
+
+    def _params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": list(sampling.stop_ids),
+            "logprobs": True,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        if self._server == "vllm":
+            params["detokenize"] = False
+        return params
+
+    async def _at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
+        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+        from verl.workers.rollout.llm_server import LLMServerClient
+
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
+        # the client of the asynchronous modes goes on with aborted replies and loses what is said of the prompt
+        output = await self._ask(request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate)
+        rows = output.extra_fields.get("prompt_logprobs")
+        if rows is None:
+            raise EngineFailure("verl's server does not score prompts", retryable=False)
+        first = len(request.prompt_ids) - 1
+        return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
+
+    async def _ask(self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None) -> Any:
+        from ray.exceptions import ActorDiedError, RayError
+
+        key, shown = request.key, {}
+        if request.images:
+            assert self._images is not None, "a text model's renderer refuses images"
+            pictures = [await asyncio.to_thread(picture, url) for url in request.images]  # others go on meanwhile
+            shown = {"image_data": pictures}
+            if self._server == "vllm":  # it has a processor of its own, that writes each image's tokens
+                prompt = self._images.folded(prompt)
+        try:
+            ask = self._client.generate if generate is None else partial(generate, self._client)
+            return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **shown)
+        except RayError as problem:
+            mends = not isinstance(problem, ActorDiedError)  # verl starts none again, and an episode keeps to its own
+            said = f"verl's server {'failed' if mends else 'died'}: {last_line(problem).split('. ')[0]}"
+            raise EngineFailure(said, retryable=mends) from problem
+
+
+def _alike(request: TokenRequest) -> bool:
+    """Whether the logprob that the server says is the one at temperature 1 (for a greedy draw it says that one)."""
+    sampling = request.sampling
+    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+    return plain or sampling.temperature == 0.0
+
+
+def _sampled(request: TokenRequest, logprobs: list[float]) -> list[float]:
+    """A greedy draw is certain."""
+    return [0.0] * len(logprobs) if request.sampling.temperature == 0.0 else logprobs

@@ -1,0 +1,47 @@
+"""WorkflowLoop: verl's agent loop, which plays the workflow and hands its timelines over.
+
+Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded and gives no row, the
+others of its group are trained. Only a group that gave no row at all raises, once, for then verl has to be told to
+fetch another task in its place. Validation gives no rows: its numbers come from the recorded episodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from ajet.schema.errors import AjetError
+from ajet.schema.task import Task
+from ajet_ray.rows import rows
+from ajet_verl.agent.process import host_of
+
+
+class NothingToTrain(AjetError):
+    """No episode of a group was scored: verl fetches another task."""
+
+
+class WorkflowLoop(AgentLoopBase):
+    """Plays one session: one repeat of one task."""
+
+    async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
+        self, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> list[AgentLoopOutput]:
+        """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
+        host = host_of(self.config, self.server_manager, self.tokenizer, self.processor)
+        session, index, step = int(kwargs["session_id"]), int(kwargs["index"]), int(kwargs["global_steps"])
+        settings = self.rollout_config
+        held_out = Task.model_validate(kwargs["task"]) if kwargs["split"] == "validation" else None
+        sessions = settings.n if held_out is None else settings.val_kwargs.n
+        group = await host.group(kwargs["uid"], index, held_out, step=step, sessions=sessions)
+        if held_out is not None:
+            return []
+        if not group.scored and session == sessions - 1:
+            raise NothingToTrain(f"task {group.task.task_id}: none of {sessions} episodes was scored")
+        if session >= len(group.episodes):  # a sampler's group that closed at its deadline
+            return []
+        episode = group.episodes[session]
+        first = bool(group.scored) and episode is group.scored[0]
+        others = [each for each in group.episodes if not each.scored] if first else []
+        made = rows(episode, group_order=group.order, policy_version=host.version, others=others)
+        return [AgentLoopOutput(**row) for row in made]

@@ -1,0 +1,212 @@
+"""Agents in a verl that ajet did not launch: what its agent-loop processes do when they call a workflow of ours.
+
+verl makes the class that agent.yaml names as `_target_` for each session and asks it for the session's outputs.
+Invariants: an episode is played by the rollout of every backbone, behind a gateway in this process, and recorded
+whatever became of it; what is handed over are its timelines' exact tokens. Steps, rewards and checkpoints are verl's:
+nothing here accounts for a token, proves a step or resumes a run, and the first line of the run says so. A failed
+episode raises, which is how verl is told: in its mode `sync` it trains the others of the group. A held-out one is an
+output without a word instead, which verl's reward judges: it cannot validate a batch of which nothing came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.config import Experiment
+from ajet.engine.contract import Sampling
+from ajet.rollout import Rollout
+from ajet.rollout.wiring import open_gateway
+from ajet.schema.episode import Episode, Split
+from ajet.schema.errors import RunFailed, UserError
+from ajet.task_judge import Judge
+from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet_ray.host import Servers
+from ajet_ray.rows import empty_row, unscored_rows
+from ajet_verl.agent.plain_record import keeper_of
+from ajet_verl.agent.process import engine_of, set_verl_aside
+
+if TYPE_CHECKING:
+    from ajet.gateway import Gateway
+    from ajet.schema.task import Task
+
+GIVEN = ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config", "hf_model_type",
+         "tools")  # fmt: skip
+"""What verl makes a `_target_` with; what else stands beside it in agent.yaml is the workflow's own."""
+_ROW = ("data_source", "ability", "reward_model", "extra_info")
+"""Columns of verl's data set that a task keeps."""
+_HELD_OUT = ("validation", "val", "test")
+"""What a row's `extra_info.split` says where verl validates by it; verl itself says it to no agent loop."""
+
+_lock = threading.Lock()
+_sessions: dict[str, PlainSessions] = {}
+
+
+async def outputs(
+    workflow: type[Any], made_with: Mapping[str, Any], drawn: Mapping[str, Any], row: Mapping[str, Any]
+) -> list[Any]:
+    """verl's `AgentLoopOutput`s of one session, a timeline each. `made_with`: all that verl made the workflow with;
+    `drawn`: how replies are, in verl's words; `row`: of the data set, with verl's uid, session_id and global_steps.
+
+    Raises RunFailed for an episode to train on that failed or in which nothing was sampled, once it is recorded;
+    UserError for a verl that cannot call it so.
+    """
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+    name = f"{workflow.__module__}.{workflow.__qualname__}"
+    if "trainer_config" not in made_with or "session_id" not in row:
+        raise UserError(
+            "An agent loop is played by verl's agent-loop workers.",
+            where=f"agent.yaml: {name}",
+            expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
+        )
+    sessions = await asyncio.to_thread(_sessions_of, name, workflow, made_with)  # it waits for the record
+    episode = await sessions.episode(drawn, row)
+    failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
+    made = [] if failed else unscored_rows(episode, policy_version=sessions.version)
+    if not made and episode.split == "validation":
+        made = [empty_row(episode, {"uuid": episode.uuid, "count": 0}, sessions.version)]
+    if not made:
+        why = failed or "no agent asked the trained model"
+        raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {why}")
+    return [AgentLoopOutput(**each) for each in made]
+
+
+class PlainSessions:
+    """This process's sessions of one workflow. Made once, ended with the process."""
+
+    def __init__(self, experiment: Experiment, workflow: type[Any], config: Any, made_with: Mapping[str, Any]) -> None:
+        """`config`: verl's."""
+        self._keeper = keeper_of(experiment)
+        self._tokenizer = made_with["tokenizer"]
+        told = made_with["server_manager"], self._tokenizer, made_with.get("processor")
+        self._engine, images = engine_of(config, *told)
+        self._longest = experiment.ajet.rollout.max_response_length_in_one_turn
+        self._gateway: Gateway = open_gateway(experiment, Servers(self._engine, self._tokenizer), images)
+        run_id = self._keeper.run_id()
+        self._rollout = Rollout(experiment, self._gateway, workflow, Judge(None), run_id=run_id)
+        self._places: dict[str, Any] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        """The newest weights that answered here."""
+        return self._engine.version
+
+    def close(self) -> None:
+        """End the rollout and the gateway. For tests: a process of verl is ended from outside."""
+        self._rollout.close()
+        self._gateway.close()
+
+    async def episode(self, drawn: Mapping[str, Any], row: Mapping[str, Any]) -> Episode:
+        """Play one session, and record it. Raises UserError for a row that makes no task."""
+        repeat, task = int(row["session_id"]), task_from(row)
+        about = row.get("extra_info") or {}
+        split: Split = "validation" if str(about.get("split")) in _HELD_OUT else "train"
+        group = await asyncio.wrap_future(
+            self._rollout.play_group(
+                await self._place(str(row["uid"])),
+                task,
+                step=int(row["global_steps"]),
+                split=split,
+                repeats=repeat + 1,
+                over=range(repeat),
+                sampling=self._sampling(drawn),
+            )
+        )
+        await self._keeper.keep(group)
+        (episode,) = group.episodes
+        return episode
+
+    async def _place(self, uid: str) -> int:
+        """The number of verl's group, the same for all its sessions."""
+        async with self._lock:
+            if uid not in self._places:
+                self._places[uid] = await self._keeper.place(uid)
+            return int(self._places[uid])
+
+    def _sampling(self, drawn: Mapping[str, Any]) -> Sampling:
+        return Sampling(self._longest, float(drawn["temperature"]), float(drawn["top_p"]), int(drawn["top_k"]))
+
+
+def task_from(row: Mapping[str, Any]) -> Task:
+    """A row of verl's data set as a task. Raises UserError."""
+    about = row.get("extra_info") or {}
+    kept = {name: row[name] for name in _ROW if row.get(name) is not None}
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    try:
+        return task_of(
+            {
+                "prompt": [dict(message) for message in row["raw_prompt"]],
+                "task_id": str(about.get("task_id") or about.get("index") or row["uid"]),
+                **kept,
+                **({} if truth is None else {"answer": truth}),
+            },
+            Columns(),
+        )
+    except BadRow as problem:
+        raise UserError(f"A row of the data set makes no task: {problem}", where=str(row.get("uid"))) from problem
+
+
+def experiment_from(config: Any, workflow: type[Any]) -> Experiment:
+    """What of verl's whole config a rollout reads, as an experiment whose runs lie beside verl's checkpoints."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    held_out = rollout.val_kwargs
+    longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
+    settings = {
+        "user_workflow": f"{workflow.__module__}->{workflow.__qualname__}",
+        "num_repeat": int(rollout.n),
+        "temperature": float(rollout.temperature),
+        "top_p": float(rollout.top_p),
+        "top_k": int(rollout.top_k),
+        "val_kwargs": {
+            "do_sample": True,
+            "temperature": float(held_out.temperature),
+            "top_p": float(held_out.top_p),
+            "top_k": int(held_out.top_k),
+            "num_repeat": int(held_out.n),
+        },
+        "max_model_len": longest,
+        "max_response_length_in_one_turn": min(int(rollout.response_length), longest),
+        "max_retries": 0,  # verl fetches another task, where it is told to
+        "compute_madness_checklist": [],
+    }
+    lengths = {"max_prompt_length": int(rollout.prompt_length), "max_response_length": int(rollout.response_length)}
+    tree = {
+        "project_name": str(trainer.project_name),
+        "experiment_name": str(trainer.experiment_name),
+        "backbone": "verl",
+        "model": {"path": str(config.actor_rollout_ref.model.path)},
+        "data": {**lengths, "train_batch_size": int(config.data.train_batch_size)},
+        "rollout": settings,
+        "trainer_common": {"logger": []},
+    }
+    folder = Path(str(trainer.default_local_dir)).absolute()
+    return Experiment.from_dict({"ajet": tree}, base=Path.cwd(), exp_dir=folder / "launcher_record")
+
+
+def _sessions_of(name: str, workflow: type[Any], made_with: Mapping[str, Any]) -> PlainSessions:
+    own = {key: value for key, value in made_with.items() if key not in GIVEN}
+    with _lock:
+        key = f"{name} {sorted(map(str, own.items()))}"
+        if key not in _sessions:
+            config = made_with["trainer_config"].config
+            experiment = experiment_from(config, workflow)
+            workflow.check(experiment.config)
+            _sessions[key] = PlainSessions(experiment, _with(workflow, own, len(_sessions)), config, made_with)
+            set_verl_aside()
+        return _sessions[key]
+
+
+def _with(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
+    """The workflow, each instance of which has these, too."""
+    if not own:
+        return workflow
+
+    def made(self: Any) -> None:
+        workflow.__init__(self, **own)
+
+    return type(f"{workflow.__name__}_{number}", (workflow,), {"__init__": made, "__module__": workflow.__module__})

@@ -1,0 +1,146 @@
+"""AgentWorkers: verl's manager of agent-loop processes, which notices that one has died.
+
+verl hands its tasks out and never asks again, so what a dead process had would be waited for without end. Invariant: a
+task whose process died, or came in another's place and could not begin, is played again, whole, by a new one (its
+episodes have the same names, and what the old one had handed over is taken back first); a task that takes its process
+down each time is given up and counts as failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import ray
+import transfer_queue
+from loguru import logger
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.utils.tensordict_utils import index_select_tensor_dict
+
+from ajet_ray.mailbox import Died, GaveUp, Sender
+from ajet_verl.agent.early import start, start_one
+
+LOOK_S = 3.0
+"""Seconds between two looks at the processes."""
+TRIES = 2
+"""How often a task is played whose process dies."""
+
+
+class AgentWorkers(AgentLoopManagerTQ):
+    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
+
+    agent_loop_workers: list[Any]
+
+    def __init__(self, *args: Any, early: Sequence[Any] = (), **kwargs: Any) -> None:
+        """`early`: processes that were started before; without them they are started now."""
+        super().__init__(*args, **kwargs)
+        self._early = early
+        self._begun: list[Any] = []
+        """What `begin` of the first processes answers, until tasks are handed out."""
+        self._later: dict[int, Any] = {}
+        """What `begin` answers of those in another's place, until it has."""
+        self._lock = threading.Lock()
+        self._sent: list[dict[str, Any]] = []
+        """Per process: uid -> the task's row."""
+        self._tries = Counter[str]()
+        self._sender = Sender()
+
+    async def _init_agent_loop_workers(self) -> None:
+        self.agent_loop_workers = [*(self._early or start(self.rollout_config.agent.num_workers))]
+        self._begun = [self._begin(worker) for worker in self.agent_loop_workers]
+
+    def _begin(self, worker: Any) -> Any:
+        return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Hand the tasks out; returns when the processes have them."""
+        for each in self._begun:
+            with suppress(ray.exceptions.RayActorError):  # one that died is replaced
+                ray.get(each)
+        self._begun = []
+        if not self._sent:
+            self._sent = [{} for _ in self.agent_loop_workers]
+            threading.Thread(target=self._watch, name="ajet-agent-workers", daemon=True).start()
+        size = -(-len(prompts) // len(self.agent_loop_workers))
+        rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
+        # by verl's own selection: rows that a resumed run hands out again come from the queue with nested tensors
+        chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
+        with self._lock:
+            self._forget_what_is_over()
+            for place, part in enumerate(rows):
+                for row in part:
+                    self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
+            pairs = zip(self.agent_loop_workers, chunks, strict=False)  # fewer tasks than processes, fewer chunks
+            handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
+        for each in handed:
+            try:
+                ray.get(each)
+            except ray.exceptions.RayActorError:
+                logger.warning("an agent-loop process died while it was given tasks")
+
+    def _watch(self) -> None:
+        while True:
+            ready = [worker.__ray_ready__.remote() for worker in self.agent_loop_workers]
+            ray.wait(ready, num_returns=len(ready), timeout=LOOK_S)
+            for place, each in enumerate(ready):
+                try:
+                    ray.get(each, timeout=0)
+                except ray.exceptions.GetTimeoutError:
+                    continue  # alive and busy
+                except ray.exceptions.ActorUnavailableError:
+                    continue
+                except ray.exceptions.RayActorError as death:
+                    with self._lock:
+                        self._replace(place, str(death).strip().splitlines()[0])
+            self._end_those_that_could_not_begin()
+            threading.Event().wait(LOOK_S)
+
+    def _end_those_that_could_not_begin(self) -> None:
+        """The next look finds them dead, and replaces them: alive they would hold their tasks for ever."""
+        for place, begun in list(self._later.items()):
+            if not ray.wait([begun], timeout=0)[0]:
+                continue
+            del self._later[place]
+            try:
+                ray.get(begun)
+            except ray.exceptions.RayTaskError as failure:
+                logger.warning("an agent-loop process could not begin: {}", failure.cause)
+                ray.kill(self.agent_loop_workers[place])
+            except ray.exceptions.RayActorError:
+                continue  # it died
+
+    def _replace(self, place: int, why: str) -> None:
+        logger.warning("an agent-loop process died ({}); another takes its tasks", why)
+        self._sender.post(Died("agent loop", why))
+        self._forget_what_is_over()
+        self.agent_loop_workers[place] = worker = start_one(f"agent_loop_{place}_{uuid4().hex[:8]}")
+        self._later[place] = self._begin(worker)
+        for uid, row in list(self._sent[place].items()):
+            partition = "val" if row["split"][0] == "validation" else "train"
+            old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
+            if old:
+                transfer_queue.kv_clear(keys=old, partition_id=partition)
+            self._tries[uid] += 1
+            if self._tries[uid] < TRIES:
+                worker.generate_sequences.remote(row)
+            else:
+                transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
+                if partition == "train":
+                    self._sender.post(GaveUp(int(row["index"][0])))
+                del self._sent[place][uid]
+
+    def _forget_what_is_over(self) -> None:
+        listed = transfer_queue.kv_list() or {}
+        waiting = {
+            key
+            for items in listed.values()
+            for key, tag in items.items()
+            if tag.get("is_prompt") and tag.get("status") in ("pending", "running")
+        }
+        for tasks in self._sent:
+            for uid in [uid for uid in tasks if uid not in waiting]:
+                del tasks[uid]

@@ -1,0 +1,82 @@
+"""The rules of `refusals` about batches: tasks, mini-batches of them, and the rows of one pass.
+
+Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of whole tasks. Its rows need not divide by
+the number of copies of the model, since our trainers fill each copy's part up (`trainer.mini_batches`); only
+where micro batches are counted in rows verl's own validation wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ajet.schema.errors import ConfigError
+from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
+
+
+def batch_sizes(s: Settings) -> Iterator[ConfigError]:
+    """verl: ActorConfig.validate."""
+    batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
+    key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
+    ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
+    own = s.name(key) != ""
+    if not own and batch % trainer.mini_batch_num:
+        yield s.problem(
+            f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
+            "(ajet.trainer_common.mini_batch_num).",
+            "data.train_batch_size",
+            *ours,
+            expected="a multiple",
+        )
+        return
+    mini = s.count(key)
+    if mini < 1 or batch % mini:
+        yield s.problem(
+            f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
+            key,
+            *ours,
+            expected="a multiple",
+        )
+        return
+
+
+def fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
+    """verl: ActorConfig.__post_init__ and .validate, validate_config. Only without micro-batches by tokens."""
+    if s.value(f"{ACTOR}.use_dynamic_bsz", True):
+        return
+    needed = [
+        (f"{ACTOR}.ppo_micro_batch_size", True),
+        (f"{ROLLOUT}.log_prob_micro_batch_size", True),
+        ("actor_rollout_ref.ref.log_prob_micro_batch_size", _has_reference(s)),
+    ]
+    for key, wanted in needed:
+        total, each = s.value(key), s.value(f"{key}_per_gpu")
+        if wanted and (total is None) == (each is None):
+            yield s.problem(
+                f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
+                f"{ACTOR}.use_dynamic_bsz",
+                f"{TRAINER}.micro_batch_tokens",
+                expected="one of the two, or use_dynamic_bsz: true, which counts tokens",
+            )
+    total, mini = s.value(f"{ACTOR}.ppo_micro_batch_size"), s.count(f"{ACTOR}.ppo_mini_batch_size")
+    if total is not None and mini % int(total):
+        yield s.problem(
+            f"A mini-batch of {mini} is no multiple of ppo_micro_batch_size, {total}.", f"{ACTOR}.ppo_micro_batch_size"
+        )
+    elif total is not None and int(total) * s.count(ULYSSES[0]) < s.gpus:
+        yield s.problem(
+            f"ppo_micro_batch_size, {total}, leaves some of {s.gpus} GPUs without work.",
+            f"{ACTOR}.ppo_micro_batch_size",
+        )
+    rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
+    if s.megatron:
+        parts = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    if parts and rows % parts:
+        yield s.problem(
+            f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {parts}.",
+            "data.train_batch_size",
+            "data.train_batch_size",
+        )
+
+
+def _has_reference(s: Settings) -> bool:
+    return bool(s.value(f"{ACTOR}.use_kl_loss") or s.value("algorithm.use_kl_in_reward"))

@@ -1,0 +1,144 @@
+"""Credit and loss as verl's config says them, in our terms: what the layer wrote, read back.
+
+Invariant: verl's keys are the only source, so that a user's `verl:` section wins here, too. Our trainers assign credit
+and compute the loss themselves, on every backbone alike; a setting of verl that they do not have is refused
+(`unsupported`), never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.plugin import load_code, spell_reference
+from ajet.config.plugins import find_parts
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.choices import is_reference
+from ajet.config.schema.extended import config_model
+from ajet_ray.modes import DECOUPLED
+
+if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
+
+AGGREGATIONS = {
+    "token-mean": "token",
+    "seq-mean-token-mean": "sequence",
+    "seq-mean-token-sum-norm": "sequence-sum",
+}
+"""verl's names of ours."""
+ESTIMATOR = "algorithm.adv_estimator"
+"""One of ours, which verl has by the same names, or a reference to one of the user's: verl itself reads the key only
+where we replace it."""
+KL_TYPES = ("low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse")
+_ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+_TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("algorithm.gamma", (1, None)),
+    ("algorithm.kl_penalty", ("kl", "k1", None)),
+    ("algorithm.kl_ctrl.type", ("fixed", None)),
+    ("algorithm.use_pf_ppo", (False, None)),
+    ("algorithm.gdpo_reward_keys", (None,)),
+    ("algorithm.gdpo_reward_weights", (None,)),
+    (f"{_CORRECTION}.rollout_is", ("token", None)),
+    (f"{_CORRECTION}.rollout_rs", (None,)),
+    (f"{_CORRECTION}.rollout_is_batch_normalize", (False, None)),
+    ("critic.enable", (False,)),
+    ("distillation.enabled", (False, None)),
+    (f"{_ACTOR}.loss_agg_mode", tuple(AGGREGATIONS)),
+    (f"{_ACTOR}.kl_loss_type", KL_TYPES),
+    (f"{_ACTOR}.policy_loss.loss_mode", ("vanilla", None)),
+    (f"{_ACTOR}.shuffle", (False, None)),
+    ("reward.reward_manager.name", ("naive", None)),
+    ("reward.reward_manager.source", ("register", None)),
+    ("reward.custom_reward_function.path", (None,)),
+    ("reward.reward_model.enable", (False, None)),
+    ("reward.sandbox_fusion.url", (None,)),
+    ("reward_manager.name", ("naive", None)),
+    ("custom_reward_function.path", (None,)),
+    ("reward_model.enable", (False, None)),
+    ("reward_model.reward_manager", ("naive", None)),
+)
+"""verl's keys and the values that our credit and loss have; None where nobody sets one."""
+_FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("algorithm.filter_groups.metric", ("reward", "score", "seq_reward", "seq_final_reward", None)),
+    ("algorithm.filter_groups.max_num_gen_batches", (0, None)),
+)
+"""The same where groups are filtered at all: by the reward, the only number that our episodes are compared by."""
+
+
+def _load_algorithms() -> dict[str, type[Algorithm]]:
+    return {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
+
+
+def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
+    """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
+    the effective value of a key, None where there is none."""
+    filters = value("algorithm.filter_groups.enable")
+    ours = tuple(name for name, each in _load_algorithms().items() if not each.needs & {"teacher", "critic"})
+    for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
+        found = value(key)
+        users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
+        if found not in taken and not users:
+            names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]
+            some = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
+            own = f", or a reference such as {spell_reference('algorithm')}" if key == ESTIMATOR else ""
+            yield key, found, f"{some}{own}"
+    cap = value(f"{_CORRECTION}.rollout_is_threshold")
+    if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
+        yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
+
+
+def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
+    """Our settings of credit and loss from verl's whole config; what bears on neither keeps its default.
+
+    Raises ValueError for a value that `unsupported` names."""
+    for key, found, expected in unsupported(lambda key: _at(verl, key)):
+        raise ValueError(f"{key} is {found!r}, expected {expected}")
+    algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
+    actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
+    tasks, mini = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
+    return config_model().model_validate(
+        {
+            "base_dir": verl["trainer"]["ajet_base"],
+            "data": {"max_response_length": actor["loss_scale_factor"], "train_batch_size": tasks},
+            "rollout": {
+                "temperature": rollout["temperature"],
+                "top_p": rollout["top_p"],
+                "top_k": rollout["top_k"],
+                "num_repeat": rollout["n"],
+            },
+            "trainer_common": {
+                "mini_batch_num": tasks // mini,
+                "use_kl_loss": actor["use_kl_loss"],
+                "kl_loss_coef": actor["kl_loss_coef"],
+                "kl_loss_type": actor["kl_loss_type"],
+                "algorithm": {
+                    **verl["trainer"]["ajet_algorithm"],
+                    "adv_estimator": algorithm["adv_estimator"],
+                    "norm_adv_by_std": algorithm["norm_adv_by_std_in_grpo"],
+                    "clip_low": actor["clip_ratio_low"],
+                    "clip_high": actor["clip_ratio_high"],
+                    "clip_dual": actor["clip_ratio_c"],
+                    "loss_aggregation": AGGREGATIONS[actor["loss_agg_mode"]],
+                    "is_cap": correction["rollout_is_threshold"] if correction["rollout_is"] else None,
+                    "dynamic_sampling": algorithm["filter_groups"]["enable"] or _left_out(verl),
+                    "equal_rewards": verl["trainer"]["ajet_equal_rewards"],
+                    "process_weight": verl["trainer"]["ajet_process_weight"],
+                    "step_discount": verl["trainer"]["ajet_step_discount"],
+                    "use_kl_in_reward": algorithm["use_kl_in_reward"],
+                    "kl_in_reward_coef": algorithm["kl_ctrl"]["kl_coef"],
+                },
+            },
+        }
+    )
+
+
+def _left_out(verl: Mapping[str, Any]) -> bool:
+    """Whether groups without a difference are left out of the batch that verl has made: where samplers elsewhere play,
+    who play ahead only so far, its own filter would wait for more groups than a step is made of."""
+    return bool(verl["trainer"]["v1"]["trainer_mode"] == DECOUPLED and verl["trainer"]["ajet_left_out"])
+
+
+def _at(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if tree is not None else None
+    return tree

@@ -1,0 +1,70 @@
+"""verl's defaults that ajet replaces by its own.
+
+Invariant: `verls.DEFAULTS` is the only list of them; a test compares it with the installed verl. What ajet's default
+comes to in verl's words is composed from `layers/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.compose import ABSENT
+from ajet.config.idle import users_layers
+from ajet_verl.config.layer import compose_sections
+from ajet_verl.config.precedence import find_counterpart, select_value
+from ajet_verl.descriptor import VERL
+from ajet_verl.verls import DEFAULTS
+
+if TYPE_CHECKING:
+    from ajet.config.experiment import Experiment
+
+_UNBOUNDED = 1e9
+"""What the layers write for a bound that is off or a step that never comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedDefault:
+    """A key of verl's that the user sets nowhere."""
+
+    key: str
+    verl: Any
+    """verl's own default."""
+    ajet: Any
+    """The default that verl gets instead."""
+    ours: str
+    """The key below `ajet` that holds it; "" if there is none."""
+
+
+def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
+    """Return the keys for which verl gets ajet's default instead of its own, in the order of `DEFAULTS`."""
+    users, known = users_layers(experiment.layers), compose_sections(experiment)[0]
+    found = []
+    for key, verls in DEFAULTS.items():
+        path, ours = tuple(key.split(".")), find_counterpart(key, known) or ""
+        places = [path, ("verl", *path), *([tuple(ours.split("."))] if ours else [])]
+        is_set = any(layer.value(place) is not ABSENT for layer in users for place in places)
+        if not is_set and (value := select_value(known, key)) != verls:
+            found.append(ReplacedDefault(key, verls, value, ours))
+    return found
+
+
+def describe_replaced_defaults(experiment: Experiment) -> str:
+    """Return the lines for a screen; "" unless the YAML has sections of verl's own."""
+    users = users_layers(experiment.layers)
+    if not any(layer.value((root,)) is not ABSENT for layer in users for root in VERL.roots):
+        return ""
+    found = list_replaced_defaults(experiment)
+    if not found:
+        return ""
+    rows = [f"  {each.key}: {spell_value(each.ajet)} (verl: {spell_value(each.verl)})" for each in found]
+    return "\n".join([f"Not set, so ajet's defaults count, not verl's ({VERL.defaults_page}):", *rows])
+
+
+def spell_value(value: Any) -> str:
+    """Return a value as YAML has it; a bound that nothing reaches is `off`."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(spell_value, value))}]"
+    if isinstance(value, float) and value >= _UNBOUNDED:
+        return "off"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

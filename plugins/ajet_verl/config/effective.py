@@ -1,0 +1,130 @@
+"""What verl will read, and what to call it.
+
+Invariant: a setting has one effective value (the user's `verl:` section over what our keys were mapped to), one name
+that the user knows, and one place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.document import KeyPath
+from ajet.config.idle import place_of, users_layers
+from ajet.config.unread_sections import find_unread_keys
+from ajet.engine.model_limits import ModelLimits
+from ajet.schema.errors import ConfigError
+from ajet_verl.descriptor import VERL
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ajet.config.experiment import Experiment
+
+ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
+"""Two sections of verl, and one of ours."""
+Pairs = tuple[tuple[str, str], ...]
+"""Each: verl's key, and ours that it is made from."""
+MACHINES: Pairs = (
+    ("trainer.nnodes", f"{TRAINER}.nnodes"),
+    ("trainer.n_gpus_per_node", f"{TRAINER}.n_gpus_per_node"),
+)
+ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size")
+MEGATRON_SIZES: Pairs = tuple(
+    (f"{ACTOR}.megatron.{name}", f"{TRAINER}.megatron.{name}")
+    for name in (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+    )
+)
+"""The first three make up one copy of the model."""
+
+
+def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
+    """Return the last layer that sets a key of verl's, and the key's path there; None if the user does not set it."""
+    places = [("verl", *verl)]
+    if verl[0] in VERL.roots:
+        places.insert(0, verl)
+    for layer in reversed(layers.stack):
+        for path in places:
+            if layer.value(path) is not ABSENT:
+                return layer, path
+    return None
+
+
+class Settings:
+    """Effective values, and what to call them: a key below `ajet` that was mapped, or verl's own where it is set."""
+
+    def __init__(
+        self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
+    ) -> None:
+        self.ajet, self.layers, self.model, self._tree = experiment.ajet, experiment.layers, model, tree
+        self._yaml = experiment.yaml_path
+        self.gpu_bytes = gpu_bytes
+
+    def value(self, verl: str, default: Any = None) -> Any:
+        """The effective value of a verl key; `default` where nobody sets it."""
+        from omegaconf import OmegaConf
+
+        found = OmegaConf.select(self._tree, verl)
+        return default if found is None else found
+
+    def count(self, verl: str, default: int = 1) -> int:
+        """The value of a key that counts things. Raises ConfigError for anything else."""
+        found = self.value(verl, default)
+        if isinstance(found, int) and not isinstance(found, bool):
+            return found
+        raise self.problem(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
+
+    def name(self, verl: str, *ajet: str) -> str:
+        """verl's key if the user sets it, else those of ours that it is made from."""
+        own = self._own(verl)
+        return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
+
+    def problem(
+        self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
+    ) -> ConfigError:
+        """A refusal; its place is that of the value that was set last, `also` those that it depends on besides."""
+        own = self._own(verl) if verl else None
+        paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
+        paths += [self._own(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
+        last = max(paths, key=self._layer)
+        unread = [
+            f"{'.'.join(each.path)} ({place_of(each.layer, each.path)}): {each.advice}"
+            for each in find_unread_keys(users_layers(self.layers))
+            if each.ours.removeprefix("ajet.") in ajet
+        ]
+        do = "; ".join([*([do] if do else []), *unread])
+        where = self.layers.where(last, value=True)
+        if self.layers.winner(last) not in users_layers(self.layers):  # a default: nobody edits its file
+            where = f"{self._yaml}, which does not set {'.'.join(last)}"
+        return ConfigError(what, where=where, expected=expected, do=do)
+
+    def _layer(self, path: tuple[str, ...]) -> int:
+        layer = self.layers.winner(path)
+        return self.layers.stack.index(layer) if layer is not None else -1
+
+    def _own(self, verl: str) -> tuple[str, ...] | None:
+        found = find_own(self.layers, tuple(verl.split(".")))
+        return found[1] if found else None
+
+    @property
+    def gpus(self) -> int:
+        """The number of all GPUs that train."""
+        return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
+
+    @property
+    def megatron(self) -> bool:
+        """Whether Megatron trains; FSDP otherwise."""
+        return self.value("actor_rollout_ref.actor.strategy") == "megatron"
+
+    @property
+    def model_parallel(self) -> int:
+        """GPUs that hold one copy of the model's computation together."""
+        sizes = MEGATRON_SIZES[:3] if self.megatron else (ULYSSES,)
+        product = 1
+        for verl, _ in sizes:
+            product *= self.count(verl)
+        return product

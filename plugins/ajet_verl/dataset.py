@@ -1,0 +1,48 @@
+"""The data set that verl reads: tickets to train, one row each, and the validation tasks.
+
+Invariant: a ticket holds its number and nothing else, so verl's own loader only counts, from 0 in each launch; which
+task it is for, the run's own process says when it is played (plugins/ajet_ray/tickets.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ajet.task_reader import open_reader
+from ajet.task_reader.overlong import within_prompt_length
+from ajet_ray.shipped_experiment import KEY, restored
+
+if TYPE_CHECKING:
+    from ajet.schema.task import Task
+
+ENDLESS = 1 << 40
+"""Tickets: as many as anybody asks for."""
+
+
+class TaskRows(Dataset):
+    """`data.custom_cls`. `data_files` names the split: train or validation."""
+
+    def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
+        self._tickets = data_files != "validation"
+        self._tasks: Sequence[Task] = ()
+        if not self._tickets:
+            experiment = restored(config[KEY])
+            reader = open_reader(experiment)
+            if reader.has("validation"):
+                self._tasks = within_prompt_length(reader.tasks("validation"), experiment.ajet.data, tokenizer)
+
+    def __len__(self) -> int:
+        return ENDLESS if self._tickets else len(self._tasks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "raw_prompt": [{"role": "user", "content": ""}],  # verl counts by it
+            "index": index,
+            "split": "train" if self._tickets else "validation",
+            "task": None if self._tickets else self._tasks[index].model_dump(),
+            "dummy": torch.zeros(1, dtype=torch.uint8),  # a batch needs a tensor
+        }

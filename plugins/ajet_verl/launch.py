@@ -1,0 +1,121 @@
+"""VerlRunner: what a launch asks of verl.
+
+Invariant: nothing of verl, ray or torch is imported before `train`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.record import RunDirectory
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.schema.finding import Finding
+    from ajet.store import Address
+
+
+PROCESSES = "verl.actor_rollout_ref.rollout.agent.num_workers: 1"
+
+
+class VerlRunner(Runner):
+    """Ray's processes around verl's trainer."""
+
+    def settings(self, experiment: Experiment) -> AjetConfig:
+        """The settings, as verl's own keys have them."""
+        from ajet_verl.config.credit import credit_settings
+        from ajet_verl.settings import verl_settings
+
+        return credit_settings(verl_settings(experiment))
+
+    def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
+        """The experiment with the values that verl gets."""
+        from ajet_verl.config.precedence import apply_sections
+
+        if from_store is not None:
+            from ajet_verl.settings import verl_settings
+            from ajet_verl.train import require_one_sampling
+
+            require_one_sampling(experiment.ajet, verl_settings(experiment))
+        return apply_sections(experiment)
+
+    def describe_overridden(self, experiment: Experiment) -> str:
+        """A line for each key that verl's own sections override."""
+        from ajet_verl.config.precedence import find_overridden, overridden_lines
+
+        return overridden_lines(find_overridden(experiment))
+
+    def describe_replaced_defaults(self, experiment: Experiment) -> str:
+        """Lines on verl's defaults that ajet replaces."""
+        from ajet_verl.config.defaults import describe_replaced_defaults
+
+        return describe_replaced_defaults(experiment)
+
+    def check(
+        self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
+    ) -> None:
+        """Require a store where samplers are to play, and settings that samplers can follow."""
+        if looking or (from_store is None and experiment.ajet.trainer_common.mode != "async"):
+            return
+        from ajet_verl.settings import verl_settings
+        from ajet_verl.train import require_one_sampling, require_store
+
+        config = verl_settings(experiment)
+        require_store(config, from_store)
+        if from_store is not None:
+            require_one_sampling(experiment.ajet, config)
+
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """A port for each gateway."""
+        from ajet_ray.cluster.gateway_port import require_gateways
+
+        require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
+
+    def _playing(self, experiment: Experiment) -> int:
+        from ajet_verl.settings import verl_settings
+
+        return int(verl_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
+
+    def shown(self, experiment: Experiment) -> str:
+        """verl's whole config."""
+        from ajet.config.document import dump_yaml
+        from ajet_verl.config import VERL_VERSION, shown
+        from ajet_verl.settings import verl_settings
+
+        experiment = self.apply_sections(experiment)
+        return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(
+            shown(experiment, verl_settings(experiment))
+        )
+
+    def name_accelerators(self) -> str | None:
+        """As nvidia-smi has them; of NPUs no name is known."""
+        from ajet_ray.cluster.gpus import gpus
+        from ajet_verl.settings import find_device
+
+        found = gpus()
+        if find_device(found[0].total if found else None) == "cpu":
+            return None
+        return " ".join(each.name for each in found)
+
+    def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
+        """Empty where verl is not installed: the packages' findings say that."""
+        from ajet_verl.checkup import verl_findings
+
+        return verl_findings(config.rollout.name if config is not None else "vllm", needed=needed)
+
+    def train(
+        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    ) -> None:
+        """See `ajet_verl.train`."""
+        from ajet_verl.train import train_on_verl
+
+        train_on_verl(experiment, run, options, interrupts, sink)
+
+    def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
+        """Merge verl's shards."""
+        from ajet_ray.merge import merge
+
+        merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)

@@ -1,0 +1,195 @@
+"""Train on verl, as the process that the person started sees it: start, listen, record, end.
+
+Invariant: what is wrong in the configuration is said before Ray starts and before the run directory is made. How the
+launch itself goes, and ends, is `on_ray`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.algorithm import opened
+from ajet.algorithm.staleness import announce
+from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
+from ajet.record.status import TO_VALIDATE
+from ajet.schema.errors import ConfigError
+from ajet.task_reader import TaskOrder
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.overlong import within_prompt_length
+from ajet_ray.cluster.gpus import refuse_busy
+from ajet_ray.cluster.resources import Demand
+from ajet_ray.modes import DECOUPLED, SYNC
+from ajet_ray.on_ray import address_of, run_on_ray
+from ajet_ray.record import Record
+from ajet_ray.shipped_experiment import KEY, carried
+from ajet_ray.store_tickets import store_tickets_of
+from ajet_ray.tickets import Tickets, dropped_after, oldest_version, open_verl_store
+from ajet_verl.config.credit import credit_settings
+from ajet_verl.processors import shown_images
+from ajet_verl.settings import environment_of, needs_of, verl_settings
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.record import RunDirectory
+    from ajet.store import Address
+    from ajet.tokens import Renderer
+
+
+def train_on_verl(
+    experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+) -> None:
+    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
+    UserError; and what verl raised."""
+    from omegaconf import OmegaConf
+
+    from ajet_verl.trainer.process import TrainerProcess
+
+    address = address_of(options)
+    config, order, words, tokenizer = _config(experiment, run, sink, own=address is None)
+    require_store(config, options.from_store)
+    if options.from_store is not None:
+        require_one_sampling(experiment.ajet, config)
+    steps = config["trainer"]["total_training_steps"]
+    over = run.resumed is not None and run.resumed.step >= steps
+    if over and options.from_store is None:
+        return
+    if not over and address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
+        refuse_busy(Demand.of(config).accelerators)
+    tickets: Tickets
+    if options.from_store is not None:
+        config["trainer"]["save_freq"] = 1  # what is announced is on the disk
+        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer, steps=steps)
+    else:
+        tickets = tickets_of(experiment, run, config, order)
+    if over:  # whoever was killed may not have said so
+        tickets.ended()
+        return
+    announce_staleness(config)
+    logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
+    if run.resumed is not None:
+        counted = run.recovery(tickets.begun(), dead=tickets.dead())
+        logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
+    sink.begin(words, total=steps)
+    record = Record(experiment, run, sink, tickets)
+    run.status.set(phase="starting Ray", steps=steps)
+    run_on_ray(
+        "verl",
+        TrainerProcess,
+        OmegaConf.create(config),
+        needs_of(config),
+        record,
+        tickets,
+        experiment=experiment,
+        run=run,
+        address=address,
+        environment=environment_of(config),
+        interrupts=interrupts,
+    )
+    tickets.ended()
+
+
+def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
+    """The tickets of verl's rows, from the checkpoint on that the run resumes. `config`: verl's."""
+    settings = experiment.ajet
+    oldest = oldest_version(config, run.resumed.step if run.resumed else 0)
+    store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
+    return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
+
+
+def require_store(config: Mapping[str, Any], address: Address | None) -> None:
+    """Raises ConfigError where samplers are to play and no store is named, or the reverse, and where they could not
+    load what is trained. `config`: verl's."""
+    mode = config["trainer"]["v1"]["trainer_mode"]
+    if mode == DECOUPLED and address is None:
+        raise ConfigError(
+            "On verl `mode: async` trains on what samplers put into a store, and none is named.",
+            where="ajet.trainer_common.mode: async",
+            expected="--from-store ADDRESS, with `ajet sample` beside it; colocate_async and separate_async need none",
+        )
+    if mode != DECOUPLED and address is not None:
+        raise ConfigError(
+            f"--from-store trains on what samplers played, and verl's trainer {mode} has its own servers play.",
+            where="verl.trainer.v1.trainer_mode",
+            do="leave that key out",
+        )
+    if address is not None and config["algorithm"]["filter_groups"]["enable"]:
+        raise ConfigError(
+            "With its filter verl asks for more groups in a step than samplers may play ahead of it.",
+            where="verl.algorithm.filter_groups.enable",
+            expected="false with --from-store; ajet.trainer_common.algorithm.dynamic_sampling leaves such groups out",
+        )
+    if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
+        raise ConfigError(
+            "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
+            where="ajet.trainer_common.strategy: megatron",
+            expected="fsdp or fsdp2 with --from-store",
+        )
+
+
+def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError where verl's own sections have it train on other samples than samplers play: those read the
+    keys below `ajet` alone. `config`: verl's."""
+    effective = credit_settings(config).rollout
+    for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
+        if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
+            raise ConfigError(
+                f"verl would train with {verls} {found}, and samplers play with {getattr(settings.rollout, ours)}.",
+                where=f"verl.actor_rollout_ref.rollout.{verls}",
+                do=f"say it as ajet.rollout.{ours}, which both sides read",
+            )
+
+
+def announce_staleness(config: Mapping[str, Any]) -> None:
+    """Say what stale tokens get where there can be any. `config`: verl's."""
+    v1 = config["trainer"]["v1"]
+    if v1["trainer_mode"] != SYNC:
+        most = v1["sampler"]["max_off_policy_threshold"]
+        announce(credit_settings(config).trainer_common, None if most is None else most - 1)
+
+
+def _config(
+    experiment: Experiment, run: RunDirectory, sink: Sink, *, own: bool
+) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
+    """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
+    run that is resumed had others."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.rollout.wiring import renderer_of
+    from ajet.task_reader import open_reader
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    folder = folder_of(source)
+    config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
+    images = shown_images(folder)
+    reader = open_reader(experiment)
+    tokenizer = load_tokenizer(source)
+    words = renderer_of(settings, tokenizer, images)
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
+    order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
+    steps = settings.total_steps(len(tasks))
+    algorithm = opened(credit_settings(config), base=experiment.base)
+    held_out = reader.tasks("validation") if reader.has("validation") else []
+    known = overlap(tasks, held_out) if reader.has("validation") else None
+    run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
+    sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
+    config["data"][KEY] = carried(experiment, run_id=run.run_id)
+    config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks has no end
+    if not reader.has("validation"):
+        config["trainer"].update(test_freq=-1, val_before_train=False)
+        config["data"]["val_batch_size"] = 1
+    config["trainer"]["resume_mode"] = "disable"
+    if run.resumed is not None:
+        if "verl" not in run.resumed.state:
+            raise ConfigError(
+                "The checkpoint is of another backbone: verl cannot go on from it.",
+                where=str(run.resumed.path),
+                do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+            )
+        folder = run.resumed.path / run.resumed.state["verl"]
+        config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
+    return config, order, words, tokenizer

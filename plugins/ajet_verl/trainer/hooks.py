@@ -1,0 +1,321 @@
+"""All methods of verl's trainer that verl keeps private and we replace: for verl 0.9.1, held by a test.
+
+One is called once, `_init_resource_pool_mgr` (which workers train). The others stand between verl's own steps, in this
+order: `_balance_batch` (which rank computes a row, where rows share tokens), in it `_get_required_batch_multiple` (how
+many rows the forward passes need), `_compute_advantage` (credit) and `_update_actor` (optimizer steps). Invariant:
+episodes are credited and mini batches are formed as on the local backbone; rows exist only so that verl can move
+tokens. Whatever verl adds to make numbers divisible trains nothing, and nothing is dropped for it.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import Any, ClassVar
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import build_padding_position_ids
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from ajet.algorithm import Algorithm, credit
+from ajet.algorithm.importance import Correction, stale_metrics
+from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.mismatch import tightened_metrics
+from ajet.algorithm.replies import replies_of
+from ajet.algorithm.stale_bounds import StaleBounds
+from ajet.algorithm.weights import mini_batch_scale
+from ajet.config.schema import AjetConfig
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+from ajet_ray.rows import FIELDS, Rebuilt, rebuild
+from ajet_verl.trainer.fresh_tokens import canary_gap
+from ajet_verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
+from ajet_verl.trainer.mini_batches import TREES, deal
+
+LR_SCHEDULE = "ajet_lr_schedule"
+"""The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
+SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")
+"""Fields of an update's rows that hold tokens and what belongs to them."""
+PER_TOKEN = (
+    "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages", WEIGHTS, AGES,
+)  # fmt: skip
+"""Those with a number for each token of the response."""
+
+
+class CreditHooks(PPOTrainer):
+    """A mix-in for verl's trainers. The class that uses it sets `settings` and `algorithm` before verl's `__init__`."""
+
+    settings: AjetConfig
+    """What `credit_settings` reads from verl's config."""
+    algorithm: Algorithm
+    """The one that they name."""
+    decoupled: ClassVar[bool] = False
+    """Whether other engines than verl's play, and one may be behind the others."""
+    _ranks: int
+    _gap: float = 0.0
+    """Nats a token between engine and trainer, of the step's fresh tokens; 0 where there are none."""
+    _parts: list[list[int]]
+    """Rows of each optimizer step, as indices into the batch; silent groups are in none."""
+
+    def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
+        """Called once the episodes of a batch carry their advantage and what of them is not trained."""
+
+    def _init_resource_pool_mgr(self) -> None:
+        """Workers of ours in the places of verl's."""
+        super()._init_resource_pool_mgr()
+        optim = self.config.actor_rollout_ref.actor.optim
+        linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
+        from ajet_verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
+
+        actor, detached = (LinearActor, LinearDetachedActor) if linear else (Actor, DetachedActor)
+        worker = detached if self.trainer_mode == "separate_async" else actor
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(worker)
+
+    @property
+    def _trees(self) -> bool:
+        """Whether the workers compute once what rows share."""
+        return bool(self.config.actor_rollout_ref.get(TREES))
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:  # fmt: skip
+        """verl deals rows out by their lengths; where workers make trees of them, a task's rows stay together."""
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        if self._trees:
+            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_task(batch.keys[row]), row)))
+        return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """verl would pad to whole mini batches of rows, so that one timeline more becomes another optimizer step; the
+        forward passes need equal parts for the ranks only."""
+        self._ranks = dp_size
+        rollout, reference = self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.ref
+        sizes = [(rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu)]
+        if self.use_reference_policy:
+            sizes.append((reference.log_prob_use_dynamic_bsz, reference.log_prob_micro_batch_size_per_gpu))
+        return dp_size * math.lcm(*(int(size) for dynamic, size in sizes if not dynamic and size))
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's estimators see rows without their episodes; ours see episodes, and say each token's weight."""
+        own = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        keys = [batch.keys[row] for row in own]
+        names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+        fields = {name: _rows(data, name) for name in names}
+        rebuilt = rebuild(keys, fields)
+        place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
+
+        def spread(name: str, samples: list[Sample]) -> list[Floats]:
+            """[T] of a field that has the response only."""
+            found = []
+            for sample in samples:
+                values = np.zeros(sample.timeline.ids.size, np.float32)
+                row = fields[name][place[id(sample.timeline)]].float().numpy()
+                values[-row.size :] = row
+                found.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
+            return found
+
+        credited = credit(
+            rebuilt.groups,
+            self.settings,
+            self.algorithm,
+            step=self.global_steps,
+            reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
+        )
+        metrics.update(credited.metrics)
+        parts = self._optimizer_steps(credited)
+        trainers = spread("old_log_probs", credited.samples)
+        metrics.update(self._mismatch(credited.samples, trainers))
+        extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
+        metrics.update(self._canary(credited.samples, trainers, extra))
+        self._gap = float(metrics.get("canary_gap", 0.0))
+        correction, tightened = self._correction()
+        metrics.update(tightened)
+        metrics.update(self._stale(credited.samples, trainers, correction))
+        at = [own[place[id(sample.timeline)]] for sample in credited.samples]
+        self._parts = [[at[index] for index in part] for part in parts]
+        self.credited(rebuilt, credited)
+
+        bounds = StaleBounds.from_settings(self.settings.trainer_common.algorithm)
+        by_age = bounds is not None and bounds.by_age
+        advantages, weights, ages = {}, {}, {}
+        for sample in credited.samples:
+            row = own[place[id(sample.timeline)]]
+            start = fields["prompts"][place[id(sample.timeline)]].numel()
+            advantages[row] = torch.from_numpy(sample.advantages[start:])
+            weights[row] = torch.from_numpy(np.where(sample.timeline.mask[start:], sample.weight, 0).astype(np.float32))
+            if by_age:
+                ages[row] = torch.from_numpy(
+                    (self.global_steps - 1 - sample.timeline.versions[start:]).astype(np.float32)
+                )
+        responses = _rows(tq.kv_batch_get(batch.keys, batch.partition_id, ["responses"]), "responses")
+        written = [
+            {
+                "advantages": (advantage := advantages.get(row, torch.zeros(response.numel()))),
+                "returns": advantage,
+                WEIGHTS: weights.get(row, torch.zeros(response.numel())),
+                **({AGES: ages.get(row, torch.zeros(response.numel()))} if by_age else {}),
+            }
+            for row, response in enumerate(responses)
+        ]
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(written)
+        )
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl would cut the rows into mini batches of a fixed number; these are whole groups, as many optimizer steps
+        as `mini_batch_num` says. A batch of silent groups alone makes none, but has its place in the schedule."""
+        if not self._parts:
+            self.actor_rollout_wg.pass_step()
+            return batch
+        actor = self.config.actor_rollout_ref.actor
+        order = deal(
+            self._parts,
+            [tag["seq_len"] for tag in batch.tags],
+            ranks=self._ranks,
+            multiple=1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu),
+            kin=[_task(key) for key in batch.keys] if self._trees else None,
+        )
+        fields = [name for name in (*SEQUENCES, *PER_TOKEN) if name in (batch.fields or ())]
+        padding = self._padding(batch, fields, order.count(None))
+        spare = iter(padding)
+        keys = [next(spare) if row is None else batch.keys[row] for row in order]
+        epochs = actor.ppo_epochs
+        correction = self.config.algorithm.rollout_correction
+        information = {
+            "num_mini_batch": len(self._parts),
+            "epochs": epochs,
+            "seed": actor.data_loader_seed,
+            "dataloader_kwargs": {"shuffle": False},
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            "calculate_entropy": bool(actor.entropy_coeff),
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            GAP: self._gap,
+            ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,
+        }
+        update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, information)
+        output = dict(self.actor_rollout_wg.update_actor(update)["metrics"])
+        if padding:
+            tq.kv_clear(keys=padding, partition_id=batch.partition_id)
+        metrics.update(_of_update(output))
+        output = rename_dict({name: value for name, value in output.items() if name not in TALLIES}, "actor/")
+        output["perf/mfu/actor"] = output.pop("actor/mfu")
+        metrics.update(reduce_metrics(output))
+        return batch
+
+    def _optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
+        """Indices of each one's samples, whose weights become those of their step."""
+        count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
+        parts = mini_batches(batch.samples, count)
+        aggregation = self.settings.trainer_common.algorithm.loss_aggregation
+        scales = [mini_batch_scale(aggregation, batch.samples, [batch.samples[at] for at in part]) for part in parts]
+        for part, scale in zip(parts, scales, strict=True):
+            for at in part:
+                batch.samples[at].weight *= scale
+        return parts
+
+    def _padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
+        """Keys of `count` new rows of two tokens that train nothing."""
+        if not count:
+            return []
+        end = int(self.tokenizer.eos_token_id or 0)
+        data = tq.kv_batch_get(batch.keys[:1], batch.partition_id, fields)
+        positions = _rows(data, "position_ids")[0] if "position_ids" in fields else None
+        numbers = {name: _rows(data, name)[0] for name in fields if name in PER_TOKEN}
+        row: dict[str, Any] = {name: torch.zeros(1, dtype=values.dtype) for name, values in numbers.items()}
+        row |= {"prompts": torch.tensor([end]), "responses": torch.tensor([end]), "input_ids": torch.tensor([end, end])}
+        row["position_ids"] = build_padding_position_ids(positions, torch.ones(2, dtype=torch.int64))
+        if "multi_modal_inputs" in fields:
+            row["multi_modal_inputs"] = {}
+        keys = [f"pad{uuid.uuid4().hex}_{index}_0" for index in range(count)]
+        tq.kv_batch_put(
+            keys=keys,
+            partition_id=batch.partition_id,
+            fields=list_of_dict_to_tensordict([dict(row) for _ in keys]),
+            tags=[{"is_padding": True, "status": "success"} for _ in keys],
+        )
+        return keys
+
+    def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+        """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
+        if not samples or self.settings.rollout.truncates:
+            return {}
+        gaps = [
+            (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
+        ]
+        return {
+            "mismatch_kl": float(np.concatenate(gaps).mean()),
+            "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
+        }
+
+    def _stale(self, samples: list[Sample], trainer: list[Floats], correction: Correction | None) -> dict[str, float]:
+        """The importance weights of tokens that earlier weights sampled, as metrics."""
+        tokens = stale = capped = 0
+        weight = 0.0
+        for sample, own in zip(samples, trainer, strict=True):
+            line = sample.timeline
+            at = torch.from_numpy(line.mask & (line.versions < self.global_steps - 1))
+            tokens, stale = tokens + line.sampled, stale + int(at.sum())
+            if correction is not None:
+                mask = torch.from_numpy(line.mask)
+                policy, engine = torch.from_numpy(own)[mask], torch.from_numpy(line.logprobs)[mask]
+                weights = correction.weights(correction.gaps(policy, engine, replies_of(mask)[mask]))[at[mask]]
+                weight, capped = weight + float(weights.sum()), capped + int(correction.bounded(weights).sum())
+        return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
+
+    def _correction(self) -> tuple[Correction | None, dict[str, float]]:
+        """What importance weights the update has, and what is to be told where the gap is above the alarm."""
+        correction = Correction.from_settings(self.settings.trainer_common)
+        alarm = self.settings.trainer_common.algorithm.mismatch_alarm
+        if correction is None or isinstance(alarm, str):
+            return correction, {}
+        found = correction.tightened(self._gap, alarm)
+        return found, tightened_metrics(self._gap, found.cap) if found is not correction else {}
+
+    def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
+        if self.settings.rollout.truncates:
+            return {}
+        apart = self.decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
+        gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)
+        return {} if gap is None else {"canary_gap": gap}
+
+
+def _task(key: str) -> str:
+    """The part of a row's key that the rows of its task share."""
+    return key.rsplit("_", 2)[0]
+
+
+def _rows(data: TensorDict, name: str) -> list[Any]:
+    """The rows of a field, however the queue hands them over."""
+    values = data[name]
+    return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
+
+
+def _of_update(output: dict[str, Any]) -> dict[str, float]:
+    """Return the local backbone's metrics (docs/metrics.md): means over the trained tokens of all optimizer steps."""
+    tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
+    norms = np.atleast_1d(output["grad_norm"]).astype(float)
+    taken = norms[np.isfinite(norms)]
+    tokens = max(tokens, 1.0)
+    return {
+        "loss": float(np.mean(output["loss"])),
+        "kl": divergence / tokens,
+        "clip_fraction": clipped / tokens,
+        "is_capped_fraction": capped / tokens,
+        "grad_norm": float(taken.mean()) if taken.size else math.nan,
+        "lr": float(np.atleast_1d(output["lr"])[-1]),
+        "steps_skipped": float(norms.size - taken.size),
+    }

@@ -1,0 +1,86 @@
+"""TrainerProcess: the actor in which verl's trainer runs, and what it tells the record.
+
+Invariant: it wires verl's public parts as verl's own main program does and adds nothing to them; an error of theirs is
+raised to whoever waits for `run`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from ajet_ray.mailbox import Phase, Saved, Sender
+from ajet_verl.agent.early import start
+from ajet_verl.trainer.reporting import Stopped
+
+
+class TrainerProcess:
+    """Made a Ray actor by the launch."""
+
+    def run(self, config: Any) -> None:
+        """Train until the last step, or until the mailbox says to stop."""
+        sender = Sender()
+        sender.introduce("trainer")
+        sender.post(Phase("loading"))
+        early = start(config.actor_rollout_ref.rollout.agent.num_workers)
+
+        import transfer_queue
+        from omegaconf import OmegaConf
+
+        OmegaConf.resolve(config)
+        config.transfer_queue.enable = True
+        with ThreadPoolExecutor(1) as beside:  # two processes that import torch, one after the other
+            queue = beside.submit(transfer_queue.init, config.transfer_queue)
+            from verl.trainer.ppo.v1 import get_trainer_cls
+
+            from ajet_verl.agent.workers import AgentWorkers
+            from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
+
+            send_load_balancer_whole()
+            if config.actor_rollout_ref.rollout.name == "vllm":
+                from ajet_verl.trainer import servers
+
+                servers.start(config)
+            queue.result()
+        trainer: Any = None
+        ended = 1
+        try:
+            trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            trainer.init()
+            agent_loops = AgentWorkers.create(
+                config=config,
+                llm_client=trainer.get_llm_client(),
+                teacher_client=trainer.get_teacher_client(),
+                reward_loop_worker_handles=trainer.get_reward_handles(),
+                early=early,
+            )
+            sender.post(Phase("rollout", trainer.global_steps))
+            with suppress(Stopped):
+                trainer.fit(agent_loops)
+            ended = 0
+        finally:
+            tracking = getattr(trainer, "logger", None)
+            if tracking is not None:
+                tracking.finish(exit_code=ended)
+            transfer_queue.close()
+
+
+def send_load_balancer_whole() -> None:
+    """The process of verl's load balancer, which the first request waits for, gets its class and not the name of it:
+    it then imports nothing of verl."""
+    from ray import cloudpickle
+    from verl.workers.rollout import router
+
+    cloudpickle.register_pickle_by_value(router)
+
+
+class SavedCallback:
+    """`trainer.checkpoint_callback_class`: says that a checkpoint is written."""
+
+    def __init__(self, config: Any = None) -> None:
+        self._sender = Sender()
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
+        """verl calls it after each."""
+        self._sender.post_and_wait(Saved(global_step, checkpoint_dir))

@@ -1,0 +1,111 @@
+"""Reporting: what verl's trainer tells the run's own process, and when it ends early.
+
+Invariants: every step, validation and checkpoint is posted once, in order; a run that is asked to stop ends after a
+step that is trained, saved and posted. Mixed into our trainers before verl's own classes; verl's private methods that
+it extends are guarded with the others in `hooks`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.episode import episodes_of
+from ajet.schema.errors import AjetError
+from ajet_ray.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
+
+if TYPE_CHECKING:
+    from ajet.schema.batch import TrainingBatch
+    from ajet_ray.rows import Rebuilt
+
+OURS = {
+    "actor/entropy": "entropy",
+    "timing_s/gen": "seconds/rollout",
+    "timing_s/update_actor": "seconds/train",
+    "timing_s/step": "seconds/step",
+}
+"""verl's names of numbers that have one on every backbone."""
+
+
+class Stopped(AjetError):
+    """The run was asked to end, and has saved what it learned."""
+
+
+class Reporting:
+    """The hooks of a trainer that post letters."""
+
+    config: Any
+    global_steps: int
+    total_training_steps: int
+    timing_raw: dict[str, float]
+    replay_buffer: Any
+    agent_loop_manager: Any
+    val_dataloader: Any
+
+    def __init__(self, config: Any) -> None:
+        self._sender = Sender()
+        self._stopping = False
+        self._credited: list[Credited] = []
+        super().__init__(config)  # type: ignore[call-arg]
+
+    def on_step_begin(self) -> None:
+        """verl begins a step."""
+        self._credited = []
+        self._sender.post(Phase("rollout", self.global_steps))
+        super().on_step_begin()  # type: ignore[misc]
+
+    def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
+        """Credit is given: what it did to each episode."""
+        trained = batch.trained_by_episode
+        for episode in episodes_of(rebuilt.groups):
+            outcome = batch.outcomes[episode.uuid]
+            self._credited.append(Credited(episode.uuid, outcome, trained[episode.uuid]))
+
+    def on_sample_end(self) -> None:
+        """The step's episodes are there."""
+        self._sender.post(Phase("update", self.global_steps))
+        super().on_sample_end()  # type: ignore[misc]
+
+    def on_step_end(self) -> None:
+        """The step is trained, and saved if its number says so."""
+        self._stopping = self._sender.stopping()
+        every = self.config.trainer.save_freq
+        saved = every > 0 and (self.global_steps % every == 0 or self.global_steps >= self.total_training_steps)
+        if self._stopping and not saved:
+            self._save_checkpoint()  # type: ignore[attr-defined]
+        super().on_step_end()  # type: ignore[misc]
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
+        """The last thing that verl does in a step. Raises Stopped."""
+        super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)  # type: ignore[misc]
+        said = numbers_of(metrics)
+        said = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said} | said
+        said["seconds/update"] = said.get("seconds/step", 0.0) - said.get("seconds/rollout", 0.0)
+        said["version"] = float(self.global_steps)
+        self._sender.post_and_wait(Stepped(self.global_steps, said, self._credited))
+        if self._stopping:
+            raise Stopped
+
+    def _validate(self) -> dict[str, float]:
+        """Play the validation tasks; their numbers are made from the recorded episodes."""
+        import uuid
+
+        import numpy as np
+        import transfer_queue
+        from verl.utils import tensordict_utils
+
+        began = time.monotonic()
+        self._sender.post(Phase("validation", self.global_steps))
+        for rows in self.val_dataloader:
+            rows["uid"] = np.array([str(uuid.uuid4()) for _ in rows["raw_prompt"]], dtype=object)
+            batch = tensordict_utils.get_tensordict(rows)
+            tensordict_utils.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+            tensordict_utils.assign_non_tensor_data(batch, "validate", True)
+            tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
+            uids = list(batch["uid"])
+            transfer_queue.kv_batch_put(keys=uids, partition_id="val", tags=[dict(tag) for _ in uids])
+            self.agent_loop_manager.generate_sequences(batch)
+            self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=len(uids))
+        seconds = time.monotonic() - began
+        self._sender.post_and_wait(Validated(self.global_steps, seconds))
+        return {"seconds/validation": seconds}

@@ -1,0 +1,80 @@
+"""vLLM's servers in processes that begin before verl asks for them.
+
+verl starts them once the model is built; their imports take longer than building a small one does. Invariant: verl
+finds ours by its registry of replicas and gets each by the name that it asks for. On several nodes nobody knows yet
+which of them will get which server: none is started before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+from ajet_verl.trainer.server import named
+
+
+class Replica(vLLMReplica):
+    """verl's, with servers of ours."""
+
+    def __init__(self, *args: Any, started: Mapping[str, Any], **kwargs: Any) -> None:
+        """`started`: by name."""
+        super().__init__(*args, **kwargs)
+        self.server_class: Any = _ServerClass(started)
+
+
+class _ServerClass:
+    """Stands where verl has the actor class of its server, which it asks for `options(...).remote(...)` alone."""
+
+    def __init__(self, started: Mapping[str, Any]) -> None:
+        self._started = started
+
+    def options(self, *, name: str, **options: Any) -> _Begins:
+        return _Begins(self._started.get(name) or actor().options(name=name, **options).remote())
+
+
+class _Begins:
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def remote(self, **parts: Any) -> Any:
+        self._server.begin.remote(**parts)
+        return self._server
+
+
+def actor() -> Any:
+    """The actor class of a server."""
+    return ray.remote(named(vLLMHttpServer.__name__, methods()))
+
+
+def methods() -> list[str]:
+    """What may be asked of verl's server."""
+    return [name for name, _ in inspect.getmembers(vLLMHttpServer, inspect.isfunction) if not name.startswith("_")]
+
+
+def start(config: Any) -> None:
+    """Have verl take servers of ours, and start those that share the trainer's accelerators. `config`: verl's."""
+    platform, rollout = get_platform(), config.actor_rollout_ref.rollout
+    nodes = [node for node in ray.nodes() if node["Alive"] and platform.ray_resource_name() in node["Resources"]]
+    like: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)
+    apart = not config.actor_rollout_ref.get("hybrid_engine", True) or rollout.disaggregation.enabled
+    started: dict[str, Any] = {}
+    if not apart and len(nodes) == like.nnodes == 1:
+        options: dict[str, Any] = {
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=nodes[0]["NodeID"], soft=False),
+            "runtime_env": {"env_vars": dict.fromkeys(platform.ray_noset_envvars(), "1") | platform.rollout_env_vars()},
+            "max_concurrency": like.max_concurrency,
+        }
+        kind = actor()
+        for rank in range(config.trainer.n_gpus_per_node // like.world_size):
+            name = f"{like._get_server_name_prefix()}server_{rank}_0"
+            started[name] = kind.options(name=name, **options).remote()
+    kind_of_replica: Any = partial(Replica, started=started)
+    RolloutReplicaRegistry.register("vllm", lambda: kind_of_replica)

@@ -1,0 +1,348 @@
+"""verl's FSDP engine with trees: what its rows share is computed once, as on the local backbone.
+
+Rows that begin alike (a group's prompt, an episode's branches) become one packed row (`context_tracker.packing`), which
+is one forward and backward pass under `tree_attention`; the loss sees each row's own log-probabilities, so that it is
+the one that rows by themselves would have. Invariant: loss and gradient are those of verl's own engine, to float
+tolerance; `initialize` holds every model against its plain forward pass first, and one that disagrees, or sees images,
+is left to verl's way.
+
+The engine stands in verl's registry under a vendor's name of ours and is chosen where `chosen` holds. With Ulysses
+sequence parallelism a row's tokens are split over a group of ranks (`ulysses`). Not here: fused kernels and micro
+batches by rows, which `config.refusals` refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from loguru import logger
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_device_name
+from verl.utils.py_functional import append_to_dict
+from verl.utils.torch_functional import entropy_from_logits
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from ajet.backbone.local import tree_attention
+from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.backbone.local.tree_attention import TreePlan
+from ajet.context_tracker.packing import PackedRow, pack
+from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
+from ajet.schema.batch import Sample
+from ajet.schema.call import Ids
+from ajet.schema.errors import ConfigError
+from ajet.schema.timeline import Timeline
+from ajet_verl.trainer import ulysses
+from ajet_verl.trainer.chunked_head import HeadsOutput, Read, gathered_by_itself, read_in_chunks
+from ajet_verl.trainer.ulysses import Part, SplitPlan, summed
+
+VENDOR = "ajet_trees"
+_VARIABLE = "VERL_ENGINE_VENDOR"
+_NOT_COMPUTED = ("calculate_sum_pi_squared", "distillation_use_topk", "distillation_only", "use_fused_kernels")
+
+
+@contextmanager
+def chosen(trees: bool) -> Iterator[None]:
+    """Engines that verl makes within the block are this one, if `trees`."""
+    before = os.environ.get(_VARIABLE)
+    if trees:
+        os.environ[_VARIABLE] = VENDOR
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = before
+
+
+@EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
+class TreeEngine(FSDPEngineWithLMHead):
+    """Computes packed rows where its model can be given them."""
+
+    packed = False
+    theirs = ""
+    """The attention that rows have where they go verl's way: what the model came with."""
+    head_bytes = 1 << 29
+    """Of logits in float32 that exist at a time; fewer are computed at once, and kept."""
+    _read_in_head = False
+    """Whether the logits are the head's output as it is."""
+    _vocabulary = 1
+    """Of these logits. Between passes a head's weight may be a rank's flat shard (FSDP1), and says nothing of it."""
+    computed = 0
+    """Tokens that the last batch's passes were over, on this rank."""
+
+    def initialize(self) -> None:
+        """verl's, then the probe: once the weights are there."""
+        super().initialize()
+        model = getattr(self.module, "module", self.module)
+        before = model.config._attn_implementation
+        self.theirs = before
+        why = "it sees images" if hasattr(model.config, "vision_config") else ""
+        if not why:
+            tree_attention.register()
+            ulysses.register()
+            with self.eval_mode():
+                why = self._probed()
+        self.packed = not why
+        attend_by(self.module, before if why else self.attention)
+        if why and self._misled:
+            raise ConfigError(
+                f"{type(model).__name__} cannot be given trees ({why}), and verl splits rows by flash attention alone.",
+                where="ajet.trainer_common.ulysses_sequence_parallel_size",
+                expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
+            )
+        if why:
+            logger.warning("{} cannot be given trees: its rows go one by one ({})", type(model).__name__, why)
+        else:
+            logger.info("{}: what rows share is computed once", type(model).__name__)
+
+    @property
+    def attention(self) -> str:
+        """The implementation that packed rows have."""
+        return tree_attention.NAME if self.ulysses_parallel_group is None else ulysses.NAME
+
+    @property
+    def _misled(self) -> bool:
+        """Whether rows that go verl's way would each see their own rank's part of themselves alone."""
+        return bool(self.use_ulysses_sp) and "flash" not in self.theirs
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        """verl's contract: gradients added up over all passes; what each row was found to be, in the rows' order."""
+        if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
+            assert not self._misled, "verl's own passes split sequences by flash attention alone"
+            theirs: Any = super().forward_backward_batch
+            with attending_by(self.module, self.theirs):
+                return theirs(data, loss_function, forward_only)
+        group, device = self.get_data_parallel_group(), get_device_id()
+        data = data.to(device)
+        trained = data["loss_mask"].sum()
+        dist.all_reduce(trained, group=group)
+        ranks = self.get_data_parallel_size()
+        parts = self.ulysses_sequence_parallel_size
+        tu.assign_non_tensor(data, sp_size=parts, batch_num_tokens=trained.item(), dp_size=ranks)
+
+        samples = _samples(data)
+        passes = _passes(samples, int(data["max_token_len_per_gpu"]) * parts)
+        self.computed = sum(row.ids.size for row, _ in passes if row is not None)
+        most = torch.tensor(len(passes), device=device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        passes += [(None, [])] * (int(most) - len(passes))  # every rank must take part in each pass
+        outputs: dict[str, list[Tensor]] = {}
+        losses: list[float] = []
+        metrics: dict[str, Any] = {}
+        keeps = forward_only or bool(tu.get_non_tensor_data(data, "return_model_output", False))
+        for number, (row, members) in enumerate(passes):
+            with (
+                torch.no_grad()
+                if forward_only
+                else self._gradient_sync_context(is_last_micro_batch=number == len(passes) - 1)
+            ):
+                micro = tu.index_select_tensor_dict(data, members) if members else None
+                loss, found, told = self._pass(row, micro, loss_function, [samples[index] for index in members])
+                if not forward_only:
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            if micro is None:
+                continue
+            losses.append(loss.item())
+            append_to_dict(metrics, told)
+            for name, values in found.items() if keeps else ():
+                each = outputs.setdefault(name, [torch.zeros(s.timeline.ids.size, device=device) for s in samples])
+                for index, part in zip(members, values.detach().unbind(), strict=True):
+                    each[index] = part
+        nested = {name: torch.nested.as_nested_tensor(each, layout=torch.jagged) for name, each in outputs.items()}
+        return {"model_output": nested, "loss": losses, "metrics": metrics}
+
+    def _pass(
+        self,
+        row: PackedRow | None,
+        micro: TensorDict | None,
+        loss_function: Callable[..., Any] | None,
+        samples: Sequence[Sample],
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+        """Make one forward pass: its loss, what it found of each of `samples`, and the loss's metrics. Without `row`:
+        of one token that counts for nothing."""
+        plain = self._autocast_dtype == torch.float32
+        with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
+            entropies = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
+            temperature = 1.0 if micro is None else float(micro["temperature"])
+
+            def read(logits: Tensor, tokens: Tensor) -> Tensor:
+                logprobs, entropy = token_logprobs(logits, tokens, temperature)
+                if entropies and torch.is_grad_enabled():
+                    entropy = entropy_from_logits(logits.float() / temperature)
+                return torch.stack([logprobs, entropy], -1)
+
+            of_targets, own = self._read(row, read)
+            idle = of_targets.sum() * 0.0
+            if micro is None:
+                return idle, {}, {}
+            ends = np.cumsum([0, *(sample.timeline.ids.size for sample in samples)])
+            flat = torch.zeros(int(ends[-1]), device=idle.device)
+            found = {"log_probs": flat + idle if row is None else flat}
+            if entropies:
+                found["entropy"] = flat
+            if row is not None:
+                # of the row's targets the one at `offset` is foretold by the token before it
+                places = torch.from_numpy((ends[_ranks(row.targets.sample)] + row.targets.offset - 1)[own])
+                places = places.to(idle.device)
+                found["log_probs"] = self._of_all(flat.index_put((places,), of_targets[:, 0]))
+                if entropies:
+                    found["entropy"] = self._of_all(flat.index_put((places,), of_targets[:, 1]))
+            offsets = torch.from_numpy(ends).to(idle.device)
+            nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in found.items()}
+            if loss_function is None:
+                return idle, nested, {}
+            loss, told = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
+            return loss + idle if row is None else loss, nested, told
+
+    def _of_all(self, values: Tensor) -> Tensor:
+        """What the ranks that a row is split over found of its targets; zeros where a rank has none."""
+        group = self.ulysses_parallel_group
+        return values if group is None else summed(values, group)
+
+    def _read(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
+        """[K, R] that is read of the logits that the row's targets are predicted from, and which of the targets these
+        are."""
+        part = self._part(row)
+        tokens = torch.from_numpy(part.tokens).to(get_device_id())
+        head = self._head
+        rows = max(self.head_bytes // (4 * self._vocabulary), 1)
+        if not self._read_in_head or tokens.numel() <= rows:
+            return read(self._logits(part), tokens), part.targets
+        with read_in_chunks(head, tokens, rows, read):
+            return self._logits(part), part.targets
+
+    @property
+    def _head(self) -> Any:
+        return self.module.get_output_embeddings()
+
+    def _part(self, row: PackedRow | None) -> Part:
+        """This rank's part of a row that is split, or all of it; without `row`, of one token that counts for
+        nothing."""
+        if row is None:
+            row = pack([_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
+        group = self.ulysses_parallel_group
+        return Part(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
+
+    def _logits(self, part: Part, windows: dict[int, int | None] | None = None) -> Tensor:
+        """[K, V] that the part's targets are predicted from, by the module as a whole, as FSDP needs it. Notes the
+        layers' sliding windows."""
+        group = self.ulysses_parallel_group
+        device = get_device_id()
+        ids, positions, source = (
+            torch.from_numpy(array).to(device) for array in (part.ids, part.positions, part.source)
+        )
+        plan = TreePlan(part.trees, positions) if group is None else SplitPlan(part.trees, positions, group)
+        output = self.module(
+            input_ids=ids[None],
+            position_ids=positions[None, part.at],
+            logits_to_keep=source,
+            trees=plan,
+            use_cache=False,
+        )
+        if windows is not None:
+            windows.update(plan.windows)
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _probed(self) -> str:
+        """Why the model cannot be given trees, or "": random rows as one packed row, held against its eager forward
+        pass over each of them. Every rank says the same."""
+        draw = np.random.default_rng(0)
+        vocabulary = self.module.config.get_text_config().vocab_size
+        prefix, *ends = (draw.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
+        texts = [np.concatenate([prefix, end]) for end in ends[:2]] + ends[2:]
+        samples = [_sample(ids, np.arange(ids.size) > 0, 0 if at < 2 else at) for at, ids in enumerate(texts)]
+        (row,) = pack(samples, 1000)
+        why, device = "", get_device_id()
+        windows: dict[int, int | None] = {}
+        with torch.no_grad():
+            with attending_by(self.module, EAGER):
+                given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
+                plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
+            with attending_by(self.module, self.attention):
+                part, seen = self._part(row), HeadsOutput(self._head)
+                try:
+                    found = self._logits(part, windows)
+                except (TypeError, ValueError) as error:
+                    return str(error)
+                finally:
+                    seen.close()
+        own, by_itself = part.targets, gathered_by_itself(self._head)
+        self._read_in_head = seen.is_all(found[None]) and not by_itself
+        if by_itself:
+            logger.warning(
+                "FSDP gathers weights of the head at each of its passes (an adapter's, say): the logits of a pass are "
+                "computed all at once; strategy: fsdp2, or target_modules without the head, needs less memory"
+            )
+        self._vocabulary = found.shape[-1]
+        targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
+        foretold = [plain[sample][offset - 1] for sample, offset in targets]
+        wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone
+        why = unseen_masks(self.module, windows)
+        if found.shape != wanted.shape:
+            why = "its forward pass does not choose the positions whose logits are asked for"
+        elif not why and not agree(found, wanted, self._autocast_dtype):
+            why = "its layers carry state along a row, or attend in a way of their own"
+        differs = torch.tensor(int(bool(why)), device=device)
+        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        return why or ("another rank found so" if int(differs) else "")
+
+
+def _passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
+    """Each packed row with the indices of its samples, whose targets name them by their rank among those. What trains
+    nothing needs no pass; where nothing trains anything, one pass stands for all."""
+    own = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
+    if not own:
+        return [(None, list(range(len(samples))))]
+    rows = pack([samples[index] for index in own], budget)
+    return [(row, [own[index] for index in np.unique(row.targets.sample)]) for row in rows]
+
+
+def _ranks(values: Any) -> Any:
+    """The rank of each value among the distinct ones."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+def _samples(data: TensorDict) -> list[Sample]:
+    """The samples, for `pack`, of verl's rows. A target is a token that the row's mask counts."""
+    rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
+    masks = []
+    for ids, counted in zip(rows, data["response_mask"].unbind(), strict=True):
+        mask = np.zeros(ids.size, np.bool_)
+        mask[ids.size - counted.numel() :] = counted.cpu().numpy().astype(np.bool_)
+        masks.append(mask)
+    families = _families(rows, masks)
+    return [_sample(ids, mask, family) for ids, mask, family in zip(rows, masks, families, strict=True)]
+
+
+def _families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
+    """For each row, the number of the rows that it shares a tree with, if they fit: those that are alike in at least
+    half of the shorter one's prompt, the tokens before the first that is trained."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
+    found, family = [0] * len(rows), 0
+    for before, index in zip(order, order[1:], strict=False):
+        size = min(rows[before].size, rows[index].size)
+        differ = rows[before][:size] != rows[index][:size]
+        shared = int(differ.argmax()) if differ.any() else size
+        prompt = min(int(masks[at].argmax()) for at in (before, index))
+        family += 2 * shared < prompt or not shared
+        found[index] = family
+    return found
+
+
+def _sample(ids: Ids, mask: Any, family: int) -> Sample:
+    zeros = np.zeros(ids.size, np.float32)
+    timeline = Timeline(0, "", "", ids, mask, zeros, zeros, np.zeros(ids.size, np.int32), ())
+    return Sample(timeline, "", family, zeros, 1.0)
