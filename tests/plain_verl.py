@@ -14,7 +14,7 @@ from pathlib import Path
 from ajet.backbone.verl import cpu
 from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.engine.embedded import shipped_folder
-from ajet.integration.aworld import packages
+from ajet_aworld import packages
 from ajet_testing.left_behind import mapped
 
 EXAMPLE = packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"

@@ -62,7 +62,7 @@ def python(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedPr
 def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {"ajet": "ajet", **{name: f"ajet/{name}" for name in ("default_config", "tutorial", "deploy")}}
-    shipped |= {name: f"ajet/names/{name}" for name in ("train", "env")}
+    shipped |= {name: f"ajet_aworld/names/{name}" for name in ("train", "env")}
     shipped |= {f"{PLUGINS}/{name}": name for name in find_plugins(ROOT)}
     for source, inside in shipped.items():
         tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
