@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from ajet.config import Experiment, load_experiment
 from ajet.config.plugins import find_part, find_parts, list_plugins
+from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.schema.errors import ConfigError
 
@@ -127,3 +130,27 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
     install("lists", "trackers={'list': 'lists.code:List'}")
     monkeypatch.setenv("AJET_PLUGINS", "lists.plugin:PLUGIN")
     assert find_part("tracker", "list") is not None and find_part("tracker", "board") is None
+
+
+def test_plugins_start_once_before_user_code(install: Install, tmp_path: Path) -> None:
+    install(
+        "starts",
+        "start='starts.begin:begin'",
+        begin="import sys\n\ndef begin():\n    sys.starts_begun = getattr(sys, 'starts_begun', 0) + 1\n",
+    )
+    assert [each.problem for each in list_plugins() if each.place == "starts.plugin:PLUGIN"] == [""]
+    assert not hasattr(sys, "starts_begun"), "a plug-in that is only listed is not started"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("import sys\nBEGUN = sys.starts_begun\n")
+        assert resolve_reference(f"{name}.py->BEGUN", base=tmp_path) == 1
+    del sys.starts_begun  # type: ignore[attr-defined]
+
+
+def test_a_plugin_that_cannot_start_is_named(install: Install, tmp_path: Path) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    install("fails", "start='fails.begin:begin'", begin="def begin():\n    raise OSError('no lamp')\n")
+    (tmp_path / "three.py").write_text("VALUE = 3\n")
+    assert [resolve_reference("three.py->VALUE", base=tmp_path) for _ in range(2)] == [3, 3]
+    logger.remove(sink)
+    assert [line for line in lines if "fails" in line and "no lamp" in line] == lines[:1]
