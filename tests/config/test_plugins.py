@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -154,3 +155,15 @@ def test_a_plugin_that_cannot_start_is_named(install: Install, tmp_path: Path) -
     assert [resolve_reference("three.py->VALUE", base=tmp_path) for _ in range(2)] == [3, 3]
     logger.remove(sink)
     assert [line for line in lines if "fails" in line and "no lamp" in line] == lines[:1]
+
+
+def test_listing_what_ships_loads_descriptions_alone() -> None:
+    """Code of a plug-in costs a run nothing that does not name it."""
+    code = "import sys\nfrom ajet.config.plugins import find_commands, find_parts\n"
+    code += "find_parts('reader'), find_commands()\n"
+    code += "print(*(name for name in sys.modules if name.startswith('ajet_')))\n"
+    code += "print(*({'pydantic', 'torch', 'typer', 'loguru'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded, heavy = done.stdout.splitlines()
+    assert not heavy and "ajet_aworld.plugin" in loaded.split(), done.stderr
+    assert {name.partition(".")[2] for name in loaded.split()} == {"", "plugin"}
