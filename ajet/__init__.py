@@ -1,15 +1,13 @@
 """Tune the model inside a working LLM agent by reinforcement learning.
 
-The names users import, each loaded when first touched, so that `import ajet` costs nothing (the `ajet` command
-depends on it) and a workflow module pulls in neither torch nor transformers.
+The names users import, each loaded when first used. Invariant: `import ajet` only defines names. It imports nothing
+outside the standard library, registers no import hook and patches no library.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from ajet.integration.aworld import packages, quiet_import
 
 __version__ = "0.1.0"
 
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
     from ajet.workflow.tuner import AjetTuner as AjetTuner
     from ajet.workflow.tuner import ModelTuner as ModelTuner
     from ajet.workflow.workflow import Workflow as Workflow
-
-
-quiet_import.watch()
-packages.watch()
 
 
 def __getattr__(name: str) -> Any:

@@ -111,12 +111,6 @@ PLUGIN = Plugin(
     embedders={
         "all-minilm-l6-v2": "ajet.engine.embeddings:MiniLm",
     },
-    train_engines={
-        "verl": "ajet.integration.aworld.trainer.run_processor:VerlProcessor",
-        "local": "ajet.integration.aworld.trainer.run_processor:LocalProcessor",
-        "debug": "ajet.integration.aworld.trainer.run_processor:DebugProcessor",
-        "trinity": "ajet.integration.aworld.trainer.run_processor:TrinityProcessor",
-    },
     services=(
         "ajet.environment.services.chosen:services_of",
         "ajet.environment.mcp.reachable:services_of",

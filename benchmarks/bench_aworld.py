@@ -77,7 +77,7 @@ def aworld(tools: str, model: str, episodes: int) -> dict[str, float]:
 def ajet(tools: str, model: str, episodes: int) -> dict[str, float]:
     """The same through ajet."""
     sys.path.insert(0, str(ROOT))
-    from ajet.integration.aworld.agent_loop import AworldAgentLoop
+    from ajet_aworld.agent_loop import AworldAgentLoop
     from tests.aworld_fixtures import call, played, results
 
     class Loop(AworldAgentLoop):

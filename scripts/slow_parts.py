@@ -65,7 +65,7 @@ PARTS = (
     Part("verl from a store", 800, (f"{VERL}/test_verl_from_store.py",), boots=True),
     Part("verl elsewhere", 1500, (f"{CONTRACT}/test_cluster_slurm.py", f"{VERL}/test_verl_vision.py"), boots=True),
     Part("trinity", 1500, ("plugins/ajet_trinity/tests",), boots=True),
-    Part("aworld on verl", 900, (f"{CONTRACT}/test_aworld_on_verl.py",), boots=True),
+    Part("aworld on verl", 900, ("plugins/ajet_aworld/tests",), boots=True),
     Part("verl quickstart", 2400, (f"{VERL}/test_verl_learns.py",), boots=True),
 )  # fmt: skip
 

@@ -15,9 +15,11 @@ from ajet.context_tracker.proof import prove as prove_record
 from ajet.engine.contract import TokenRequest
 from ajet.schema.episode import Episode
 from ajet.tokens import Renderer
+from ajet_aworld.startup import start
 from tests.chat_templates import tokenizer
 from tests.support.rollouts import Stage, stage
 
+start()  # before a test imports AWorld
 NOTES = Path(__file__).parent / "notes_server.py"
 PRINTED = """
 from aworld.agents.llm_agent import Agent

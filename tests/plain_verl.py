@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.engine.embedded import shipped_folder
-from ajet.integration.aworld import packages
+from ajet_aworld import packages
 from ajet_ray.cluster.leftovers import RANDOM
 from ajet_testing.left_behind import mapped
 from ajet_verl import cpu

@@ -87,6 +87,9 @@ class Plugin:
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
+    start: str = ""
+    """Reference to a function without arguments, called once in each process of a run, before code that the YAML names
+    is imported there: the command or script that launches it, workers, samplers."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, Part]:
         """Return its parts of a kind by name."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import ajet
@@ -50,6 +51,9 @@ class AddedKeys:
     model: type[Any]
 
 
+_started: set[str] = set()
+"""Places of the plug-ins whose `Plugin.start` was called in this process."""
+_start_lock = RLock()
 Index = dict[NamedKind, dict[str, Part]]
 """Parts by kind and name."""
 
@@ -94,6 +98,18 @@ def handed_to_workers() -> Iterator[None]:
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of all plug-ins."""
     return [service for each in list_plugins() if each.plugin for service in each.plugin.services]
+
+
+def start_plugins() -> None:
+    """Call `Plugin.start` of each plug-in, once in this process: before user code is searched for.
+
+    One that raises is named in a warning, since the run may not need it.
+    """
+    with _start_lock:
+        for each in list_plugins():
+            if each.plugin is not None and each.plugin.start and each.place not in _started:
+                _started.add(each.place)
+                _start(each.plugin)
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
@@ -216,6 +232,15 @@ def _load_keys(plugin: str, keys: tuple[ConfigKeys, ...]) -> tuple[tuple[AddedKe
         return tuple(AddedKeys(plugin, each.path, load_code(each.model)) for each in keys), ""
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
         return (), f"its configuration keys: {type(problem).__name__}: {problem}"
+
+
+def _start(plugin: Plugin) -> None:
+    try:
+        load_code(plugin.start)()
+    except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
+        from loguru import logger
+
+        logger.warning("the plug-in {} did not start: {}: {}", plugin.name, type(problem).__name__, problem)
 
 
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:

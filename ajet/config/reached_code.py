@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from ajet.config.plugins import start_plugins
 from ajet.config.references import is_library_file
 
 PROMPT_SUFFIXES = {".txt", ".md", ".j2", ".jinja", ".jinja2", ".prompt", ".tmpl", ".mustache", ".yaml", ".yml", ".toml"}
@@ -273,6 +274,7 @@ def _files_below(root: Path, parts: list[str]) -> list[Path]:
 
 def find_installed_files(parts: list[str]) -> list[Path]:
     """Find the files that an import runs, in a package installed from a folder of the user's (`pip install -e`)."""
+    start_plugins()  # their import hooks find more
     try:
         spec = importlib.util.find_spec(parts[0])
     except (ValueError, ImportError):

@@ -26,7 +26,7 @@ from typing import Any
 from ajet.config.locations import shipped_tutorials
 from ajet.config.other_modules import instead
 from ajet.config.plugin import NamedKind, load_code
-from ajet.config.plugins import find_part, list_package_roots
+from ajet.config.plugins import find_part, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
@@ -182,6 +182,7 @@ def _file_candidates(parsed: Reference, base: Path) -> list[Path]:
 
 def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
     """(file if known, package of the scope to import in or None for the ordinary import, dotted name there)."""
+    start_plugins()  # here, since every import of the user's code begins with this search
     if parsed.is_file:
         candidates = _file_candidates(parsed, base)
         for path in candidates:

@@ -46,6 +46,9 @@ _given: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
 """Whose the keys are that tuners gave."""
 _split: WeakSet[Any] = WeakSet()
 """Clients whose connections belong to the event loop that they send in."""
+_wrapped: dict[type[Any], tuple[Any, Any]] = {}
+"""Class of an HTTP client -> its own `send`, and the one that replaces it while a run lasts: `OpenAI()` in a user's
+agent reads the run's key, and only where the request is sent is it known which episode sends it."""
 _hosts: set[str] = set()
 _elsewhere: set[str] = set()
 
@@ -83,7 +86,7 @@ class Ambient:
         self._key = endpoint.api_key
 
     def close(self) -> None:
-        """Put the environment variables back as they were. Idempotent."""
+        """Put the environment variables back as they were, and httpx after the last run. Idempotent."""
         for name, value in self._before.items():
             os.environ.pop(OUTSIDE + name, None)
             if value is None:
@@ -93,6 +96,8 @@ class Ambient:
         self._before = {}
         with _lock:
             _untied.discard(self._key)
+            if not _untied:
+                _unwrap_clients()
 
 
 def entering(endpoint: Endpoint) -> None:
@@ -112,15 +117,23 @@ def _watch(endpoint: Endpoint) -> None:
         for name in _LIBRARIES:
             if find_spec(name) is not None:
                 library: Any = import_module(name)
-                if not hasattr(library.Client.send, "_of_ajet"):
-                    _wrap(library.Client, _plain)
-                    _wrap(library.AsyncClient, _async)
+                _wrap(library.Client, _plain)
+                _wrap(library.AsyncClient, _async)
 
 
 def _wrap(kind: Any, made: Any) -> None:
-    sends: Any = wraps(kind.send)(made(kind.send))
-    sends._of_ajet = True
-    kind.send = sends
+    if kind not in _wrapped:
+        original = kind.send
+        kind.send = wraps(original)(made(original))
+        _wrapped[kind] = (original, kind.send)
+
+
+def _unwrap_clients() -> None:
+    """Put `send` back, except where another library has wrapped it since: ours then passes requests on as they are."""
+    for kind, (original, ours) in list(_wrapped.items()):
+        if kind.send is ours:
+            kind.send = original
+            del _wrapped[kind]
 
 
 def _plain(send: Any) -> Any:

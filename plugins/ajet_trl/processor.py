@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ajet.integration.aworld.trainer.run_processor import RunProcessor
 from ajet.schema.errors import RunFailed, UserError
+from ajet_aworld.trainer.run_processor import RunProcessor
 from ajet_trl.package import require_trl
 from ajet_trl.settings import SECTION, grpo_settings
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from ajet.config import Experiment, load_experiment
 from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.gpu_estimate import find_own_gpu
 from ajet.schema.errors import ConfigError
@@ -186,3 +188,39 @@ def test_a_runner_names_the_accelerators(install: Install, tmp_path: Path) -> No
     experiment = load(tmp_path, "ajet: {backbone: plain}")
     assert find_own_gpu(experiment) == "L40S"
     assert find_own_gpu(load(tmp_path, "ajet: {backbone: plain, trainer_common: {device: cpu}}")) is None
+
+
+def test_plugins_start_once_before_user_code(install: Install, tmp_path: Path) -> None:
+    install(
+        "starts",
+        "start='starts.begin:begin'",
+        begin="import sys\n\ndef begin():\n    sys.starts_begun = getattr(sys, 'starts_begun', 0) + 1\n",
+    )
+    assert [each.problem for each in list_plugins() if each.place == "starts.plugin:PLUGIN"] == [""]
+    assert not hasattr(sys, "starts_begun"), "a plug-in that is only listed is not started"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("import sys\nBEGUN = sys.starts_begun\n")
+        assert resolve_reference(f"{name}.py->BEGUN", base=tmp_path) == 1
+    del sys.starts_begun  # type: ignore[attr-defined]
+
+
+def test_a_plugin_that_cannot_start_is_named(install: Install, tmp_path: Path) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    install("fails", "start='fails.begin:begin'", begin="def begin():\n    raise OSError('no lamp')\n")
+    (tmp_path / "three.py").write_text("VALUE = 3\n")
+    assert [resolve_reference("three.py->VALUE", base=tmp_path) for _ in range(2)] == [3, 3]
+    logger.remove(sink)
+    assert [line for line in lines if "fails" in line and "no lamp" in line] == lines[:1]
+
+
+def test_listing_what_ships_loads_descriptions_alone() -> None:
+    """Code of a plug-in costs a run nothing that does not name it."""
+    code = "import sys\nfrom ajet.config.plugins import find_commands, find_parts\n"
+    code += "find_parts('reader'), find_commands()\n"
+    code += "print(*(name for name in sys.modules if name.startswith('ajet_')))\n"
+    code += "print(*({'pydantic', 'torch', 'typer', 'loguru'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded, heavy = done.stdout.splitlines()
+    assert not heavy and "ajet_aworld.plugin" in loaded.split(), done.stderr
+    assert {name.partition(".")[2] for name in loaded.split()} == {"", "plugin"}

@@ -12,9 +12,9 @@ from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.front import Episodes
 from ajet.environment.gaia import SEED_NAMES
 from ajet.environment.sandbox.choose import tried
-from ajet.integration.aworld.packages import folder as names_folder
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
+from ajet_aworld.packages import folder as names_folder
 from tests.gaia_packages import packages
 
 __all__ = ["packages"]

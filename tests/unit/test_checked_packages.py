@@ -110,5 +110,5 @@ def test_the_wheel_takes_each_plug_in_without_its_tests(tree: Path) -> None:
         write(tree / folder / "file.yaml", "")
     files = {file.distribution_path for file in WheelBuilder(str(tree)).recurse_included_files()}
     assert {f"{name}/{file}" for name in PLUGINS for file in ("__init__.py", "plugin.py")} <= files
-    assert {"ajet/__init__.py", "ajet/names/train/__init__.py", "ajet/names/env/__init__.py"} <= files
+    assert {"ajet/__init__.py", "ajet_aworld/names/train/__init__.py", "ajet_aworld/names/env/__init__.py"} <= files
     assert not [path for path in files if "tests" in path or "ajet_testing" in path]

@@ -62,7 +62,7 @@ def python(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedPr
 def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = {"ajet": "ajet", **{name: f"ajet/{name}" for name in ("default_config", "tutorial", "deploy")}}
-    shipped |= {name: f"ajet/names/{name}" for name in ("train", "env")}
+    shipped |= {name: f"ajet_aworld/names/{name}" for name in ("train", "env")}
     shipped |= {f"{PLUGINS}/{name}": name for name in find_plugins(ROOT)}
     for source, inside in shipped.items():
         tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -80,11 +80,23 @@ def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None
     checkout = "[p for p in sys.path if os.path.exists(os.path.join(p, 'pyproject.toml'))]"  # of the editable install
     told = f"import os, sys; sys.path[:] = [p for p in sys.path if p not in {checkout}]; "
     told += "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
+    told += "; from ajet_aworld.startup import start; start()"
     told += "; import train.adapter.verl.common as c, env.train_env as e; print(c.__file__); print(e.__file__)"
     place, advice, *names = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
-    assert all(Path(name).is_relative_to(unpacked / "ajet" / "names") for name in names) and len(names) == 2
+    assert all(Path(name).is_relative_to(unpacked / "ajet_aworld" / "names") for name in names) and len(names) == 2
     assert Path(place).is_relative_to(unpacked)
     assert '"ajet[local]' in advice and " -e " not in advice, "a wheel is not installed from a clone"
+
+
+def test_scripts_find_aworlds_names_by_the_printed_folder(unpacked: Path, tmp_path: Path) -> None:
+    (printed,) = python(unpacked, tmp_path, "-m", "ajet", "aworld", "path").stdout.splitlines()
+    assert Path(printed) == unpacked / "ajet_aworld" / "names"
+    (tmp_path / "script.py").write_text(
+        "from train.trainer.agent_trainer import AgentTrainer as A\nprint(A.__module__)\n"
+    )
+    site = Path(printed, *[".."] * 2)
+    done = python(Path(f"{printed}{os.pathsep}{site}"), tmp_path, "script.py")
+    assert done.stdout.startswith("ajet_aworld."), done.stderr
 
 
 def test_help_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:

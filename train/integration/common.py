@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
-from ajet.integration.aworld.packages import behind
-from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
+from ajet_aworld.packages import behind
+from ajet_aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
 """See `train`."""
 
-from ajet.integration.aworld.trainer.agent_trainer import AgentTrainer as AgentTrainer
+from ajet_aworld.trainer.agent_trainer import AgentTrainer as AgentTrainer

@@ -1,3 +1,3 @@
 """See `train`."""
 
-from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor as TrainerProcessor
+from ajet_aworld.trainer.trainer_processor import TrainerProcessor as TrainerProcessor

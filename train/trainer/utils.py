@@ -1,3 +1,3 @@
 """See `train`."""
 
-from ajet.integration.aworld.trainer.registry import TRAIN_PROCESSOR as TRAIN_PROCESSOR
+from ajet_aworld.trainer.registry import TRAIN_PROCESSOR as TRAIN_PROCESSOR

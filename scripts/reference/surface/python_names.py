@@ -36,12 +36,10 @@ _IMPORTED = (
 )
 """Further names that pages, tutorials and INTERFACE name; `*`: all that the package exports."""
 _OLDER = (
-    "train.adapter.verl.aworld_agent_loop.AworldAgentLoop = ajet.integration.aworld.agent_loop:AworldAgentLoop",
-    "train.trainer.agent_trainer.AgentTrainer = ajet.integration.aworld.trainer.agent_trainer:AgentTrainer",
-    "train.trainer.trainer_processor.TrainerProcessor = "
-    "ajet.integration.aworld.trainer.trainer_processor:TrainerProcessor",
-    "train.adapter.common.get_agent_tool_env_and_servers = "
-    "ajet.integration.aworld.tool_environment:get_agent_tool_env_and_servers",
+    "train.adapter.verl.aworld_agent_loop.AworldAgentLoop = ajet_aworld.agent_loop:AworldAgentLoop",
+    "train.trainer.agent_trainer.AgentTrainer = ajet_aworld.trainer.agent_trainer:AgentTrainer",
+    "train.trainer.trainer_processor.TrainerProcessor = ajet_aworld.trainer.trainer_processor:TrainerProcessor",
+    "train.adapter.common.get_agent_tool_env_and_servers = ajet_aworld.tool_environment:get_agent_tool_env_and_servers",
     "gaia_reward_func = ajet.task_judge.scorers.gaia:gaia_reward_func",
 )
 """AWorld's names with members or signatures: how its users import them, and where they are defined."""

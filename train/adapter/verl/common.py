@@ -1,3 +1,3 @@
 """See `train`."""
 
-from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
+from ajet_aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The GAIA example with plain verl 0.9.1, as AWorld's page has it. First, in a folder of your own: `ajet env up gaia-local`,
-# `export PYTHONPATH=$(python -m ajet.integration.aworld.names)`, and
+# `export PYTHONPATH=$(ajet aworld path)`, and
 # `python -m train.examples.train_gaia_with_aworld_verl.create_dataset`. Then there, `bash PATH/run.sh [OVERRIDES OF VERL'S]`.
 #
 # Other than the page's, each marked with [ajet]:
@@ -32,7 +32,7 @@ train_files=$DATA_ROOT/datasets/train.parquet
 test_files=$DATA_ROOT/datasets/test.parquet
 
 # =================== custom ===================
-names=$(python3 -m ajet.integration.aworld.names)          # [ajet]
+names=$(ajet aworld path)                                  # [ajet]
 export PYTHONPATH=$names${PYTHONPATH:+:$PYTHONPATH}        # [ajet]
 path_to_train=$names/train                                 # [ajet]
 reward_fn_name=gaia_reward_func

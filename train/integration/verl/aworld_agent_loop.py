@@ -1,3 +1,3 @@
 """See `train`."""
 
-from ajet.integration.aworld.agent_loop import AworldAgentLoop as AworldAgentLoop
+from ajet_aworld.agent_loop import AworldAgentLoop as AworldAgentLoop

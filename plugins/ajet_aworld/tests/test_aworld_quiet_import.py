@@ -7,7 +7,7 @@ import threading
 import pytest
 from loguru import logger
 
-from ajet.integration.aworld.quiet_import import FILES, _sinks_kept
+from ajet_aworld.quiet_import import FILES, _sinks_kept
 
 
 def test_only_the_thread_that_imports_neither_adds_nor_removes_sinks(monkeypatch: pytest.MonkeyPatch) -> None:

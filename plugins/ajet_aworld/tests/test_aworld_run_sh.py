@@ -11,27 +11,23 @@ from typing import Any
 import pytest
 import yaml
 
-from ajet.integration.aworld import packages
+from ajet_aworld import packages
 from tests.verl_fixtures import without_verl
 
 TRAIN = packages.folder() / "train"
 OURS = TRAIN / "examples" / "train_gaia_with_aworld_verl" / "run.sh"
-PRINTED = Path(__file__).parents[1] / "printed" / "aworld_run.sh"
+PRINTED = Path(__file__).parents[3] / "tests" / "printed" / "aworld_run.sh"
 """As the page has it, indented."""
-PYTHON = """#!/bin/sh
-case "$2" in
-  ajet.integration.aworld.names) echo FOLDER ;;
-  *) shift 2; printf '%s\\n' "$@" ;;
-esac
-"""
+PROGRAMS = {"python3": "shift 2; printf '%s\\n' \"$@\"", "ajet": f"echo {packages.folder()}"}
+"""What stands in for the programs that it calls."""
 
 
 def overrides(script: Path, folder: Path, *more: str) -> dict[str, str]:
-    """What it gives verl, by a Python that only says so."""
+    """What it gives verl, by a Python that only prints it."""
     (folder / "bin").mkdir(exist_ok=True)
-    python = folder / "bin" / "python3"
-    python.write_text(PYTHON.replace("FOLDER", str(packages.folder())))
-    python.chmod(0o755)
+    for name, line in PROGRAMS.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / "bin" / name).chmod(0o755)
     env = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
     done = subprocess.run(["bash", str(script), *more], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -40,7 +36,7 @@ def overrides(script: Path, folder: Path, *more: str) -> dict[str, str]:
 
 def test_the_pages_commands_before_it_work_in_a_folder_of_ones_own(tmp_path):
     """AWorld's wheel has a `train` of its own, which is all that Python finds by itself."""
-    where = [sys.executable, "-m", "ajet.integration.aworld.names"]
+    where = [Path(sys.executable).with_name("ajet"), "aworld", "path"]
     said = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (said.stdout.strip(), said.stderr) == (str(packages.folder()), "")
     tasks = [sys.executable, "-m", "train.examples.train_gaia_with_aworld_verl.create_dataset"]

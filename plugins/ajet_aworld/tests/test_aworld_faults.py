@@ -1,6 +1,6 @@
 """Agents of AWorld that raise, hang or loop: each ends its own episode, and leaves neither agent nor tool server.
 
-(Tool servers that are lost: tests/contract/test_aworld.py.)
+(Tool servers that are lost: plugins/ajet_aworld/tests/test_aworld.py.)
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_one_whose_runner_misses_its_end_is_told_again(tmp_path, monkeypatch):
     """AWorld waits for messages in `asyncio.wait_for`: in Python 3.11 a cancellation that comes as one does is lost."""
     from aworld.runner import Runners
 
-    from ajet.integration.aworld import play
+    from ajet_aworld import play
 
     run, missed = Runners.run_task, []
 
@@ -138,7 +138,7 @@ def test_one_whose_runner_misses_its_end_is_told_again(tmp_path, monkeypatch):
 def test_its_tools_end_where_the_end_is_asked_for_twice(monkeypatch):
     from aworld.runner import Runners
 
-    from ajet.integration.aworld import play
+    from ajet_aworld import play
 
     released: list[object] = []
     runs, told = asyncio.Event(), asyncio.Event()

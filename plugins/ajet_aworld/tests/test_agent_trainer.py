@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from ajet.config import load_experiment
-from ajet.integration.aworld import packages
-from ajet.integration.aworld.agent_loop import question_of
-from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers
-from ajet.integration.aworld.trainer.agents import filled
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge.scorers.gaia import gaia_reward_func
 from ajet.task_reader import open_reader
+from ajet_aworld import packages
+from ajet_aworld.agent_loop import question_of
+from ajet_aworld.tool_environment import get_agent_tool_env_and_servers
+from ajet_aworld.trainer.agents import filled
 from train.trainer.agent_trainer import AgentTrainer
 from train.trainer.trainer_processor import TrainerProcessor
 from train.trainer.utils import TRAIN_PROCESSOR
@@ -119,7 +119,7 @@ def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, fold
 def test_an_installed_package_brings_a_processor(folder, monkeypatch):
     (folder / "brings.py").write_text(
         "from ajet.config.plugin import Plugin\n"
-        "engines = {'brought': 'tests.unit.test_agent_trainer:Noted'}\n"
+        "engines = {'brought': 'plugins.ajet_aworld.tests.test_agent_trainer:Noted'}\n"
         "PLUGIN = Plugin(name='brings', about='an engine', train_engines=engines)\n"
     )
     about = folder / "brings-1.dist-info"
@@ -127,7 +127,7 @@ def test_an_installed_package_brings_a_processor(folder, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brings\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[ajet.plugins]\nbrings = brings:PLUGIN\n")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
     trainer = AgentTrainer("a", train_engine_name="brought")
     AgentTrainer.unregister_processor("brought")
     assert trainer.train_processor.initialized and type(trainer.train_processor).__name__ == "Noted"
@@ -248,6 +248,7 @@ def test_the_printed_names_mean_what_is_here(name):
     assert getattr(importlib.import_module(place), what) is not None
 
 
+START = "from ajet_aworld.startup import start; start()\n"
 OPTION_A = """
 from train.integration.my_framework import MyFrameworkTrainer
 from train.trainer.agent_trainer import AgentTrainer
@@ -269,8 +270,8 @@ print(trainer.train_processor.asked[-1], type(trainer.train_processor).__module_
 
 @pytest.mark.parametrize("option", [OPTION_A, OPTION_B], ids=["dynamic", "automatic"])
 def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option):
-    """Steps 2 and 3 of the page: a package below a `train` of the user's, found beside ours wherever it stands on the
-    path, and registered in the user's code or in `train/trainer`."""
+    """Steps 2 and 3 of the page: a package below a `train` of the user's. Where that one is first on the path, the
+    script has started the plug-in before."""
     own = folder / "train" / "integration" / "my_framework"
     own.mkdir(parents=True)
     for place in (folder / "train", own.parent):
@@ -283,18 +284,19 @@ def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option)
         (folder / "train" / "trainer").mkdir()
         (folder / "train" / "trainer" / "__init__.py").write_text("from .agent_trainer import AgentTrainer" + OPTION_A)
     mine, ours = str(folder), str(packages.folder())
-    paths = os.pathsep.join([*([ours, mine] if option is OPTION_A else [mine, ours]), str(Path(__file__).parents[2])])
-    code = "import sys, ajet; sys.path.remove('')" + option + TRAINS
+    paths = os.pathsep.join([*([ours, mine] if option is OPTION_A else [mine, ours]), str(Path(__file__).parents[3])])
+    code = "import sys; sys.path.remove('')\n" + (START if option is OPTION_B else "") + option + TRAINS
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": paths, "PATH": ""},
                           capture_output=True, text=True)  # fmt: skip
-    assert done.stdout.split() == ["train", "train.integration.my_framework.my_trainer"], done.stderr
+    assert done.stdout.strip() == "train train.integration.my_framework.my_trainer", done.stderr
 
 
 INSTALLED = """
 import os, sys
 others = [each for each in sys.path if not os.path.isdir(os.path.join(each, "env"))]
 sys.path[:] = path = [os.path.realpath("site-packages"), *others, sys.argv[1]]
-import ajet
+from ajet_aworld.startup import start
+start()
 assert sys.path == path
 from env import MINE
 from env.world import World

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ajet.integration.aworld.trainer import agents, data, reward
-from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
+from ajet_aworld.trainer import agents, data, reward
+from ajet_aworld.trainer.trainer_processor import TrainerProcessor
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

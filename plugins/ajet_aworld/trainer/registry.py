@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet.config.plugin import load_code
 from ajet.config.plugins import describe_broken, find_all_parts, find_part
-from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
+from ajet_aworld.trainer.trainer_processor import TrainerProcessor
 
 VERL = "verl"
 _registered: dict[str, type[TrainerProcessor]] = {}

@@ -16,11 +16,14 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from ajet.integration.aworld.tool_environment import of_episode
 from ajet.schema.errors import AjetError, BoundaryError, MissingExtra
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.tuner import ModelTuner
 from ajet.workflow.workflow import Workflow
+from ajet_aworld.startup import start
+from ajet_aworld.tool_environment import of_episode
+
+start()  # whoever plays such an agent imports AWorld after this
 
 
 class Told(str):
@@ -62,7 +65,7 @@ class AworldAgentLoop(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Build the agents, have AWorld play them; the answer is `final_answer`. Raises BoundaryError."""
         require_aworld()
-        from ajet.integration.aworld import isolation, play
+        from ajet_aworld import isolation, play
 
         self._tuner = tuner
         session = f"{workflow_task.episode_uuid}-{uuid.uuid4().hex[:8]}"

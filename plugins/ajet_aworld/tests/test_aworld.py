@@ -15,9 +15,9 @@ from loguru import logger
 from ajet.engine.scripted import ScriptedReply
 from ajet.environment.deployment.state import running
 from ajet.environment.gaia import SEED_NAMES
-from ajet.integration.aworld import tool_environment
 from ajet.run.environment.lifetime import down, up
 from ajet.run.proof.prove import prove_recorded
+from ajet_aworld import tool_environment
 from tests.aworld_fixtures import (
     NOTES,
     PRINTED,
@@ -120,7 +120,7 @@ def test_its_import_silences_nobody(tmp_path):
 @pytest.mark.extra_slow
 def test_agents_may_import_aworld_where_they_are_built():
     """Then ours is the first import of AWorld's, whose modules are circles in other orders than its users'."""
-    code = "import ajet; from ajet.integration.aworld import isolation, play"
+    code = "import ajet; from ajet_aworld import isolation, play"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -1,7 +1,7 @@
 """AWorld comes in without a trace, whoever imports it first.
 
 By itself its import removes every sink of loguru, adds some of its own, writes eight files into `./logs`, and where a
-package is missing runs `pip install`. Invariant: in a process that has imported ajet it does none of that: sinks stay
+package is missing runs `pip install`. Invariant: after `watch` it does none of that: sinks stay
 as they are, lines of AWorld's own modules are dropped, those that others write by its logger go to loguru as they are,
 and a missing package is an ImportError. Who sets AWORLD_LOG_PATH gets AWorld's own files and lines as ever, and still
 keeps the other sinks.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet.integration.aworld import tool_environment
-from ajet.integration.aworld.tool_environment import EpisodeTools
+from ajet_aworld import tool_environment
+from ajet_aworld.tool_environment import EpisodeTools
 
 
 def test_who_is_cancelled_while_one_address_is_left_leaves_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from ajet.integration.aworld.trainer import registry
+from ajet_aworld.trainer import registry
 
 
 class AgentTrainer:

@@ -1,9 +1,9 @@
 """The packages `train` and `env`, by whose names AWorld's pages import what is in this room.
 
-Invariant: in a process that has imported ajet they are found where nothing else has the name, and before the `train`
-of AWorld's wheel, which stays importable below ours. A `train` or `env` of a user's own, installed or not, is theirs;
-what such a package does not have is found here (a single file `train.py` has nothing below it: it hides ours). The path
-is left as it is; `ajet.integration.aworld.names` is for programs that ajet does not start.
+Invariant: after `watch` they are found where nothing else has the name, and before the `train` of AWorld's wheel, which
+stays importable below ours. A `train` or `env` of a user's own, installed or not, is theirs; what such a package does
+not have is found here (a single file `train.py` has nothing below it: it hides ours). The path is left as it is;
+`ajet aworld path` is for programs that ajet does not start.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from ajet.config.scope import spelled
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
 _NAMES = ("train", "env")
 
 
 def folder() -> Path:
-    """The folder of the names: in the package in a wheel, beside it in a checkout."""
+    """The folder of the names: in this package in a wheel, the root of the repository in a checkout."""
     inside = _PACKAGE / "names"
-    return inside if inside.is_dir() else _PACKAGE.parent
+    return inside if inside.is_dir() else _PACKAGE.parents[1]
 
 
 def watch() -> None:
