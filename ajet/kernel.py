@@ -191,7 +191,6 @@ PLUGIN = Plugin(
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
-        "cluster": Command("ajet.cli.cluster:app", "Runs on a cluster (verl)."),
         "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
         "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },

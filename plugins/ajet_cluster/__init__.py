@@ -5,8 +5,8 @@ or `kubectl apply` by the person; nothing is started here. Invariants: what the 
 rendering; no secret is in the text, whose variables are named only; all that the text starts ends with the run.
 """
 
-from ajet.run.cluster.job import ClusterJob, cluster_job
-from ajet.run.cluster.kuberay import kuberay
-from ajet.run.cluster.slurm import slurm
+from ajet_cluster.job import ClusterJob, cluster_job
+from ajet_cluster.kuberay import kuberay
+from ajet_cluster.slurm import slurm
 
 __all__ = ["ClusterJob", "cluster_job", "kuberay", "slurm"]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ajet.backbone.verl.cluster.leftovers import ENDED_S, LOOK_S
-from ajet.run.cluster.slurm import BESIDE
+from ajet_cluster.slurm import BESIDE
 
 without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
 pytestmark = [pytest.mark.verl, pytest.mark.slow, without_shared_memory]
