@@ -59,8 +59,7 @@ PLUGIN = Plugin(
     },
     stores={
         "run_directory": "ajet.store.run_store:RunStore",
-        "sqlite": "ajet.store.sqlite_store:SqliteStore",
-        "mongodb": Part("ajet.store.mongo:MongoStore", variables=("AJET_STORE_USER", "AJET_STORE_PASSWORD")),
+        "sqlite": Part("ajet.store.sqlite_driver:SqliteDriver", schemes=("sqlite",)),
     },
     readers={
         "huggingface_dat_repo": Part(

@@ -35,6 +35,8 @@ class Part:
     """Required key of the section of its name, and what belongs there."""
     scorer: str = ""
     """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+    schemes: tuple[str, ...] = ()
+    """Of a store that several processes share: schemes of its addresses; `code` is then its `StoreDriver`."""
 
 
 @dataclass(frozen=True, slots=True)
