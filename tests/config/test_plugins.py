@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from ajet.config import Experiment, load_experiment
+from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_part, find_parts, list_plugins
 from ajet.config.schema.extended import PluginKeys
+from ajet.run.doctor import examine_store
 from ajet.schema.errors import ConfigError
+from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
+from ajet.store.leftovers import left_in_store
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -24,6 +28,36 @@ class Lamp(Section):
 class LampKeys(PluginKeys):
     colour: str = key("white", "Colour of the light.")
     lamp: Lamp = section(Lamp, "The lamp.")
+"""
+DRIVER = """
+from pathlib import Path
+from ajet.schema.finding import Finding
+from ajet.store.opening import Left
+from ajet.store.sqlite_driver import SqliteDriver
+
+
+class ShelfDriver:
+    form = "shelf://HOST/DATABASE"
+    default = "shelf://here"
+
+    def _place(self, address):
+        from ajet.store import Address
+        return Address(Path(f"{address.database}.shelf"))
+
+    def open(self, address, opener):
+        return SqliteDriver().open(self._place(address), opener)
+
+    def check(self, address, *, made=None):
+        SqliteDriver().check(self._place(address), made=made)
+
+    def read(self, address):
+        return SqliteDriver().read(self._place(address))
+
+    def survey(self, address):
+        return [Finding("shelf", "ok", address.shown)]
+
+    def find_leftovers(self, address, *, remove=False):
+        return Left(3, 30)
 """
 Install = Callable[..., None]
 
@@ -112,7 +146,11 @@ def test_a_broken_plugin_is_named_and_breaks_nothing(install: Install, tmp_path:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["trackers={'wandb': 'claims.code:Board'}", "commands={'eval': Command('claims.code:run', 'Evaluate.')}"],
+    [
+        "trackers={'wandb': 'claims.code:Board'}",
+        "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
+        "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+    ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
     install("claims", arguments)
@@ -120,6 +158,38 @@ def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -
     assert found.plugin is None and "which the plug-in ajet has" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
+
+
+def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        Address.of("shelf://host/db")
+    install("shelves", "stores={'shelf': Part('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
+    address = Address.of("shelf://host/db")
+    look_at_store(address)
+    assert not [*tmp_path.glob("*.shelf")], "a look makes nothing"
+    store = open_shared(address, rolls=True, run="a run")
+    assert [lease.order for lease in store.lease(2)] == [0, 1]
+    store.disconnect()
+    reading = open_reading(address)
+    assert reading.run == "a run"
+    reading.close()
+    assert [finding.text for finding in examine_store("shelf://host/db").sections["store"]] == ["shelf://host/db"]
+    note_elsewhere(tmp_path, address.shown)
+    assert left_in_store(tmp_path).count == 3
+
+
+def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: Path) -> None:
+    install("shelves2", "stores={'shelf2': Part('shelves2.code:ShelfDriver', schemes=('shelf2',))}", code=DRIVER)
+    experiment = load(
+        tmp_path, "ajet:\n  backbone: local\n  store: {type: shelf2, uri: 'shelf2://h', lease_seconds: 9}"
+    )
+    address = store_address(experiment, tmp_path / "a run")
+    assert address is not None and address.shown == "shelf2://h/a_run"
+    assert not idle_keys(experiment.ajet, experiment.layers), "shared stores read lease_seconds"
+    with pytest.raises(ConfigError) as error:
+        store_address(load(tmp_path, "ajet: {store: {type: shelf2, uri: 'sqlite:x'}}"), tmp_path)
+    assert "shelf" in f"{error.value.expected}"
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
