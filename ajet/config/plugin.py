@@ -89,6 +89,8 @@ class Plugin:
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """References that YAMLs may still have, each with the one that it stands for today."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, Part]:
         """Return its parts of a kind by name."""

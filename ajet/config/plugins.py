@@ -84,6 +84,12 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
     return _list_all(tuple(sys.path), os.environ.get(VARIABLE))
 
 
+def find_renamed(reference: str) -> str:
+    """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
+    plugins = (each.plugin for each in list_plugins() if each.plugin is not None)
+    return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
+
+
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of the plug-ins that ship with ajet."""
     return [service for each in _list_shipped() if each.plugin for service in each.plugin.services]
@@ -207,6 +213,7 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
             continue
         names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
+        names += [("reference", name) for name in each.plugin.renamed]
         stores = each.plugin.list_parts("store").values()
         names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)

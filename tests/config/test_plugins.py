@@ -10,9 +10,10 @@ import pytest
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_part, find_parts, list_plugins
+from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.doctor import examine_store
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UnresolvedReference
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
 
@@ -190,6 +191,17 @@ def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: 
     with pytest.raises(ConfigError) as error:
         store_address(load(tmp_path, "ajet: {store: {type: shelf2, uri: 'sqlite:x'}}"), tmp_path)
     assert "shelf" in f"{error.value.expected}"
+
+
+def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> None:
+    install("newer", "renamed={'older.board:Board': 'newer.code:NewBoard'}", code="class NewBoard: ...")
+    import newer.code  # type: ignore[import-not-found]
+
+    for reference in ("older.board->Board", "older.board:Board", "newer.code:NewBoard"):
+        assert resolve_reference(reference, base=tmp_path) is newer.code.NewBoard
+    with pytest.raises(UnresolvedReference) as error:
+        resolve_reference("older.board->Other", base=tmp_path)
+    assert "older.board" in error.value.what
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
