@@ -58,8 +58,7 @@ PLUGIN = Plugin(
     },
     stores={
         "run_directory": "ajet.store.run_store:RunStore",
-        "sqlite": "ajet.store.sqlite_store:SqliteStore",
-        "mongodb": Part("ajet.store.mongo:MongoStore", variables=("AJET_STORE_USER", "AJET_STORE_PASSWORD")),
+        "sqlite": Part("ajet.store.sqlite_driver:SqliteDriver", schemes=("sqlite",)),
     },
     readers={
         "huggingface_dat_repo": Part(
@@ -184,7 +183,6 @@ PLUGIN = Plugin(
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
-        "cluster": Command("ajet.cli.cluster:app", "Runs on a cluster (verl)."),
         "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
         "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },

@@ -186,7 +186,7 @@ def constants(kind: str) -> None:
         store = open_shared(address, rolls=True, run="simulated")
         doing = "open"
         if kind == "mongodb":
-            from ajet.store.mongo.connection import Connection
+            from ajet_mongo.connection import Connection
 
             plain = Connection._asked
 

@@ -91,10 +91,10 @@ COVERED = {
     "ajet/run/checkup/packages.py::packages": "doctor",
     "ajet/run/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
     "ajet/run/plan.py::show_plan": "",  # the same
-    "ajet/run/cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
-    "ajet/run/cluster/kuberay.py::kuberay": "",
-    "ajet/run/cluster/slurm.py::_accelerators": "",
-    "ajet/run/cluster/slurm.py::_resources": "",
+    "plugins/ajet_cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
+    "plugins/ajet_cluster/kuberay.py::kuberay": "",
+    "plugins/ajet_cluster/slurm.py::_accelerators": "",
+    "plugins/ajet_cluster/slurm.py::_resources": "",
     "ajet/run/gpu_estimate.py::estimate_memory": "tests/run/test_gpu_estimate.py",
     "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
     "ajet/run/plan.py::_describe_steps": "beside",

@@ -20,9 +20,10 @@ from ajet.config.backbones import Descriptor
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath, leaves
 from ajet.config.nearest_key import nearest_of_ours
+from ajet.config.plugins import find_all_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
+from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, list_values, walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.reasons import OF_CLIENTS
@@ -63,7 +64,8 @@ def idle_reason(
         reasons.append(why)
     for choice in notes["when"]:
         chosen = _spelled(_value(config, choice.key))
-        if chosen not in choice.values and not (choice.or_own and is_reference(chosen)):
+        values = list_values(choice.values, find_all_parts("store"))
+        if chosen not in values and not (choice.or_own and is_reference(chosen)):
             reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
     return min(reasons, key=lambda reason: len(reason.said_by), default=None)
 

@@ -35,6 +35,8 @@ class Part:
     """Required key of the section of its name, and what belongs there."""
     scorer: str = ""
     """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+    schemes: tuple[str, ...] = ()
+    """Of a store that several processes share: schemes of its addresses; `code` is then its `StoreDriver`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class Plugin:
     start: str = ""
     """Reference to a function without arguments, called once in each process of a run, before code that the YAML names
     is imported there: the command or script that launches it, workers, samplers."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """References that YAMLs may still have, each with the one that it stands for today."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, Part]:
         """Return its parts of a kind by name."""

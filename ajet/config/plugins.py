@@ -75,6 +75,15 @@ def find_part(kind: NamedKind, name: object) -> Part | None:
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 
 
+def find_shared_store(scheme: str) -> Part | None:
+    """Return the store whose addresses have a scheme; None if no plug-in has it."""
+    for stores in (find_parts, find_all_parts):
+        for part in stores("store").values():
+            if scheme in part.schemes:
+                return part
+    return None
+
+
 def list_plugins() -> tuple[LoadedPlugin, ...]:
     """Return the plug-ins of all distributions, those of ajet first."""
     return _list_all(tuple(sys.path), os.environ.get(VARIABLE))
@@ -93,6 +102,12 @@ def handed_to_workers() -> Iterator[None]:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
+
+
+def find_renamed(reference: str) -> str:
+    """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
+    plugins = (each.plugin for each in list_plugins() if each.plugin is not None)
+    return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
 
 def list_services() -> list[str]:
@@ -251,8 +266,11 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
         if each.plugin is None:
             kept.append(each)
             continue
-        names: list[tuple[str, str]] = [("command", name) for name in each.plugin.commands]
-        names += [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
+        names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
+        names += [("command", name) for name in each.plugin.commands]
+        names += [("reference", name) for name in each.plugin.renamed]
+        stores = each.plugin.list_parts("store").values()
+        names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)
         if claimed is None:
             owners.update(dict.fromkeys(names, each.plugin.name))

@@ -26,7 +26,7 @@ from typing import Any
 from ajet.config.locations import shipped_tutorials
 from ajet.config.other_modules import instead
 from ajet.config.plugin import NamedKind, load_code
-from ajet.config.plugins import find_part, list_package_roots, start_plugins
+from ajet.config.plugins import find_part, find_renamed, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
@@ -67,6 +67,7 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
         raise UnresolvedReference(
             f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
         )
+    place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
     return Reference(text, place, name)
 
 

@@ -77,7 +77,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
 
 def examine_store(address: str) -> Checkup:
     """A look at the store at this address alone. Raises UserError for what is no address."""
-    from ajet.store.survey import survey
+    from ajet.store.opening import survey
 
     started = time.perf_counter()
     return Checkup({"store": survey(address, base=Path.cwd())}, time.perf_counter() - started)

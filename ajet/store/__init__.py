@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part
 from ajet.schema.errors import ConfigError
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
 from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
 from ajet.store.opening import (
     Address,
-    credentials,
+    StoreDriver,
+    find_driver,
     look_at_store,
     note_elsewhere,
     open_shared,
@@ -32,9 +35,6 @@ from ajet.store.sqlite_store import SqliteStore
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record.secrets import Redactor
-
-SHARED = {"sqlite": "sqlite:store.sqlite", "mongodb": "mongodb://127.0.0.1:27017"}
-"""Stores of several processes: where each is unless `store.uri` says so."""
 
 __all__ = [
     "CANNOT_NOW",
@@ -58,6 +58,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreAway",
+    "StoreDriver",
     "StoreUnreachable",
     "check_group",
     "check_values",
@@ -80,14 +81,16 @@ def store_address(experiment: Experiment, folder: Path) -> Address | None:
     """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. Raises
     ConfigError."""
     chosen = experiment.ajet.store
-    if chosen.type not in SHARED:
+    part = find_part("store", chosen.type)
+    if part is None or not part.schemes:
         return None
-    found = Address.of(chosen.uri or SHARED[chosen.type], base=folder, run=folder.name)
-    if (found.path is None) != (chosen.type == "mongodb"):
+    default = load_code(part.code).default
+    found = Address.of(chosen.uri or default, base=folder, run=folder.name)
+    if found.scheme not in part.schemes:
         raise ConfigError(
             f"store.uri is no address of {chosen.type}: {found.shown}.",
             where="store.uri",
-            expected=f"one as {SHARED[chosen.type]}",
+            expected=f"one as {default}",
         )
     return found
 
@@ -144,13 +147,7 @@ def open_store(
 
 def open_reading(address: Address) -> Reading:
     """The store at an address, to be looked at and not changed. Raises UserError where there is none."""
-    if address.path is not None:
-        from ajet.store.sqlite_reading import SqliteReading
-
-        return SqliteReading(address.path)
-    from ajet.store.mongo.reading import MongoReading
-
-    return MongoReading(address.uri, address.database, credentials())
+    return find_driver(address).read(address)
 
 
 def is_shared(store: Store) -> TypeGuard[SharedStore]:

@@ -1,7 +1,8 @@
-"""From what a person wrote to an open store: `sqlite:PATH`, a path, or `mongodb://…`.
+"""From what a person wrote to an open store: `sqlite:PATH`, a path, or an address such as `mongodb://…`.
 
-Invariant: an address never holds a name or a password; those are the environment's (`AJET_STORE_USER`,
-`AJET_STORE_PASSWORD`), so that an address may stand in a YAML, a log, a process list and an error.
+The scheme of an address chooses the driver, which a plug-in registers with its store. Invariant: an address never
+holds a name or a password; those are the environment's (`AJET_STORE_USER`, `AJET_STORE_PASSWORD`), so that an address
+may stand in a YAML, a log, a process list and an error.
 """
 
 from __future__ import annotations
@@ -11,34 +12,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_parts, find_shared_store
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.finding import Finding
 from ajet.store.contract import StoreDown, StoreUnreachable
 from ajet.store.outage import UNREACHABLE_TIMEOUT
+from ajet.store.reading import Reading
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
-from ajet.store.sqlite_store import SqliteStore
-from ajet.store.sqlite_tables import look_at
 
 ELSEWHERE = "store.address"
 """In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
 SETTINGS = "resolved.yaml"
 """In a run's folder: its settings, without secrets."""
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
-_SERVERS = ("mongodb", "mongodb+srv")
-_EXPECTED = "sqlite:PATH, or mongodb://HOST:PORT/DATABASE"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The place of a store: a file of SQLite, or a database of MongoDB."""
+    """The place of a store: a file of SQLite, or a database of a server such as MongoDB."""
 
     path: Path | None = None
     """Of a file of SQLite."""
     uri: str = ""
-    """Of a server of MongoDB."""
+    """Of a server."""
     database: str = ""
     """There."""
 
@@ -50,10 +51,10 @@ class Address:
         if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
             path = Path(rest.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
             if not path.name:
-                raise ConfigError("The store's address names no file.", where="store.uri", expected=_EXPECTED)
+                raise ConfigError("The store's address names no file.", where="store.uri", expected=list_forms())
             return cls(path=(base or Path()) / path)
-        if kind not in _SERVERS:
-            raise ConfigError(f"No store is known at {kind}: addresses.", where="store.uri", expected=_EXPECTED)
+        if find_shared_store(kind) is None:
+            raise ConfigError(f"No store is known at {kind}: addresses.", where="store.uri", expected=list_forms())
         parts = urlsplit(text)
         if "@" in parts.netloc:
             raise ConfigError(
@@ -63,11 +64,16 @@ class Address:
                 do=f"Write {kind}://HOST:PORT/DATABASE and set {PASSWORD} in the environment or .env.",
             )
         if not parts.netloc:
-            raise ConfigError("The store's address names no host.", where="store.uri", expected=_EXPECTED)
+            raise ConfigError("The store's address names no host.", where="store.uri", expected=list_forms())
         named = parts.path.strip("/") or database_name(run)
         if not named:
-            raise ConfigError("The store's address names no database.", where="store.uri", expected=_EXPECTED)
+            raise ConfigError("The store's address names no database.", where="store.uri", expected=list_forms())
         return cls(uri=parts._replace(path="/").geturl(), database=named)
+
+    @property
+    def scheme(self) -> str:
+        """Of the two forms of an address, a path has the scheme `sqlite`."""
+        return "sqlite" if self.path is not None else urlsplit(self.uri).scheme
 
     @property
     def shown(self) -> str:
@@ -76,6 +82,73 @@ class Address:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
         return f"{parts.scheme}://{parts.netloc}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The leftovers of killed puts."""
+
+    count: int = 0
+    """Episodes, or parts of one."""
+    size: int = 0
+    """Bytes."""
+    why_not: str = ""
+    """Why the store could not be looked at."""
+
+
+class StoreDriver(Protocol):
+    """Opens the shared stores of one kind, by address; made without arguments.
+
+    Errors of a server that is away may be `StoreDown` or `StoreUnreachable`; all others are UserErrors.
+    """
+
+    form: str
+    """How an address is written, for error screens."""
+    default: str
+    """The address where `store.uri` is null."""
+
+    def open(self, address: Address, opener: Opener) -> SharedStore:
+        """Return the open store, made if there is none."""
+        ...
+
+    def check(self, address: Address, *, made: Path | None = None) -> None:
+        """Raise what `open` would, making and changing nothing. `made`: a folder that a start makes."""
+        ...
+
+    def read(self, address: Address) -> Reading:
+        """Return a reader that changes nothing."""
+        ...
+
+    def survey(self, address: Address) -> list[Finding]:
+        """Return what `ajet doctor --store` prints; a server that does not answer is a finding."""
+        ...
+
+    def find_leftovers(self, address: Address, *, remove: bool = False) -> Left:
+        """Return what killed processes left in the store; `remove`: remove it, too."""
+        ...
+
+
+def find_driver(address: Address) -> StoreDriver:
+    """Return the driver of the store at an address. Raises ConfigError if no plug-in has its scheme."""
+    part = find_shared_store(address.scheme)
+    if part is None:
+        raise ConfigError(f"No store is known at {address.scheme}: addresses.", expected=list_forms())
+    driver: StoreDriver = load_code(part.code)()
+    return driver
+
+
+def list_forms(separator: str = ", or ") -> str:
+    """Return how the addresses of stores are written, for an error screen."""
+    return separator.join(load_code(part.code).form for part in find_parts("store").values() if part.schemes)
+
+
+def no_store(where: str) -> UserError:
+    """The error for an address at which there is no store."""
+    return UserError(
+        "There is no store of ajet's.",
+        where=where,
+        expected=f"{list_forms(' or ')}, as store.uri or --from-store of its run has it",
+    )
 
 
 def note_elsewhere(folder: Path, address: str) -> None:
@@ -126,11 +199,7 @@ def open_shared(
     found = Address.of(address) if isinstance(address, str) else address
     opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
     try:
-        if found.path is not None:
-            return SqliteStore(found.path, opener)
-        from ajet.store.mongo import MongoStore
-
-        return MongoStore(found.uri, found.database, opener, login=credentials())
+        return find_driver(found).open(found, opener)
     except (StoreDown, StoreUnreachable) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
 
@@ -142,12 +211,13 @@ def require_store(address: Address) -> None:
 
 def look_at_store(address: Address, *, made: Path | None = None) -> None:
     """Raise as `require_store` does, making and changing nothing. `made`: a folder that a start makes."""
-    if address.path is not None:
-        look_at(address.path, made=made)
-        return
-    from ajet.store.mongo import look_at_database
-
     try:
-        look_at_database(address.uri, address.database, login=credentials())
+        find_driver(address).check(address, made=made)
     except (StoreDown, StoreUnreachable) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
+
+
+def survey(text: str, *, base: Path | None = None) -> list[Finding]:
+    """Return the findings about the store at an address. Raises UserError for what is no address."""
+    address = Address.of(text, base=base)
+    return find_driver(address).survey(address)

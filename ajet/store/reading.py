@@ -10,7 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ajet.schema.errors import UserError
 from ajet.store.contract import Kept
 from ajet.store.digest import AlteredEpisodeError
 from ajet.store.shared import Policy
@@ -62,15 +61,6 @@ class Reading(Protocol):
     def close(self) -> None:
         """Let go of the database."""
         ...
-
-
-def no_store(where: str) -> UserError:
-    """The error for an address at which there is no store."""
-    return UserError(
-        "There is no store of ajet's.",
-        where=where,
-        expected="sqlite:PATH or mongodb://HOST:PORT/DATABASE, as store.uri or --from-store of its run has it",
-    )
 
 
 def stored(

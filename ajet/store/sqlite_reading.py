@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import UserError
-from ajet.store.reading import Stored, no_store, stored
+from ajet.store.opening import no_store
+from ajet.store.reading import Stored, stored
 from ajet.store.shared import Policy
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_errors import damaged_file

@@ -12,8 +12,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from ajet.config.backbone_names import shipped
+from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, meta, subsection
+from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, list_values, meta, subsection
 from ajet.config.schema.extended import config_model
 from ajet.config.validate import expectation
 
@@ -94,7 +95,7 @@ def _without_effect(path: tuple[str, ...], field: FieldInfo) -> str:
     said = [f"*No effect {' and '.join(places)}*: {why}." for why, places in reasons.items()]
     said += [f"*Also {place}.*" for place, why in idle.items() if why is None]
     if "when" in notes:
-        chooser, *values = notes["when"]
+        chooser, *values = list_values(notes["when"], find_parts("store"))
         settings = [f"`{chooser}: {values[0]}`", *(f"`{value}`" for value in values[1:])]
         said.append(f"*Read with* {' or '.join(settings)}.")
     return "".join(f" {sentence}" for sentence in said)

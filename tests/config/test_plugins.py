@@ -12,11 +12,15 @@ import pytest
 from loguru import logger
 
 from ajet.config import Experiment, load_experiment
+from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
+from ajet.run.doctor import examine_store
 from ajet.run.gpu_estimate import find_own_gpu
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
+from ajet.store.leftovers import left_in_store
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -30,6 +34,36 @@ class Lamp(Section):
 class LampKeys(PluginKeys):
     colour: str = key("white", "Colour of the light.")
     lamp: Lamp = section(Lamp, "The lamp.")
+"""
+DRIVER = """
+from pathlib import Path
+from ajet.schema.finding import Finding
+from ajet.store.opening import Left
+from ajet.store.sqlite_driver import SqliteDriver
+
+
+class ShelfDriver:
+    form = "shelf://HOST/DATABASE"
+    default = "shelf://here"
+
+    def _place(self, address):
+        from ajet.store import Address
+        return Address(Path(f"{address.database}.shelf"))
+
+    def open(self, address, opener):
+        return SqliteDriver().open(self._place(address), opener)
+
+    def check(self, address, *, made=None):
+        SqliteDriver().check(self._place(address), made=made)
+
+    def read(self, address):
+        return SqliteDriver().read(self._place(address))
+
+    def survey(self, address):
+        return [Finding("shelf", "ok", address.shown)]
+
+    def find_leftovers(self, address, *, remove=False):
+        return Left(3, 30)
 """
 Install = Callable[..., None]
 
@@ -126,7 +160,11 @@ def test_broken_keys_are_named_and_break_nothing(install: Install, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "arguments",
-    ["trackers={'wandb': 'claims.code:Board'}", "commands={'eval': Command('claims.code:run', 'Evaluate.')}"],
+    [
+        "trackers={'wandb': 'claims.code:Board'}",
+        "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
+        "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+    ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
     install("claims", arguments)
@@ -147,6 +185,49 @@ def test_a_run_hands_its_plugins_to_its_processes(install: Install, tmp_path: Pa
         )
     assert "board" in done.stdout and "late" not in done.stdout, done.stderr
     assert "AJET_PLUGINS" not in os.environ
+
+
+def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        Address.of("shelf://host/db")
+    install("shelves", "stores={'shelf': Part('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
+    address = Address.of("shelf://host/db")
+    look_at_store(address)
+    assert not [*tmp_path.glob("*.shelf")], "a look makes nothing"
+    store = open_shared(address, rolls=True, run="a run")
+    assert [lease.order for lease in store.lease(2)] == [0, 1]
+    store.disconnect()
+    reading = open_reading(address)
+    assert reading.run == "a run"
+    reading.close()
+    assert [finding.text for finding in examine_store("shelf://host/db").sections["store"]] == ["shelf://host/db"]
+    note_elsewhere(tmp_path, address.shown)
+    assert left_in_store(tmp_path).count == 3
+
+
+def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: Path) -> None:
+    install("shelves2", "stores={'shelf2': Part('shelves2.code:ShelfDriver', schemes=('shelf2',))}", code=DRIVER)
+    experiment = load(
+        tmp_path, "ajet:\n  backbone: local\n  store: {type: shelf2, uri: 'shelf2://h', lease_seconds: 9}"
+    )
+    address = store_address(experiment, tmp_path / "a run")
+    assert address is not None and address.shown == "shelf2://h/a_run"
+    assert not idle_keys(experiment.ajet, experiment.layers), "shared stores read lease_seconds"
+    with pytest.raises(ConfigError) as error:
+        store_address(load(tmp_path, "ajet: {store: {type: shelf2, uri: 'sqlite:x'}}"), tmp_path)
+    assert "shelf" in f"{error.value.expected}"
+
+
+def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> None:
+    install("newer", "renamed={'older.board:Board': 'newer.code:NewBoard'}", code="class NewBoard: ...")
+    import newer.code  # type: ignore[import-not-found]
+
+    for reference in ("older.board->Board", "older.board:Board", "newer.code:NewBoard"):
+        assert resolve_reference(reference, base=tmp_path) is newer.code.NewBoard
+    with pytest.raises(UnresolvedReference) as error:
+        resolve_reference("older.board->Other", base=tmp_path)
+    assert "older.board" in error.value.what
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

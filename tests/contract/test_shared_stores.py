@@ -27,9 +27,9 @@ from ajet.store import (
     sqlite_store,
     sqlite_tables,
 )
-from ajet.store.mongo import positions
 from ajet.store.opening import credentials
 from ajet.store.outage import limited_patience
+from ajet_mongo import positions
 from tests.record_fixtures import episode
 
 Opens = Callable[..., SharedStore]

@@ -10,8 +10,8 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.store import Address, look_at_store, open_shared, require_store
-from ajet.store.mongo import connection
 from ajet.store.sqlite_tables import VERSION
+from ajet_mongo import connection
 from tests.ports import free_port
 from tests.run.test_plan import YAML
 

@@ -32,8 +32,8 @@ from ajet.store import (
 )
 from ajet.store import Opener as StoreOpener
 from ajet.store.digest import ALTERED
-from ajet.store.mongo import MongoStore
-from ajet.store.mongo.schema import RECORD, TASK
+from ajet_mongo.mongo_store import MongoStore
+from ajet_mongo.schema import RECORD, TASK
 from tests.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet.config.plugins import list_plugins
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
 from ajet.config.schema.base import walk
@@ -29,10 +30,11 @@ OLDER = {"tests.verl_update"}
 
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
-    """Return all keys of the configuration and their sections, also those of AgentJet that are read."""
+    """Return all keys of the configuration and their sections, also those of AgentJet, and renamed references."""
     named = {".".join(path) for path, _, _ in walk(AjetConfig)} | {*ACCEPTED, *MOVED, *UNCHANGED}
     named |= {key.rsplit(".", n)[0] for key in named for n in range(1, key.count(".") + 1)}
-    return {f"ajet.{key}" for key in named} | OLDER
+    renamed = {name for each in list_plugins() if each.plugin for name in each.plugin.renamed}
+    return {f"ajet.{key}" for key in named} | renamed | OLDER
 
 
 def find_undefined(paths: list[Path], root: Path, keys: set[str]) -> list[str]:

@@ -24,8 +24,8 @@ from ajet.run.options import LaunchOptions
 from ajet.run.parts import assemble
 from ajet.schema.episode import Episode
 from ajet.store import Kept, SharedStore, open_shared
-from ajet.store.mongo import documents
 from ajet.task_reader import TaskOrder
+from ajet_mongo import documents
 from tests.ajet_command import metric_rows
 from tests.damaged_groups import ATTEMPTS, DAMAGED
 from tests.sample_fixtures import project_in
@@ -224,7 +224,7 @@ def test_damaged_groups_are_quarantined_and_training_goes_on(
     request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(documents, "score_of", lambda episode: None)  # else MongoDB's client refuses some of them
-    monkeypatch.setattr("ajet.store.mongo.records.score_of", lambda episode: None)
+    monkeypatch.setattr("ajet_mongo.records.score_of", lambda episode: None)
     address = f"sqlite:{tmp_path}/store.db" if kind == "sqlite" else request.getfixturevalue("mongod").empty()
     scene = trained(project, played, kind, address, damages=True)
     assert len(scene.expected) >= 55

@@ -239,7 +239,7 @@ def test_leases_outlive_an_outage(tmp_path: Path, quick: None) -> None:
 
 def test_a_server_that_never_was_there_is_a_users_error(tmp_path: Path) -> None:
     pytest.importorskip("pymongo")
-    from ajet.store.mongo import MongoStore
+    from ajet_mongo.mongo_store import MongoStore
 
     with pytest.raises(UserError):
         MongoStore("mongodb://127.0.0.1:1/", "run", patience=0.1)

@@ -11,7 +11,7 @@ import pytest
 
 from ajet.schema.errors import UserError
 from ajet.store import Address, Kept, Policy, SharedStore, StoreAway, open_reading, open_shared, sqlite_tables
-from ajet.store.survey import survey
+from ajet.store.opening import survey
 from tests.record_fixtures import episode
 
 

@@ -45,7 +45,7 @@ def mongo_operations_fail(point: Callable[[], None]) -> Iterator[None]:
 
     It may raise. Each operation also looks for leases that have ended.
     """
-    from ajet.store.mongo import connection, positions
+    from ajet_mongo import connection, positions
 
     asked = connection.Connection._asked
 

@@ -14,7 +14,7 @@ from ajet.record.write_errors import CannotWrite
 from ajet.rollout.served.groups import asked
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Address, Fenced, Kept, RunStore, StoreAway, open_reading, open_shared
-from ajet.store.mongo import StoreDown
+from ajet.store.contract import StoreDown
 from ajet.store.sqlite_tables import is_mistake
 from tests.record_fixtures import episode
 

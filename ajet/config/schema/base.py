@@ -7,7 +7,7 @@ here, and the comparison of two runs are derived from it. A test records what re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from ajet.config.backbones import Capability
-from ajet.config.plugin import Kind
+from ajet.config.plugin import Kind, Part
 from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
@@ -25,6 +25,8 @@ SERVE = "serve"
 """Stands for `ajet serve` where a key has an effect there and not in a launch on the same backbone, or the reverse."""
 EVERYWHERE = "everywhere"
 """Stands for every backbone."""
+SHARED_STORES = "{shared}"
+"""Stands in `when` for the stores that several processes share: plug-ins bring them."""
 
 
 class Section(BaseModel):
@@ -134,6 +136,12 @@ def section(
 def nowhere(why: str) -> dict[str, str | None]:
     """`idle` of what has no effect on any backbone."""
     return {EVERYWHERE: why}
+
+
+def list_values(values: Iterable[str], stores: Mapping[str, Part]) -> list[str]:
+    """Return the values of a `when`, with the names of the shared ones of `stores` in place of SHARED_STORES."""
+    shared = [name for name, part in stores.items() if part.schemes]
+    return [name for value in values for name in (shared if value == SHARED_STORES else [value])]
 
 
 def meta(field: FieldInfo) -> dict[str, Any]:

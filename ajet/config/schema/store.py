@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ajet.config.schema.base import Section, key
+from ajet.config.schema.base import SHARED_STORES, Section, key
 
-_SHARED = ("store.type", "sqlite", "mongodb")
+_SHARED = ("store.type", SHARED_STORES)
 
 
 class Store(Section):

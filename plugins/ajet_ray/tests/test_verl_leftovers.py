@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.run.cluster.slurm import BESIDE
+from ajet_cluster.slurm import BESIDE
 from ajet_ray.cluster.leftovers import ENDED_S, LOOK_S
 
 without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")

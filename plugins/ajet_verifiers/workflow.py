@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ajet.workflow.command import CommandSettings, CommandWorkflow
-from ajet.workflow.verifiers.settings import SECTION, VerifiersSettings
+from ajet_verifiers.settings import SECTION, VerifiersSettings
 
 
 class VerifiersWorkflow(CommandWorkflow):

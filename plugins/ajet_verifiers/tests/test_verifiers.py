@@ -15,20 +15,22 @@ from typing import Any
 import pytest
 
 from ajet.config import Experiment
+from ajet.config.references import resolve_reference
 from ajet.environment import venvs
 from ajet.environment.venvs import python_with
 from ajet.schema.errors import BoundaryError, ConfigError, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.command.printed import with_score
 from ajet.workflow.command.settings import filled
-from ajet.workflow.verifiers import VerifiersTasks, VerifiersWorkflow
-from ajet.workflow.verifiers.bridge import BOUNDARIES, SETUP, error_of, one_at_a_time, result
-from ajet.workflow.verifiers.settings import VerifiersSettings
+from ajet_verifiers.bridge import BOUNDARIES, SETUP, error_of, one_at_a_time, result
+from ajet_verifiers.settings import VerifiersSettings
+from ajet_verifiers.tasks import VerifiersTasks
+from ajet_verifiers.workflow import VerifiersWorkflow
 from tests.command_agents import agent, shell
 from tests.mcp_fixtures import lives
 from tests.workflow_fixtures import scene
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "tutorial" / "example_verifiers"
+TUTORIAL = Path(__file__).resolve().parents[3] / "tutorial" / "example_verifiers"
 TASKSET = """
 import verifiers.v1 as vf
 
@@ -229,3 +231,8 @@ def test_the_real_package_plays_at_our_gateway_and_its_errors_are_whose_they_are
         assert caught.value.boundary == "tool"
     with played(real, taskset="not_there") as (_, reader, _), pytest.raises(TaskError, match="not_there"):
         reader.tasks("train")
+
+
+def test_yamls_may_name_the_module_as_before(tmp_path: Path) -> None:
+    for name, expected in (("VerifiersTasks", VerifiersTasks), ("VerifiersWorkflow", VerifiersWorkflow)):
+        assert resolve_reference(f"ajet.workflow.verifiers->{name}", base=tmp_path) is expected

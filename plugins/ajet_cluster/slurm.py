@@ -12,7 +12,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ajet.run.cluster.job import ClusterJob
+from ajet_cluster.job import ClusterJob
 
 WARNING_S = 120
 """How long before the time limit the run is asked to end, after its present step and with a checkpoint."""

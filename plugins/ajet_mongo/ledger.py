@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.documents import Document
-from ajet.store.mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, ledger_of
 from ajet.store.shared import fenced, of_another_run, of_another_store
+from ajet_mongo.connection import Connection
+from ajet_mongo.documents import Document
+from ajet_mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, ledger_of
 
 
 class Ledger:

@@ -6,11 +6,3 @@ that AgentRL gave them: `Task` (a position of the order, and whose it is), `Reco
 written from the one schema and read back to the equal one; pymongo is imported in this folder alone, and not before a
 store is opened.
 """
-
-from __future__ import annotations
-
-from ajet.store.contract import StoreDown
-from ajet.store.mongo.mongo_store import MongoStore
-from ajet.store.mongo.reading import look_at_database
-
-__all__ = ["MongoStore", "StoreDown", "look_at_database"]

@@ -14,7 +14,7 @@ from ajet.store.shared import of_other_version
 if TYPE_CHECKING:
     from pymongo.database import Database
 
-    from ajet.store.mongo.connection import Connection
+    from ajet_mongo.connection import Connection
 
 TASK, RECORD, CALL, DATA = "Task", "Record", "DispatchedSamplingTask", "DBRecordData"
 BLOB = "Blob"

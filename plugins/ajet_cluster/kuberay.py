@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from ajet.config.document import dump_yaml
-from ajet.run.cluster.job import ClusterJob
+from ajet_cluster.job import ClusterJob
 
 _RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
 KEPT_S = 60

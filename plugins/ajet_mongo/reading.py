@@ -1,4 +1,4 @@
-"""The same of a database of MongoDB.
+"""Reads a store in MongoDB without changing it.
 
 Invariant: see `ajet.store.reading`. A position whose documents are gone is asked for again: it may have been let go of,
 or played anew, meanwhile, and only what it still names was changed.
@@ -12,14 +12,15 @@ from typing import Any
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.store.digest import AlteredEpisodeError
-from ajet.store.mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
-from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.documents import Document
-from ajet.store.mongo.ledger import line_of
-from ajet.store.mongo.records import Records, steps_of
-from ajet.store.mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, require_version
-from ajet.store.reading import State, Stored, no_store, stored
+from ajet.store.opening import no_store
+from ajet.store.reading import State, Stored, stored
 from ajet.store.shared import Policy
+from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
+from ajet_mongo.connection import Connection
+from ajet_mongo.documents import Document
+from ajet_mongo.ledger import line_of
+from ajet_mongo.records import Records, steps_of
+from ajet_mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, require_version
 
 PATIENCE = 5.0
 """Seconds in which the server has to answer."""

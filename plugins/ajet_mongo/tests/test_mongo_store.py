@@ -24,10 +24,11 @@ from ajet.schema.task import Task
 from ajet.store import Address, Kept, Policy, look_at_store, open_reading, open_shared, outage, require_store
 from ajet.store.contract import Lease, LeaseLost
 from ajet.store.leftovers import Left, left_in_store
-from ajet.store.mongo import MongoStore, changes, connection, documents, leftovers, positions, records, schema
-from ajet.store.mongo.documents import documents_of, kept_of
 from ajet.store.opening import PASSWORD, USER, note_elsewhere
 from ajet.store.shared import COUNT
+from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
+from ajet_mongo.documents import documents_of, kept_of
+from ajet_mongo.mongo_store import MongoStore
 from tests.local_fixtures import config_of
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
@@ -729,7 +730,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
 
 
 def test_the_compose_file_has_the_names_that_a_store_reads_and_lets_this_machine_alone_in() -> None:
-    file = Path(__file__).parents[2] / "deploy" / "mongo" / "docker-compose.yml"
+    file = Path(__file__).parents[3] / "deploy" / "mongo" / "docker-compose.yml"
     told = yaml.safe_load(file.read_text())
     server = told["services"]["mongo"]
     assert server["environment"]["MONGO_INITDB_ROOT_USERNAME"] == f"${{{USER}:-ajet}}"

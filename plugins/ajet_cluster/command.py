@@ -54,7 +54,9 @@ def render(
     """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
     from ajet.config import load_experiment
     from ajet.record.asked_file import require_place, written
-    from ajet.run.cluster import cluster_job, kuberay, slurm
+    from ajet_cluster.job import cluster_job
+    from ajet_cluster.kuberay import kuberay
+    from ajet_cluster.slurm import slurm
 
     if conf is None:
         wanted = command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")

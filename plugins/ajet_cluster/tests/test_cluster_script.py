@@ -17,7 +17,7 @@ import yaml
 
 from ajet.cli import exit as exits
 from ajet.cli import launcher
-from ajet.run.cluster.slurm import BESIDE, PREEMPTED
+from ajet_cluster.slurm import BESIDE, PREEMPTED
 from tests.ajet_command import metric_rows
 from tests.docs.snippets import ROOT
 from tests.sample_fixtures import project_in

@@ -19,16 +19,16 @@ from typing import Any
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.store.contract import Kept, Lease, LeaseLost, StoreUnreachable
-from ajet.store.mongo import changes
-from ajet.store.mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
-from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.documents import Document, task_of
-from ajet.store.mongo.ledger import Ledger
-from ajet.store.mongo.positions import Positions
-from ajet.store.mongo.records import TRIES, Records, steps_of
-from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.outage import patience_limit
 from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
+from ajet_mongo import changes
+from ajet_mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
+from ajet_mongo.connection import Connection
+from ajet_mongo.documents import Document, task_of
+from ajet_mongo.ledger import Ledger
+from ajet_mongo.positions import Positions
+from ajet_mongo.records import TRIES, Records, steps_of
+from ajet_mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 
 
 class MongoStore:

@@ -14,14 +14,14 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.workflow.command.environment import inherited
 from ajet.workflow.command.settings import base_of
-from ajet.workflow.verifiers.settings import CLEARED, VerifiersSettings
+from ajet_verifiers.settings import CLEARED, VerifiersSettings
 
 LIMIT_S = 600.0
 """For listing them: a taskset may download its data first."""
 
 
 class VerifiersTasks:
-    """A task reader: `task_reader.type: ajet.workflow.verifiers->VerifiersTasks`."""
+    """A task reader: `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
 
     def __init__(self, config: Any) -> None:
         self._settings, self._config = VerifiersSettings.read(config), config

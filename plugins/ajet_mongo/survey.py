@@ -1,4 +1,4 @@
-"""The same of a server of MongoDB: what it is, how far away, and what lies there.
+"""What a look at a server of MongoDB shows: its version, how far away it is, and what lies there.
 
 Invariant: only reads.
 """
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.finding import Finding
 from ajet.store import findings
-from ajet.store.mongo.changes import DEAD, NEVER_HAD, RUNNING
-from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
+from ajet_mongo.changes import DEAD, NEVER_HAD, RUNNING
+from ajet_mongo.connection import Connection
+from ajet_mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
 
 if TYPE_CHECKING:
     from pymongo.database import Database

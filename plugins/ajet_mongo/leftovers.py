@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.secrets import SHAPES_ONLY
-from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.records import Records
-from ajet.store.mongo.schema import BLOB, CALL, DATA, LEDGER, RECORD, THE_LEDGER, VERSION
+from ajet_mongo.connection import Connection
+from ajet_mongo.records import Records
+from ajet_mongo.schema import BLOB, CALL, DATA, LEDGER, RECORD, THE_LEDGER, VERSION
 
 if TYPE_CHECKING:
     from pymongo.database import Database

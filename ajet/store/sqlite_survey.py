@@ -1,6 +1,6 @@
-"""What a look at a store shows, for `ajet doctor --store`.
+"""What a look at a store in SQLite shows, for `ajet doctor --store`.
 
-Invariant: nothing is changed: no file is made, no lease ended. A server that does not answer is a finding.
+Invariant: nothing is changed: no file is made, no lease ended.
 """
 
 from __future__ import annotations
@@ -14,24 +14,11 @@ from pathlib import Path
 from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
 from ajet.store import findings, sqlite_tables
-from ajet.store.opening import Address, credentials
 from ajet.store.sqlite_rows import DamagedRow, read_announced, read_member, read_reasons
 
 
-def survey(text: str, *, base: Path | None = None) -> list[Finding]:
-    """The findings about the store at an address. Raises UserError for what is no address."""
-    address = Address.of(text, base=base)
-    if address.path is not None:
-        return _sqlite(address.path)
-    from ajet.store.mongo.survey import survey_server
-
-    try:
-        return survey_server(address.uri, address.database, credentials())
-    except UserError as error:
-        return [Finding("server", "problem", error.what, error.do or error.expected)]
-
-
-def _sqlite(path: Path) -> list[Finding]:
+def survey_file(path: Path) -> list[Finding]:
+    """Return the findings about the store in a file."""
     if not path.exists():
         return [Finding("file", "note", f"{path} is not there", "the first process that opens it makes it")]
     try:

@@ -4,9 +4,3 @@ What enters: an `Experiment` for the verl backbone. What leaves: a text, to be l
 or `kubectl apply` by the person; nothing is started here. Invariants: what the run would refuse is refused while
 rendering; no secret is in the text, whose variables are named only; all that the text starts ends with the run.
 """
-
-from ajet.run.cluster.job import ClusterJob, cluster_job
-from ajet.run.cluster.kuberay import kuberay
-from ajet.run.cluster.slurm import slurm
-
-__all__ = ["ClusterJob", "cluster_job", "kuberay", "slurm"]

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.store.contract import Lease
-from ajet.store.mongo import changes
-from ajet.store.mongo.changes import FREE, MADE, NEVER_HAD, OVER, WAITING
-from ajet.store.mongo.connection import DUPLICATE, Connection
-from ajet.store.mongo.documents import Document
-from ajet.store.mongo.ledger import Ledger
-from ajet.store.mongo.schema import TASK
+from ajet_mongo import changes
+from ajet_mongo.changes import FREE, MADE, NEVER_HAD, OVER, WAITING
+from ajet_mongo.connection import DUPLICATE, Connection
+from ajet_mongo.documents import Document
+from ajet_mongo.ledger import Ledger
+from ajet_mongo.schema import TASK
 
 if TYPE_CHECKING:
     from pymongo.database import Database

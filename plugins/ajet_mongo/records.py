@@ -28,11 +28,11 @@ from loguru import logger
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease, StoreDown
 from ajet.store.digest import AlteredEpisodeError, explain_alteration
-from ajet.store.mongo.changes import RUNNING, naming, set_aside
-from ajet.store.mongo.connection import DUPLICATE, Connection
-from ajet.store.mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
-from ajet.store.mongo.positions import There
-from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
+from ajet_mongo.changes import RUNNING, naming, set_aside
+from ajet_mongo.connection import DUPLICATE, Connection
+from ajet_mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
+from ajet_mongo.positions import There
+from ajet_mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 
 if TYPE_CHECKING:
     from pymongo.database import Database

@@ -4,8 +4,3 @@ In: the section `verifiers` of a YAML. Out: tasks, and episodes whose model call
 their package is in an environment that its requirements ask for, never in ajet's process; what failed there outside the
 model is the failure of whom it was, never a reward.
 """
-
-from ajet.workflow.verifiers.tasks import VerifiersTasks
-from ajet.workflow.verifiers.workflow import VerifiersWorkflow
-
-__all__ = ["VerifiersTasks", "VerifiersWorkflow"]

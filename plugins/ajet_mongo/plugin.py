@@ -1,0 +1,19 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Part, Plugin
+
+PLUGIN = Plugin(
+    name="ajet_mongo",
+    about="the store `mongodb`: a ledger for samplers and trainers on many machines",
+    packages=("pymongo",),
+    extra="mongo",
+    stores={
+        "mongodb": Part(
+            "ajet_mongo.driver:MongoDriver",
+            variables=("AJET_STORE_USER", "AJET_STORE_PASSWORD"),
+            schemes=("mongodb", "mongodb+srv"),
+        ),
+    },
+)

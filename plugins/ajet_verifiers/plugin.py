@@ -1,0 +1,14 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="ajet_verifiers",
+    about="tasksets of the package `verifiers`, as tasks and as agents that are a command",
+    renamed={
+        "ajet.workflow.verifiers:VerifiersTasks": "ajet_verifiers.tasks:VerifiersTasks",
+        "ajet.workflow.verifiers:VerifiersWorkflow": "ajet_verifiers.workflow:VerifiersWorkflow",
+    },
+)
