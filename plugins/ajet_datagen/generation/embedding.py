@@ -19,15 +19,15 @@ from ajet.config.plugins import find_part, find_parts
 from ajet.environment.chat_model import NoAnswer, embeddings, model_at
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError, UserError
-from ajet.task_reader.alike import Vectors, normed
-from ajet.task_reader.generation.cost import Cost
-from ajet.task_reader.generation.failover import Failover
-from ajet.task_reader.generation.kept import Kept
-from ajet.task_reader.generation.patience import on_loop, patiently
-from ajet.task_reader.generation.refusals import STATUSES
+from ajet_datagen.alike import Vectors, normed
+from ajet_datagen.generation.cost import Cost
+from ajet_datagen.generation.failover import Failover
+from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.patience import on_loop, patiently
+from ajet_datagen.generation.refusals import STATUSES
 
 if TYPE_CHECKING:
-    from ajet.config.schema.task_reader import DeduplicationParams
+    from ajet_datagen.config import DeduplicationParams
 
 WHERE = "ajet.task_reader.data_generation.deduplication_filter.params"
 LOCAL = "embedded:"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ajet.environment.chat_model import NoAnswer
 from ajet.environment.mcp.loop import tools_loop
-from ajet.task_reader.generation.failover import Failover
+from ajet_datagen.generation.failover import Failover
 
 T = TypeVar("T")
 AGAIN = 3

@@ -23,16 +23,17 @@ from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.settled import whole_letters
 from ajet.schema.task import Task
-from ajet.task_reader.alike import Measure, by_letters, first_of_each, numbers_of
 from ajet.task_reader.contract import TaskSplit, require_place
-from ajet.task_reader.generation.cost import Cost, Price
-from ajet.task_reader.generation.documents import KEY, Passage, files_of, passages
-from ajet.task_reader.generation.embedding import embedder, server_of, vectors_of
-from ajet.task_reader.generation.failover import Failover
-from ajet.task_reader.generation.kept import Kept
-from ajet.task_reader.generation.patience import on_loop
-from ajet.task_reader.generation.refusals import PromptRefused, Refusals
-from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
+from ajet_datagen.alike import Measure, by_letters, first_of_each, numbers_of
+from ajet_datagen.config import ReaderKeys
+from ajet_datagen.generation.cost import Cost, Price
+from ajet_datagen.generation.documents import KEY, Passage, files_of, passages
+from ajet_datagen.generation.embedding import embedder, server_of, vectors_of
+from ajet_datagen.generation.failover import Failover
+from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.patience import on_loop
+from ajet_datagen.generation.refusals import PromptRefused, Refusals
+from ajet_datagen.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -74,7 +75,7 @@ class GenerationReader:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._settings = experiment.ajet.task_reader.data_generation
+        self._settings = ReaderKeys.of(experiment.ajet).data_generation
         self._passages: list[Passage] | None = None
         self._examples: list[tuple[str, str]] | None = None
         self._read: dict[TaskSplit, list[Task]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from ajet.record.console import counted
 from ajet.schema.errors import AjetError
-from ajet.task_reader.generation.kept import Kept
+from ajet_datagen.generation.kept import Kept
 
 STATUSES = (400, 413, 422)
 """By which a server refuses what it was sent. A few refuse an account by them, too, and each prompt then."""

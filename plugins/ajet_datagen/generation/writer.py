@@ -19,10 +19,10 @@ from loguru import logger
 from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
 from ajet.schema.settled import whole_letters
-from ajet.task_reader.generation.cost import Cost, Price
-from ajet.task_reader.generation.failover import REST_S, Failover
-from ajet.task_reader.generation.patience import patiently
-from ajet.task_reader.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefused
+from ajet_datagen.generation.cost import Cost, Price
+from ajet_datagen.generation.failover import REST_S, Failover
+from ajet_datagen.generation.patience import patiently
+from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefused
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""

@@ -11,10 +11,9 @@ import pytest
 
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts
-from ajet.engine.embedded.wheel import WheelEmbedder
-from ajet.engine.embeddings import WHEEL, MiniLm
 from ajet.schema.errors import UserError
-from ajet.task_reader.alike import Measure, by_letters, first_of_each
+from ajet_datagen.alike import Measure, by_letters, first_of_each
+from ajet_datagen.embeddings import WHEEL, MiniLm, WheelEmbedder
 
 PAIRS = [
     ("How deep is the Baltic Sea on average?", "What is the mean depth of the Baltic Sea?"),

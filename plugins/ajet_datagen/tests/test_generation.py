@@ -17,10 +17,19 @@ from hypothesis import strategies as st
 
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.task_reader import open_reader
-from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, normed, numbers_of
-from ajet.task_reader.generation import patience
-from ajet.task_reader.generation.writer import marked, written
-from tests.generation_fixtures import SEA, counted, examples, experiment, log_lines, prompts, read, writing_server
+from ajet_datagen.alike import Measure, apart_from, by_letters, first_of_each, normed, numbers_of
+from ajet_datagen.generation import patience
+from ajet_datagen.generation.writer import marked, written
+from ajet_datagen.tests.generation_fixtures import (
+    SEA,
+    counted,
+    examples,
+    experiment,
+    log_lines,
+    prompts,
+    read,
+    writing_server,
+)
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.schema.errors import TaskError
-from ajet.task_reader.generation.documents import ENDS, passages, text_of_file
-from tests.generation_fixtures import SEA, log_lines
+from ajet_datagen.generation.documents import ENDS, passages, text_of_file
+from ajet_datagen.tests.generation_fixtures import SEA, log_lines
 
 DRAWN = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
 WORDS = (

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ajet.record import file_lock
-from tests.generation_fixtures import counted, examples, log_lines, prompts, read, settings, writing_server
+from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, settings, writing_server
 from tests.judge_fixtures import JudgeServer
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READS = """
 import json, sys
 from pathlib import Path

@@ -16,11 +16,11 @@ from rich.console import Console
 from ajet.environment.chat_model import NoAnswer
 from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
-from ajet.task_reader.generation import patience, reader
-from ajet.task_reader.generation.cost import Cost, Price
-from ajet.task_reader.generation.failover import REST_S, Failover
-from ajet.task_reader.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
-from tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
+from ajet_datagen.generation import patience, reader
+from ajet_datagen.generation.cost import Cost, Price
+from ajet_datagen.generation.failover import REST_S, Failover
+from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
+from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
 from tests.judge_fixtures import JudgeServer, judge_server
 
 Say = Callable[[dict[str, Any]], Any]

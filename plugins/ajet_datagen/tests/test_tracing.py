@@ -16,8 +16,8 @@ from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.contamination import overlap
-from ajet.task_reader.tracing import TracingReader
-from ajet.task_reader.tracing.sources import read_sources
+from ajet_datagen.tracing import TracingReader
+from ajet_datagen.tracing.sources import read_sources
 
 ASKED = {"role": "user", "parts": [{"type": "text", "content": "What is 1 + 2?"}]}
 SAID = {"role": "assistant", "parts": [{"type": "text", "content": "Three."}], "finish_reason": "stop"}

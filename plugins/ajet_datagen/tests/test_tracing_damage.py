@@ -11,11 +11,11 @@ import pytest
 
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
-from ajet.task_reader.generation.documents import text_of_file
 from ajet.task_reader.jsonl import read_tasks
-from ajet.task_reader.tracing import TracingReader
-from ajet.task_reader.tracing.sources import read_sources
-from tests.unit.test_tracing import ASKED, SAID, flat_span, observed, otlp, reader, studio
+from ajet_datagen.generation.documents import text_of_file
+from ajet_datagen.tests.test_tracing import ASKED, SAID, flat_span, observed, otlp, reader, studio
+from ajet_datagen.tracing import TracingReader
+from ajet_datagen.tracing.sources import read_sources
 
 HALF = "\ud83d"
 """Of a letter: JSON may escape it, no file can hold it."""

@@ -5,6 +5,6 @@ people thought of them. Invariant: what is left out is counted by its reason; a 
 user's masking function before it is used, if there is one; no question of one split is in the other.
 """
 
-from ajet.task_reader.tracing.reader import TracingReader
+from ajet_datagen.tracing.reader import TracingReader
 
 __all__ = ["TracingReader"]

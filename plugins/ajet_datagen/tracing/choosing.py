@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ajet.task_reader.alike import Measure, apart_from, by_letters, first_of_each, may_be_alike, numbers_of
 from ajet.task_reader.contract import TaskSplit
-from ajet.task_reader.tracing.trace import Trace
+from ajet_datagen.alike import Measure, apart_from, by_letters, first_of_each, may_be_alike, numbers_of
+from ajet_datagen.tracing.trace import Trace
 
 if TYPE_CHECKING:
-    from ajet.config.schema.task_reader import Tracing
+    from ajet_datagen.config import Tracing
 
 
 def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> list[Trace]:

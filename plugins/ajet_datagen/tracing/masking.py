@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import TaskError
-from ajet.task_reader.tracing.trace import Trace
+from ajet_datagen.tracing.trace import Trace
 
 KEY = "ajet.task_reader.tracing.mask"
 NOT_TEXT = ("role", "type", "id", "tool_call_id")

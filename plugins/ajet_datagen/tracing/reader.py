@@ -20,11 +20,12 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.rows import row_of
-from ajet.task_reader.tracing.choosing import best_of_each, split, taken
-from ajet.task_reader.tracing.masking import mask_traces
-from ajet.task_reader.tracing.rows import learned_rows, pairs, task_of
-from ajet.task_reader.tracing.sources import KEY, Found, read_sources
-from ajet.task_reader.tracing.trace import Trace
+from ajet_datagen.config import ReaderKeys
+from ajet_datagen.tracing.choosing import best_of_each, split, taken
+from ajet_datagen.tracing.masking import mask_traces
+from ajet_datagen.tracing.rows import learned_rows, pairs, task_of
+from ajet_datagen.tracing.sources import KEY, Found, read_sources
+from ajet_datagen.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -40,8 +41,8 @@ class TracingReader:
     judge = None
 
     def __init__(self, experiment: Experiment) -> None:
-        reader = experiment.ajet.task_reader
-        self._settings, self._skip = reader.tracing, reader.on_bad_row == "skip"
+        self._settings = ReaderKeys.of(experiment.ajet).tracing
+        self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
         self._base, self._seed = experiment.base, experiment.ajet.seed
         self._found: Mapping[TaskSplit, list[Trace]] | None = None
         self.left: Counter[str] = Counter()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
-from ajet.task_reader.tracing.choosing import asked
-from ajet.task_reader.tracing.trace import Message, Trace, said_in
+from ajet_datagen.tracing.choosing import asked
+from ajet_datagen.tracing.trace import Message, Trace, said_in
 
 if TYPE_CHECKING:
-    from ajet.config.schema.task_reader import Tracing
+    from ajet_datagen.config import Tracing
 
 WEIGHT = "weight"
 """Of an assistant's message: 0 is context (docs/sft.md)."""

@@ -22,8 +22,8 @@ from ajet.schema.settled import whole_letters
 from ajet.task_reader.contract import being_read
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRow, finite, kind_of
-from ajet.task_reader.tracing.spans import Span, flat, traces_of
-from ajet.task_reader.tracing.trace import Rating, Trace, last_of_each
+from ajet_datagen.tracing.spans import Span, flat, traces_of
+from ajet_datagen.tracing.trace import Rating, Trace, last_of_each
 
 KEY = "ajet.task_reader.tracing.sources"
 _SQLITE = b"SQLite format 3\x00"

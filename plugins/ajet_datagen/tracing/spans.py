@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from ajet.task_reader.rows import BadRow, finite, kind_of
-from ajet.task_reader.tracing.trace import Message, Rating, Trace, last_of_each
+from ajet_datagen.tracing.trace import Message, Rating, Trace, last_of_each
 
 CALLS = ("chat", "generate_content", "text_completion")
 AGENTS = ("invoke_agent",)

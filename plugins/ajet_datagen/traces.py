@@ -26,13 +26,14 @@ def traces(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import defaults_only
-    from ajet.task_reader.tracing import TracingReader
+    from ajet_datagen.config import ReaderKeys
+    from ajet_datagen.tracing import TracingReader
 
     show_logs()
     settings = ["ajet.task_reader.type=tracing", *(overrides or ())]
     experiment = load_experiment(conf, overrides=settings) if conf else defaults_only(overrides=settings, name="traces")
     if source:
-        experiment.ajet.task_reader.tracing.sources = [str(Path(each).absolute()) for each in source]
+        ReaderKeys.of(experiment.ajet).tracing.sources = [str(Path(each).absolute()) for each in source]
     counts = TracingReader(experiment).write(out)
     for name, count in counts.items():
         typer.echo(f"{count:6}  {out / name}")
