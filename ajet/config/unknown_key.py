@@ -15,6 +15,7 @@ from ajet.config.backbones import Descriptor
 from ajet.config.document import leaves
 from ajet.config.keys import first_names, nearest_key
 from ajet.config.nearest_key import list_counterparts, nearest_of_ours
+from ajet.config.plugins import describe_broken
 from ajet.config.schema import agentrl, verls
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
@@ -51,6 +52,8 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = nearest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    if broken := describe_broken():
+        own = f"{own}. {broken}"
     brought = verls.advice(shown) or REMOVED.get(shown, "")
     if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
         brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))

@@ -10,6 +10,7 @@ import pytest
 from ajet.config import Experiment, load_experiment
 from ajet.config.plugins import find_part, find_parts, list_plugins
 from ajet.config.schema.extended import PluginKeys
+from ajet.run.plugins import show_plugins
 from ajet.schema.errors import ConfigError
 
 KEYS = """
@@ -108,6 +109,20 @@ def test_a_broken_plugin_is_named_and_breaks_nothing(install: Install, tmp_path:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, "ajet: {trainer_common: {logger: boards}}")
     assert "broken.plugin" in f"{error.value.expected}"
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "import no_such_package", "LampKeys = 3", ""])
+def test_broken_keys_are_named_and_break_nothing(
+    install: Install, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"dim{len(code)}"
+    keys = f"config_keys=(ConfigKeys('rollout', '{name}.keys:LampKeys'),)"
+    install(name, f"{keys}, trackers={{'dimmed': '{name}.code:Board'}}", keys=code)
+    assert load(tmp_path, "ajet: {seed: 3}").ajet.seed == 3 and find_part("tracker", "dimmed") is not None
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, "ajet: {rollout: {colour: red}}")
+    assert f"{name}.plugin" in error.value.do and "ajet.rollout" in error.value.do
+    assert show_plugins() == 1 and "keys of ajet.rollout" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

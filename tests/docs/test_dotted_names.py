@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
 from ajet.config.schema.base import walk
+from ajet.config.schema.extended import config_model
 from ajet_testing.dotted_names import find_constants, find_names, is_own_key, resolves
 from ajet_testing.packages import find_packages
 
@@ -30,7 +30,7 @@ OLDER = {"tests.verl_update"}
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Return all keys of the configuration and their sections, also those of AgentJet that are read."""
-    named = {".".join(path) for path, _, _ in walk(AjetConfig)} | {*ACCEPTED, *MOVED, *UNCHANGED}
+    named = {".".join(path) for path, _, _ in walk(config_model(shipped=True))} | {*ACCEPTED, *MOVED, *UNCHANGED}
     named |= {key.rsplit(".", n)[0] for key in named for n in range(1, key.count(".") + 1)}
     return {f"ajet.{key}" for key in named} | OLDER
 

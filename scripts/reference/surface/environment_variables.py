@@ -31,7 +31,8 @@ def list_environment_variables(root: Path) -> Iterator[str]:
     """Yield the names; one that ends in `_` or `*` begins several."""
     for folder in _FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
-            if _CANDIDATE.search(text := file.read_text(encoding="utf-8")):
+            is_test = file.relative_to(root).parts[2:3] == ("tests",)  # of a plug-in
+            if not is_test and _CANDIDATE.search(text := file.read_text(encoding="utf-8")):
                 yield from _list_in_code(ast.parse(text))
     for server in SERVERS:
         yield from (*server.variables, *server.some_tools, *server.passed)
