@@ -149,13 +149,6 @@ PLUGIN = Plugin(
         "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
         "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
         "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
-        "prove": Command(
-            "ajet.cli.prove:prove",
-            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
-        ),
-        "audit": Command(
-            "ajet.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
-        ),
         "rejudge": Command(
             "ajet.cli.rejudge:rejudge",
             "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",

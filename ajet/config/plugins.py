@@ -80,6 +80,11 @@ def list_services() -> list[str]:
     return [service for each in _list_shipped() if each.plugin for service in each.plugin.services]
 
 
+def list_step_observers() -> list[str]:
+    """Return the references of `Plugin.step_observers` of all plug-ins."""
+    return [observer for each in list_plugins() if each.plugin for observer in each.plugin.step_observers]
+
+
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
     """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
     plugins = [each.plugin for each in (_list_shipped() if shipped else list_plugins()) if each.plugin is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -11,7 +12,11 @@ from ajet.config import Experiment, load_experiment
 from ajet.config.plugins import find_part, find_parts, list_plugins
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.plugins import show_plugins
+from ajet.run.step_observers import StepObservers
 from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.backbone.contract import Backbone
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -135,6 +140,26 @@ def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -
     assert found.plugin is None and "which the plug-in ajet has" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
+
+
+def test_observers_of_plugins_see_each_step(install: Install, tmp_path: Path) -> None:
+    code = """
+class Counter:
+    def __init__(self, settings, words):
+        self.seed = settings.seed
+
+    def metrics(self, episodes, step, newest):
+        return {"counter/episodes": len(episodes), "counter/seed": self.seed}
+
+    def recomputed(self, episodes, step, backbone):
+        return {"counter/step": step}
+"""
+    settings = load(tmp_path, "ajet: {seed: 7}").ajet
+    assert StepObservers(settings, None).metrics([], 1, lambda _: 0) == {}, "those of ajet need a tokenizer"
+    install("counts", "step_observers=('counts.code:Counter',)", code=code)
+    observers = StepObservers(settings, None)
+    assert observers.metrics([], 1, lambda _: 0) == {"counter/episodes": 0, "counter/seed": 7}
+    assert observers.recomputed([], 3, cast("Backbone", None)) == {"counter/step": 3}
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

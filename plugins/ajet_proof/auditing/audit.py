@@ -27,8 +27,8 @@ from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
 from ajet.record.resume import FILE as IDENTITY
-from ajet.run.auditing import altered
 from ajet.schema.errors import UserError
+from ajet_proof.auditing import altered
 
 SHORTEST = 6
 """Letters of an episode's uuid that are enough to name it."""

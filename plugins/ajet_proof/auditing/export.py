@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from ajet.config.record_file import replacing_record_file
 from ajet.record.asked_file import require_place, written
 from ajet.record.plain_json import dumps
-from ajet.run.auditing.audit import episode_rows
 from ajet.schema.errors import MissingExtra, UserError
+from ajet_proof.auditing.audit import episode_rows
 
 ROWS_AT_ONCE = 4096
 COLUMNS = {

@@ -18,7 +18,7 @@ from ajet.record.chain import KEY
 from ajet.record.chain_state import step_of
 from ajet.record.console import counted, printable
 from ajet.record.plain_json import plain
-from ajet.run.auditing.audit import Trail, Whole
+from ajet_proof.auditing.audit import Trail, Whole
 
 MOST = 24
 """Rows of a table on one screen."""

@@ -45,10 +45,10 @@ def audit(
     Exit code 1 where something was changed. --step, --episode and --task look at what hangs together with one.
     """
     from ajet.record.console import console, counted
-    from ajet.run.auditing import audit as found_by
-    from ajet.run.auditing.report import as_json as spelled
-    from ajet.run.auditing.report import show
     from ajet.schema.errors import UserError
+    from ajet_proof.auditing import audit as found_by
+    from ajet_proof.auditing.report import as_json as spelled
+    from ajet_proof.auditing.report import show
 
     asked = [name for name, given in (("--episode", episode), ("--task", task), ("--step", step is not None)) if given]
     if len(asked) + (export is not None) > 1:
@@ -58,7 +58,7 @@ def audit(
         raise UserError(f"{head} is no digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
     folder = found_by.run_of(run, exp_dir.absolute())
     if export is not None:
-        from ajet.run.auditing.export import export as written
+        from ajet_proof.auditing.export import export as written
 
         typer.echo(f"{export}: {counted(written(folder, export), 'episode')}")
         return 0

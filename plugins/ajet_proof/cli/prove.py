@@ -67,9 +67,9 @@ def prove(
     asked: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
     asked |= {"tolerance": tolerance, "fetch": fetch}
     if store:
-        from ajet.run.proof.store import prove_stored
-        from ajet.run.proof.store_report import as_json as stored_json
-        from ajet.run.proof.store_report import show as show_stored
+        from ajet_proof.recorded.store import prove_stored
+        from ajet_proof.recorded.store_report import as_json as stored_json
+        from ajet_proof.recorded.store_report import show as show_stored
 
         found = prove_stored(store, run=run, episode=target, **asked)
         if as_json:
@@ -78,9 +78,9 @@ def prove(
             show_stored(found, console)
         return 0 if found.ok else 1
 
-    from ajet.run.proof.prove import prove_recorded
-    from ajet.run.proof.report import as_json as spelled
-    from ajet.run.proof.report import keep, show
+    from ajet_proof.recorded.prove import prove_recorded
+    from ajet_proof.recorded.report import as_json as spelled
+    from ajet_proof.recorded.report import keep, show
 
     report = prove_recorded(target, exp_dir.absolute(), **asked)
     if as_json:

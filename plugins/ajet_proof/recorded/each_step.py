@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.backbone.scoring import scored
-from ajet.context_tracker.proof import Proof, compare, everything, samples_of
-from ajet.run.proof.prove import prove_episode
-from ajet.run.proof.recompute import at_version
+from ajet_proof.recorded.prove import prove_episode
+from ajet_proof.recorded.recompute import at_version
+from ajet_proof.tokens.proof import Proof, compare, everything, samples_of
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.mismatch import CAP
 from ajet.config.schema.choices import is_reference
-from ajet.context_tracker.proof_gaps import FLOOR
+from ajet_proof.tokens.proof_gaps import FLOOR
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 from rich.console import Console
 
 from ajet.config.record_file import open_record_file
-from ajet.context_tracker.proof import Proof, WrongToken, prove
-from ajet.context_tracker.proof_gaps import Spread
 from ajet.record import Checkpoints
 from ajet.record.chain_state import read_chain
 from ajet.record.checkpoints import checkpoints_folder
@@ -26,11 +24,13 @@ from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
-from ajet.run.auditing.altered import told_of
-from ajet.run.proof.recompute import WRITTEN, Recomputation, versions_of
-from ajet.run.proof.steps import REMOVED, HeldSteps, WrongStep
-from ajet.run.proof.target import CONFIG, Target, find_target, step_of
 from ajet.schema.errors import UserError
+from ajet_proof.auditing.altered import told_of
+from ajet_proof.recorded.recompute import WRITTEN, Recomputation, versions_of
+from ajet_proof.recorded.steps import REMOVED, HeldSteps, WrongStep
+from ajet_proof.recorded.target import CONFIG, Target, find_target, step_of
+from ajet_proof.tokens.proof import Proof, WrongToken, prove
+from ajet_proof.tokens.proof_gaps import Spread
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.context_tracker.packing import PackedRow, pack, placed
-from ajet.context_tracker.proof import Proof, compare, everything, samples_of
-from ajet.context_tracker.proof_gaps import FLOOR, Doubles, Noise, Spread, noise_of, spread_of
-from ajet.context_tracker.proof_lines import prove_rows, untruncated
 from ajet.rollout.sampling import split_sampling
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
+from ajet_proof.tokens.proof import Proof, compare, everything, samples_of
+from ajet_proof.tokens.proof_gaps import FLOOR, Doubles, Noise, Spread, noise_of, spread_of
+from ajet_proof.tokens.proof_lines import prove_rows, untruncated
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer

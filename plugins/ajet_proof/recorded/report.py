@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ajet.context_tracker.proof import CLASSES
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
-from ajet.run.proof.prove import OUTSIDE, PlayedFile, Report, StepSpread
-from ajet.run.proof.recompute import WRITTEN
 from ajet.schema.errors import UserError
+from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, Report, StepSpread
+from ajet_proof.recorded.recompute import WRITTEN
+from ajet_proof.tokens.proof import CLASSES
 
 SHOWN = 20
 """Wrong tokens on the screen; the JSON has all."""

@@ -29,12 +29,12 @@ from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import episode_metrics
-from ajet.run.proof.draws import HeldDraws
-from ajet.run.proof.losses import OTHERS, HeldLosses
-from ajet.run.proof.validations import CLOSE, NAMED_BY_RUN, HeldValidations
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
+from ajet_proof.recorded.draws import HeldDraws
+from ajet_proof.recorded.losses import OTHERS, HeldLosses
+from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, HeldValidations
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer

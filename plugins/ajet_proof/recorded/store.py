@@ -20,7 +20,12 @@ from rich.console import Console
 from ajet.backbone.decoupled.terms import template_of
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.progress import Progress
-from ajet.run.proof.prove import (
+from ajet.schema.commands import command
+from ajet.schema.episode import NO_OUTCOME
+from ajet.schema.errors import UserError
+from ajet.store import Address, Reading, open_reading
+from ajet.store.reading import Stored
+from ajet_proof.recorded.prove import (
     PlayedFile,
     Report,
     Weights,
@@ -30,14 +35,9 @@ from ajet.run.proof.prove import (
     weights_in,
     words_of,
 )
-from ajet.run.proof.recompute import versions_of
-from ajet.run.proof.steps import HeldSteps, WrongStep
-from ajet.run.proof.target import CONFIG, SHORTEST, Target
-from ajet.schema.commands import command
-from ajet.schema.episode import NO_OUTCOME
-from ajet.schema.errors import UserError
-from ajet.store import Address, Reading, open_reading
-from ajet.store.reading import Stored
+from ajet_proof.recorded.recompute import versions_of
+from ajet_proof.recorded.steps import HeldSteps, WrongStep
+from ajet_proof.recorded.target import CONFIG, SHORTEST, Target
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

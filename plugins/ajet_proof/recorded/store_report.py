@@ -10,8 +10,8 @@ import json
 from rich.console import Console
 
 from ajet.record.console import counted
-from ajet.run.proof import report as proof_report
-from ajet.run.proof.store import OUTSIDE_A_STORE, StoreReport
+from ajet_proof.recorded import report as proof_report
+from ajet_proof.recorded.store import OUTSIDE_A_STORE, StoreReport
 
 
 def as_json(found: StoreReport) -> str:

@@ -13,9 +13,9 @@ from ajet.config.record_file import list_record_folder, open_record_file
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
 from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 
-CONFIG = "resolved.yaml"
 SHORTEST = 6
 """Letters of an episode's uuid that are enough to name it."""
 

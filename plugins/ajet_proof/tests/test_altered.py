@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ajet.run.auditing.altered import told_of
-from ajet.run.auditing.audit import audit_whole
-from ajet.run.auditing.report import as_json, show
 from ajet.store import Kept, RunStore
 from ajet.store.digest import ALTERED
+from ajet_proof.auditing.altered import told_of
+from ajet_proof.auditing.audit import audit_whole
+from ajet_proof.auditing.report import as_json, show
 from tests.record_fixtures import episode
 
 WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest does not match (sqlite store.sqlite)"

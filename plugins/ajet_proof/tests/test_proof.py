@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker import pack
 from ajet.context_tracker.matching import Conversations, Match
-from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
-from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
+from ajet_proof.tokens.proof import Proof, compare, everything, prove, samples_of
+from ajet_proof.tokens.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
 from tests.chat_templates import made, tokenizer
 from tests.support.gateways import (
     ADD,

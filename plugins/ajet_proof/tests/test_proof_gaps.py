@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.context_tracker.proof_gaps import Noise, spread_of
+from ajet_proof.tokens.proof_gaps import Noise, spread_of
 
 
 def test_one_token_of_few_is_no_distribution() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ajet.context_tracker.proof_uses import prove_uses
 from ajet.record.tool_uses import RESULT, chained, kept
 from ajet.schema.tool_use import ToolUse, digest_of
+from ajet_proof.tokens.proof_uses import prove_uses
 
 LONG = "z" * (RESULT + 5)
 

@@ -16,16 +16,16 @@ import pytest
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
-from ajet.run.auditing.audit import audit_whole, trail_of_step, trail_of_task
-from ajet.run.auditing.export import export
-from ajet.run.auditing.report import as_json as audit_json
 from ajet.run.gc import collect
-from ajet.run.proof.losses import GONE, NOT_ASKED
-from ajet.run.proof.prove import Report, prove_recorded
-from ajet.run.proof.report import as_json
-from ajet.run.proof.steps import REMOVED
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet_proof.auditing.audit import audit_whole, trail_of_step, trail_of_task
+from ajet_proof.auditing.export import export
+from ajet_proof.auditing.report import as_json as audit_json
+from ajet_proof.recorded.losses import GONE, NOT_ASKED
+from ajet_proof.recorded.prove import Report, prove_recorded
+from ajet_proof.recorded.report import as_json
+from ajet_proof.recorded.steps import REMOVED
 from tests.ajet_command import ajet, metric_rows
 from tests.contract.conftest import TOOL_SETTINGS
 
@@ -130,7 +130,7 @@ def test_a_run_is_proven_with_the_weights_of_every_version(run):
 
 def test_other_weights_are_told_apart(run, monkeypatch):
     """The recomputation can fail: with one version's weights taken for another's it does."""
-    from ajet.run.proof import prove
+    from ajet_proof.recorded import prove
 
     honest = prove.weights_in
 
@@ -166,7 +166,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
 
     from ajet.backbone.local import LocalBackbone
     from ajet.rollout.wiring import renderer_of
-    from ajet.run.proof.each_step import StepProof
+    from ajet_proof.recorded.each_step import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])
     episodes = EpisodeFiles(run / "episodes").read(1)

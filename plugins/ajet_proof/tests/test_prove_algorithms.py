@@ -17,9 +17,9 @@ from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
-from ajet.run.proof.draws import NOT_ALL
-from ajet.run.proof.losses import OTHERS, SEVERAL
-from ajet.run.proof.prove import Report, prove_recorded
+from ajet_proof.recorded.draws import NOT_ALL
+from ajet_proof.recorded.losses import OTHERS, SEVERAL
+from ajet_proof.recorded.prove import Report, prove_recorded
 from tests.ajet_command import metric_rows
 
 AGENT = """

@@ -32,11 +32,11 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.episode import build_episode
 from ajet.rollout.identity import Identity
-from ajet.run.proof.prove import prove_episode
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, own_reply
+from ajet_proof.recorded.prove import prove_episode
 from tests.published_templates import FAMILIES, family
 
 pytestmark = pytest.mark.slow

@@ -19,11 +19,11 @@ from ajet.config import recorded_experiment
 from ajet.engine.lineage import tokenizer_fingerprint
 from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
-from ajet.run.proof.prove import words_of
-from ajet.run.proof.store import StoreReport, prove_stored
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Kept, Policy, SharedStore, open_reading, open_shared, recorded_settings
+from ajet_proof.recorded.prove import words_of
+from ajet_proof.recorded.store import StoreReport, prove_stored
 
 pytestmark = pytest.mark.slow
 

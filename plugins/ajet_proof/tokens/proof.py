@@ -20,8 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.context_tracker.packing import pack
-from ajet.context_tracker.proof_findings import CLASSES, Proof, WrongToken
-from ajet.context_tracker.proof_lines import (
+from ajet.context_tracker.timeline_making import timelines
+from ajet.schema.batch import Sample
+from ajet.schema.call import Call, Floats
+from ajet.schema.timeline import Timeline
+from ajet.schema.tool_use import ToolUse
+from ajet_proof.tokens.proof_findings import CLASSES, Proof, WrongToken
+from ajet_proof.tokens.proof_lines import (
     prove_accounting,
     prove_endings,
     prove_rows,
@@ -31,13 +36,8 @@ from ajet.context_tracker.proof_lines import (
     prove_untruncated,
     prove_versions,
 )
-from ajet.context_tracker.proof_prompts import prove_prompts
-from ajet.context_tracker.proof_uses import prove_uses
-from ajet.context_tracker.timeline_making import timelines
-from ajet.schema.batch import Sample
-from ajet.schema.call import Call, Floats
-from ajet.schema.timeline import Timeline
-from ajet.schema.tool_use import ToolUse
+from ajet_proof.tokens.proof_prompts import prove_prompts
+from ajet_proof.tokens.proof_uses import prove_uses
 
 __all__ = ["CLASSES", "Proof", "WrongToken", "compare", "everything", "prove", "samples_of"]
 

@@ -13,10 +13,10 @@ from typing import Any, get_args
 import numpy as np
 
 from ajet.context_tracker.packing import PackedRow, Tree
-from ajet.context_tracker.proof_findings import WrongToken, at_position, first_difference, prompt_size
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, FinishReason, Ids, PromptReader
 from ajet.schema.timeline import Timeline
+from ajet_proof.tokens.proof_findings import WrongToken, at_position, first_difference, prompt_size
 
 SAME = 1e-3
 """Nats within which two ways of reading one log-probability agree."""

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet.context_tracker.matching import Conversations, Match, as_given, fits_thought, message_key
-from ajet.context_tracker.proof_findings import (
+from ajet.schema.call import Call, Ids, PromptReader, RawPrompt
+from ajet.schema.errors import AjetError
+from ajet_proof.tokens.proof_findings import (
     Proof,
     TokenClass,
     WrongToken,
@@ -21,8 +23,6 @@ from ajet.context_tracker.proof_findings import (
     first_difference,
     prompt_size,
 )
-from ajet.schema.call import Call, Ids, PromptReader, RawPrompt
-from ajet.schema.errors import AjetError
 
 _BLOTTED = "[redacted "
 """How a record writes a secret that a message held."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ajet.context_tracker.proof_findings import WrongToken
 from ajet.record.tool_uses import chained, encode_uses
 from ajet.schema.call import Call
 from ajet.schema.messages import text_of
 from ajet.schema.tool_use import ToolUse, digest_of
+from ajet_proof.tokens.proof_findings import WrongToken
 
 REDACTED = "[redacted "
 
