@@ -225,7 +225,7 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
         if each.plugin is None:
             kept.append(each)
             continue
-        names = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
+        names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
         claimed = next((key for key in names if key in owners), None)
         if claimed is None:

@@ -71,7 +71,8 @@ def _add(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
         )
     extended = _add(section, rest, added)
     replaced = Field(default_factory=extended, description=field.description, json_schema_extra=field.json_schema_extra)
-    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **{name: (extended, replaced)})
+    fields: dict[str, Any] = {name: (extended, replaced)}
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 
 def _find_owner(model: type[Any], key: str) -> str:
