@@ -81,10 +81,6 @@ PLUGIN = Plugin(
         "math": Part("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
         "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
         "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
-        "data_generation": Part(
-            "ajet.task_reader.generation:GenerationReader", first_key=("document_reader.document_path", "the documents")
-        ),
-        "tracing": Part("ajet.task_reader.tracing:TracingReader", first_key=("sources", "the traces")),
     },
     workflows={
         "mcp_agent": Part(
@@ -107,9 +103,6 @@ PLUGIN = Plugin(
         "llm": "ajet.task_judge.model_judge:ModelJudge",
         "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
     },
-    embedders={
-        "all-minilm-l6-v2": "ajet.engine.embeddings:MiniLm",
-    },
     services=(
         "ajet.environment.services.chosen:services_of",
         "ajet.environment.mcp.reachable:services_of",
@@ -130,9 +123,6 @@ PLUGIN = Plugin(
         "observe": Command(
             "ajet.cli.observe:observe", "Record what a deployed agent and its model say, and what people think of it."
         ),
-        "traces": Command(
-            "ajet.cli.traces:traces", "Make tasks, rows to learn and pairs of what a deployed agent said."
-        ),
         "sample": Command(
             "ajet.cli.sample:sample", "Play episodes for a trainer elsewhere; start as many as there is room for."
         ),
@@ -151,13 +141,6 @@ PLUGIN = Plugin(
         "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
         "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
         "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
-        "prove": Command(
-            "ajet.cli.prove:prove",
-            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
-        ),
-        "audit": Command(
-            "ajet.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
-        ),
         "rejudge": Command(
             "ajet.cli.rejudge:rejudge",
             "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",

@@ -36,8 +36,8 @@ from ajet.record.episode_codec import encode
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.live_status import live_status
 from ajet.record.plain_json import dumps
-from ajet.run.auditing.audit import trail_of_episode, trail_of_step, trail_of_task
 from ajet.schema.episode import Outcome
+from ajet_proof.auditing.audit import trail_of_episode, trail_of_step, trail_of_task
 from tests.record_fixtures import episode
 
 A_STEP, REPEATS, TASKS = 128, 8, 5000

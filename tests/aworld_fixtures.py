@@ -11,11 +11,11 @@ from typing import Any
 
 from ajet.config.references import resolve_reference
 from ajet.context_tracker import timelines
-from ajet.context_tracker.proof import prove as prove_record
 from ajet.engine.contract import TokenRequest
 from ajet.schema.episode import Episode
 from ajet.tokens import Renderer
 from ajet_aworld.startup import start
+from ajet_proof.tokens.proof import prove as prove_record
 from tests.chat_templates import tokenizer
 from tests.support.rollouts import Stage, stage
 

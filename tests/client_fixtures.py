@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ajet.context_tracker import timelines
-from ajet.context_tracker.proof import prove as prove_record
 from ajet.engine.contract import Sampling
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
@@ -32,6 +31,7 @@ from ajet.gateway import Capture, Gateway, Session
 from ajet.schema.call import prompt_ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
+from ajet_proof.tokens.proof import prove as prove_record
 from tests.chat_templates import tokenizer
 
 SYSTEM = "You are a calculator."

@@ -18,9 +18,10 @@ from omegaconf import base
 
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import Section, walk
+from ajet.config.schema.extended import config_model
 from ajet.config.view import View
 
-KEYS = {".".join(path): notes for path, _, notes in walk(AjetConfig)}
+KEYS = {".".join(path): notes for path, _, notes in walk(config_model(shipped=True))}
 """Every plain key below `ajet`, with its notes."""
 ALL_ALIKE = {
     "ajet.config.readiness.value_at",
@@ -66,7 +67,7 @@ def recorded_reads() -> Iterator[Reads]:
             names[kind] = frozenset(kind.__pydantic_fields__)
         if name in names[kind]:
             known = places.get(id(section))
-            assert known is not None or kind is AjetConfig, f"{kind.__name__} was reached past the root"
+            assert known is not None or issubclass(kind, AjetConfig), f"{kind.__name__} was reached past the root"
             path = (*(known[1] if known else ()), name)
             if isinstance(value, Section):
                 places[id(value)] = (value, path)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.record import EpisodeFiles
-from ajet.run.proof.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
+from ajet_proof.recorded.prove import prove_recorded
 from tests.ajet_command import start
 from tests.sample_fixtures import project_in
 from tests.verl_runs import Life, accounted, all_gone

@@ -87,6 +87,8 @@ class Plugin:
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
+    step_observers: tuple[str, ...] = ()
+    """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
     start: str = ""

@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any
 
 import ajet
-from ajet.config.plugin import GROUP, NAMED_KINDS, Command, ConfigKeys, NamedKind, Part, Plugin, load_code
+from ajet.config.plugin import GROUP, NAMED_KINDS, Command, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
 """The parts in the package `ajet` itself."""
@@ -127,10 +127,22 @@ def start_plugins() -> None:
                 _start(each.plugin)
 
 
+def list_step_observers() -> list[str]:
+    """Return the references of `Plugin.step_observers` of all plug-ins."""
+    return [observer for each in list_plugins() if each.plugin for observer in each.plugin.step_observers]
+
+
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
     """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
     plugins = [each.plugin for each in (_list_shipped() if shipped else list_plugins()) if each.plugin is not None]
-    return tuple(added for plugin in plugins for added in _load_keys(plugin.name, plugin.config_keys)[0])
+    loaded = [(plugin.name, keys.path, _load_model(keys.model)) for plugin in plugins for keys in plugin.config_keys]
+    return tuple(AddedKeys(name, path, model) for name, path, (model, _) in loaded if model is not None)
+
+
+def describe_broken_keys(plugin: Plugin) -> str:
+    """Return which of its added keys cannot be loaded, and why; "" if all can."""
+    problems = [(keys.path, _load_model(keys.model)[1]) for keys in plugin.config_keys]
+    return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
 
 
 @lru_cache(maxsize=1)
@@ -152,16 +164,12 @@ def find_all_commands() -> dict[str, Command]:
 
 
 def describe_broken() -> str:
-    """Return a sentence that names each plug-in that could not be loaded; "" if all could."""
-    broken = [f"{each.place} ({each.distribution}): {problem}" for each in list_plugins() if (problem := explain(each))]
+    """Return a sentence that names each plug-in that could not be loaded, or whose keys could not; "" if all could."""
+    problems = [
+        (each, each.problem or (describe_broken_keys(each.plugin) if each.plugin else "")) for each in list_plugins()
+    ]
+    broken = [f"{each.place} ({each.distribution}): {problem}" for each, problem in problems if problem]
     return f"Not loaded: {'; '.join(broken)}." if broken else ""
-
-
-def explain(loaded: LoadedPlugin) -> str:
-    """Return why a plug-in brings nothing, or not all that it names; "" if it brings all."""
-    if loaded.plugin is None:
-        return loaded.problem
-    return _load_keys(loaded.plugin.name, loaded.plugin.config_keys)[1]
 
 
 @lru_cache(maxsize=1)
@@ -230,23 +238,30 @@ def _merge_commands(plugins: tuple[LoadedPlugin, ...]) -> dict[str, Command]:
     return {name: command for each in plugins if each.plugin for name, command in each.plugin.commands.items()}
 
 
-def _load(place: str, distribution: str) -> LoadedPlugin:
+def _try_load(reference: str) -> tuple[Any, str]:
+    """Return what a reference names; or None, and why it cannot be loaded."""
     try:
-        found: Any = load_code(place)
+        return load_code(reference), ""
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
-        return LoadedPlugin(place, distribution, None, f"{type(problem).__name__}: {problem}")
+        return None, f"{type(problem).__name__}: {problem}"
+
+
+@lru_cache(maxsize=64)  # one that fails is not imported again for each key
+def _load_model(reference: str) -> tuple[type[Any] | None, str]:
+    """Return a model of added keys; or None, and why there is none."""
+    found, problem = _try_load(reference)
+    if problem or (isinstance(found, type) and hasattr(found, "model_fields")):
+        return found, problem
+    return None, f"{reference} is a {type(found).__name__}, not a subclass of PluginKeys"
+
+
+def _load(place: str, distribution: str) -> LoadedPlugin:
+    found, problem = _try_load(place)
+    if problem:
+        return LoadedPlugin(place, distribution, None, problem)
     if not isinstance(found, Plugin):
         return LoadedPlugin(place, distribution, None, f"is a {type(found).__name__}, not an ajet.config.plugin.Plugin")
     return LoadedPlugin(place, distribution, found)
-
-
-@lru_cache(maxsize=256)
-def _load_keys(plugin: str, keys: tuple[ConfigKeys, ...]) -> tuple[tuple[AddedKeys, ...], str]:
-    """Return the keys of a plug-in with their models, or none and the reason."""
-    try:
-        return tuple(AddedKeys(plugin, each.path, load_code(each.model)) for each in keys), ""
-    except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
-        return (), f"its configuration keys: {type(problem).__name__}: {problem}"
 
 
 def _start(plugin: Plugin) -> None:

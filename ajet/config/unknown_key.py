@@ -52,6 +52,8 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = nearest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    if broken := describe_broken():
+        own = f"{own}. {broken}"
     brought = _find_advice(shown) or REMOVED.get(shown, "")
     if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
         brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
@@ -68,7 +70,6 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
-        expected=describe_broken(),
         do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
     )
 

@@ -7,22 +7,18 @@ nothing is ever pasted into a context that the model did not see. Pure: no I/O, 
 
 from ajet.context_tracker.limits import choose, cut_over_length
 from ajet.context_tracker.packing import PackedRow, Targets, Tree, pack, tree_mask
-from ajet.context_tracker.proof import Proof, WrongToken, prove
 from ajet.context_tracker.snap_finding import Snap, forks, snaps
 from ajet.context_tracker.timeline_making import timelines
 
 __all__ = [
     "PackedRow",
-    "Proof",
     "Snap",
     "Targets",
     "Tree",
-    "WrongToken",
     "choose",
     "cut_over_length",
     "forks",
     "pack",
-    "prove",
     "snaps",
     "timelines",
     "tree_mask",

@@ -45,6 +45,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+CONFIG = "resolved.yaml"
 ORIGINS = "origins.json"
 """Of each key that somebody set, where."""
 Kind = Literal["train", "debug", "eval", "serve"]
@@ -242,7 +243,7 @@ class RunDirectory:
     def _describe(self, experiment: Experiment, redact: Redactor) -> None:
         """The files that say what this run is."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
-        write_atomically(self.path / "resolved.yaml", experiment.resolved_yaml(redact.interpolated))
+        write_atomically(self.path / CONFIG, experiment.resolved_yaml(redact.interpolated))
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with open_record_file(self.path / "command", "ab") as file:

@@ -14,7 +14,7 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.find_run import known_run
 from ajet.record.lock import RunLock
 from ajet.record.retention import KINDS, Bounds, Going, going, remove
-from ajet.run.proof.target import CONFIG
+from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 from ajet.store.leftovers import left_in_store
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ajet.config.plugins import find_all_parts, find_part
 from ajet.schema.errors import UserError
 
 SHORT = {
@@ -46,17 +47,14 @@ PLACES: Mapping[str, Place] = {
     "gaia": _COPY,
     "hotpotqa": _COPY,
     "env_service": Place("env_url", _HUB),
-    "tracing": Place("sources"),
-    "data_generation": Place("document_reader.document_path"),
-    "reasoning_gym": Place("dataset"),
 }
-"""Readers that have a path, or what stands for one. All others have none."""
+"""Readers with a path and splits. The path of any other is its required key, if it has one."""
 
 
 def reader_keys(kind: str, path: str, training: str | None, validation: str | None) -> dict[str, Any]:
     """The keys below `task_reader` and their values. Raises UserError for what this reader has no place for."""
     kind = SHORT.get(kind, kind)
-    place = PLACES.get(kind)
+    place = _find_place(kind)
     if place is None:
         if path:
             raise _homeless("path", path, kind)
@@ -71,9 +69,14 @@ def reader_keys(kind: str, path: str, training: str | None, validation: str | No
         for split, unsaid in zip((training, validation), UNSAID, strict=True):
             if split not in (None, unsaid):
                 raise _homeless("split", split, kind)
-    if place.path == "document_reader.document_path" and path:
-        told[place.path] = [path]
     return {"type": kind, **{f"{kind}.{key}": value for key, value in told.items()}}
+
+
+def _find_place(kind: str) -> Place | None:
+    if kind in PLACES:
+        return PLACES[kind]
+    part = find_part("reader", kind)
+    return Place(part.first_key[0]) if part is not None and part.first_key is not None else None
 
 
 def _file(path: str, split: str | None, kind: str, unsaid: str, place: Place) -> str | None:
@@ -88,11 +91,12 @@ def _file(path: str, split: str | None, kind: str, unsaid: str, place: Place) ->
 
 
 def _homeless(what: str, value: str, kind: str) -> UserError:
+    names = ", ".join(name for name in find_all_parts("reader") if _find_place(name))
     return UserError(
         f"The reader {kind} has no place for the {what} {value!r}.",
         where="set_data",
-        expected=f"a file for each split, of those that have {what}s: {', '.join(PLACES)}"
+        expected=f"a file for each split, of those that have {what}s: {names}"
         if what == "split"
-        else f"a reader that has one: {', '.join(PLACES)}",
+        else f"a reader that has one: {names}",
         do="leave it out, and set the reader's own keys with `set(task_reader__…)`",
     )

@@ -112,7 +112,7 @@ def learn(training: Training, played: FirstHalf, interrupts: Interrupts) -> floa
             trained,
             parts.experiment.ajet,
             run,
-            proof=training.proof,
+            observers=training.observers,
             gaming=training.gaming,
             on_step=training.on_step,
             total=training.total_steps,
@@ -132,7 +132,7 @@ def _updated(
     batch = training.batch(groups, step)
     numbers = dict(batch.metrics)
     if settings.rollout.truncates or not batch.samples:
-        numbers |= training.proof.recomputed(episodes_of(groups), step, backbone)
+        numbers |= training.observers.recomputed(episodes_of(groups), step, backbone)
     fresh_gap = None
     if batch.samples:
         updated = training.update(batch)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from rich.markup import escape
 
 from ajet.config.plugin import NAMED_KINDS, Plugin
-from ajet.config.plugins import LoadedPlugin, explain, list_plugins
+from ajet.config.plugins import LoadedPlugin, describe_broken_keys, list_added_keys, list_plugins
 from ajet.record.console import console
 from ajet.schema.commands import installs, installs_extra
 
@@ -21,14 +21,13 @@ def show_plugins() -> int:
         console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({each.distribution})')}[/]")
         for line in _describe(each):
             console.print(f"  {line}", markup=False, soft_wrap=True)
-    return int(any(explain(each) for each in loaded))
+    return int(any(each.problem or (each.plugin and describe_broken_keys(each.plugin)) for each in loaded))
 
 
 def _describe(loaded: LoadedPlugin) -> Iterator[str]:
     plugin = loaded.plugin
-    if problem := explain(loaded):
-        yield f"not loaded: {problem}"
     if plugin is None:
+        yield f"not loaded: {loaded.problem}"
         return
     yield plugin.about
     for kind in NAMED_KINDS:
@@ -36,9 +35,19 @@ def _describe(loaded: LoadedPlugin) -> Iterator[str]:
             yield f"{kind.replace('_', ' ')}: {', '.join(names)}"
     if plugin.commands:
         yield f"command: {', '.join(plugin.commands)}"
+    if keys := [*_list_keys(plugin)]:
+        yield f"key: {', '.join(keys)}"
+    if problem := describe_broken_keys(plugin):
+        yield f"not loaded: {problem}"
     if missing := _find_missing(plugin):
         command = installs_extra(plugin.extra) if plugin.extra else installs(*missing)
         yield f"needs {', '.join(missing)}, not installed here: {command}"
+
+
+def _list_keys(plugin: Plugin) -> Iterator[str]:
+    for added in list_added_keys():
+        if added.plugin == plugin.name:
+            yield from (".".join(filter(None, ["ajet", added.path, key])) for key in added.model.model_fields)
 
 
 def _find_missing(plugin: Plugin) -> list[str]:

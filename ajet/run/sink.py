@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from loguru import logger
 
 from ajet.run.gaming import GamingWatch
-from ajet.run.proof.each_step import StepProof
 from ajet.run.remarks import describe_remarks
 from ajet.run.step import conclude
+from ajet.run.step_observers import StepObservers
 from ajet.run.validation import conclude_validation
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunSink:
     def __init__(self, experiment: Experiment, run: RunDirectory, shown: Shown) -> None:
         self._experiment, self._run, self._shown = experiment, run, shown
         self._total = 0
-        self._proof: StepProof | None = None
+        self._observers: StepObservers | None = None
         self._gaming: GamingWatch | None = None
 
     @property
@@ -55,19 +55,19 @@ class RunSink:
 
     def begin(self, words: Renderer | None, *, total: int) -> None:
         self._total = total
-        self._proof = StepProof(self._experiment.ajet, words)
+        self._observers = StepObservers(self._experiment.ajet, words)
         self._gaming = GamingWatch(self._run, upto=self._run.resumed.step if self._run.resumed else 0)
 
     def on_episode(self, episode: Episode) -> None:
         self._shown.on_episode(episode)
 
     def conclude(self, trained: Trained) -> dict[str, float]:
-        assert self._proof is not None and self._gaming is not None, "`begin` comes first"
+        assert self._observers is not None and self._gaming is not None, "`begin` comes first"
         return conclude(
             trained,
             self._experiment.ajet,
             self._run,
-            proof=self._proof,
+            observers=self._observers,
             gaming=self._gaming,
             on_step=self.on_step,
             total=self._total,

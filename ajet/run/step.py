@@ -1,8 +1,8 @@
 """Step: what every training step promises, kept in one place, wherever its optimizer was.
 
 Invariant: the local loop, `ajet serve` and what records verl's steps all end a step in `conclude`: each sampled token
-was trained or is counted by its reason, a sample of the episodes is proven, formats are logged, and episodes with their
-outcomes are on the disk before the row of metrics that counts them.
+was trained or is counted by its reason, the plug-ins' observers have seen it, formats are logged, and episodes with
+their outcomes are on the disk before the row of metrics that counts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.run.gaming import GamingWatch
-    from ajet.run.proof.each_step import StepProof
+    from ajet.run.step_observers import StepObservers
 
 
 def conclude(
@@ -27,7 +27,7 @@ def conclude(
     settings: AjetConfig,
     run: RunDirectory,
     *,
-    proof: StepProof,
+    observers: StepObservers,
     gaming: GamingWatch,
     on_step: OnStep,
     total: int,
@@ -41,7 +41,7 @@ def conclude(
     metrics = episode_metrics(episodes, "train", outcomes)
     taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
     metrics |= staleness_metrics(taken, trained.version)
-    metrics |= proof.metrics(episodes, step, trained.newest)
+    metrics |= observers.metrics(episodes, step, trained.newest)
     metrics["train/trained_tokens"] = sum(trained.tokens.values())
     metrics |= trained.numbers
     run.episodes.write(step, "train", [*episodes, *others], outcomes)

@@ -19,7 +19,7 @@ from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
 from ajet.rollout.wiring import renderer_of
 from ajet.run.gaming import GamingWatch
-from ajet.run.proof.each_step import StepProof
+from ajet.run.step_observers import StepObservers
 from ajet.store import open_store as open_ledger
 from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
@@ -69,7 +69,7 @@ class Training:
     """Steps of this process in a row, up to the present one, that had nothing to learn from."""
     left: list[int] = field(default_factory=list)
     """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
-    proof: StepProof = field(init=False)
+    observers: StepObservers = field(init=False)
     gaming: GamingWatch = field(init=False)
     algorithm: Algorithm = field(init=False)
     given_up: GivenUp = field(init=False)
@@ -78,7 +78,7 @@ class Training:
         self.given_up = GivenUp(self.store)
         self.algorithm = opened(self.parts.experiment.ajet, base=self.parts.experiment.base)
         settings, tokenizer = self.parts.experiment.ajet, self.parts.backbone.tokenizer
-        self.proof = StepProof(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
+        self.observers = StepObservers(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
 
     @classmethod
     def begin(

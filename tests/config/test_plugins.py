@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from loguru import logger
@@ -18,9 +19,14 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.doctor import examine_store
 from ajet.run.gpu_estimate import find_own_gpu
+from ajet.run.plugins import show_plugins
+from ajet.run.step_observers import StepObservers
 from ajet.schema.errors import ConfigError, UnresolvedReference
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+
+if TYPE_CHECKING:
+    from ajet.backbone.contract import Backbone
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -150,12 +156,18 @@ def test_a_broken_plugin_is_named_and_breaks_nothing(install: Install, tmp_path:
     assert "broken.plugin" in f"{error.value.expected}"
 
 
-def test_broken_keys_are_named_and_break_nothing(install: Install, tmp_path: Path) -> None:
-    install("dark", "config_keys=(ConfigKeys('environment', 'dark.keys:Absent'),)", keys=KEYS)
-    assert load(tmp_path, "ajet: {}").ajet.environment.use is None
+@pytest.mark.parametrize("code", ["1 / 0", "import no_such_package", "LampKeys = 3", ""])
+def test_broken_keys_are_named_and_break_nothing(
+    install: Install, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"dim{len(code)}"
+    keys = f"config_keys=(ConfigKeys('rollout', '{name}.keys:LampKeys'),)"
+    install(name, f"{keys}, trackers={{'dimmed': '{name}.code:Board'}}", keys=code)
+    assert load(tmp_path, "ajet: {seed: 3}").ajet.seed == 3 and find_part("tracker", "dimmed") is not None
     with pytest.raises(ConfigError) as error:
-        load(tmp_path, "ajet: {environment: {colour: red}}")
-    assert "dark.plugin" in error.value.expected and "Absent" in error.value.expected
+        load(tmp_path, "ajet: {rollout: {colour: red}}")
+    assert f"{name}.plugin" in error.value.do and "ajet.rollout" in error.value.do
+    assert show_plugins() == 1 and "keys of ajet.rollout" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -228,6 +240,26 @@ def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> No
     with pytest.raises(UnresolvedReference) as error:
         resolve_reference("older.board->Other", base=tmp_path)
     assert "older.board" in error.value.what
+
+
+def test_observers_of_plugins_see_each_step(install: Install, tmp_path: Path) -> None:
+    code = """
+class Counter:
+    def __init__(self, settings, words):
+        self.seed = settings.seed
+
+    def metrics(self, episodes, step, newest):
+        return {"counter/episodes": len(episodes), "counter/seed": self.seed}
+
+    def recomputed(self, episodes, step, backbone):
+        return {"counter/step": step}
+"""
+    settings = load(tmp_path, "ajet: {seed: 7}").ajet
+    assert StepObservers(settings, None).metrics([], 1, lambda _: 0) == {}, "those of ajet need a tokenizer"
+    install("counts", "step_observers=('counts.code:Counter',)", code=code)
+    observers = StepObservers(settings, None)
+    assert observers.metrics([], 1, lambda _: 0) == {"counter/episodes": 0, "counter/seed": 7}
+    assert observers.recomputed([], 3, cast("Backbone", None)) == {"counter/step": 3}
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

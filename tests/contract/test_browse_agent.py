@@ -13,12 +13,12 @@ import yaml
 
 from ajet.config import Experiment
 from ajet.config.view import View
-from ajet.context_tracker.proof_uses import prove_uses
 from ajet.environment.browse import browse_agent_of
 from ajet.run.services import asked as asked_services
 from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import digest_of
+from ajet_proof.tokens.proof_uses import prove_uses
 from tests.contract.test_mcp_agent import call, how, played, words  # noqa: F401
 
 ROOT = Path(__file__).parents[2]

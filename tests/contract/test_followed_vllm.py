@@ -24,9 +24,9 @@ from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.probe import TEXT, Probe
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
-from ajet.run.proof.prove import prove_recorded
 from ajet.schema.errors import UserError
 from ajet.store import open_shared
+from ajet_proof.recorded.prove import prove_recorded
 from tests.ajet_command import metric_rows, start
 from tests.local_fixtures import config_of
 from tests.sample_fixtures import project_in

@@ -8,7 +8,6 @@ import json
 import pytest
 
 from ajet.config import load_experiment
-from ajet.context_tracker.proof_uses import prove_uses
 from ajet.environment.pinned import FILE, PinnedFile, Pins, read_pinned
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
@@ -19,6 +18,7 @@ from ajet.schema.task import Task
 from ajet.task_judge.answer_forms import form_of
 from ajet.tokens import Renderer
 from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_proof.tokens.proof_uses import prove_uses
 from tests.config_reads import KEYS, recorded_reads
 from tests.mcp_fixtures import PLAIN, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import PlainServer

@@ -19,7 +19,7 @@ WRITERS = [
     "run/validation.py",
     "run/learn.py",
     "run/step.py",
-    "run/proof/each_step.py",
+    "../plugins/ajet_proof/recorded/each_step.py",
     "algorithm/credit_assignment.py",
 ]
 WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/pace.py"]

@@ -21,9 +21,9 @@ from ajet.config.backbone_names import described
 from ajet.config.idle import idle_lines
 from ajet.config.keys import dotted_keys
 from ajet.config.nearest_key import nearest_of_ours
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
+from ajet.config.schema.extended import config_model
 from ajet.run.job_arguments import KEYS as JOB
 from ajet.schema.errors import ConfigError
 from scripts.reference.pages import cli_md
@@ -40,7 +40,7 @@ OLDER = {f"{section}.{key}".strip(".") for section, key in re.findall(r"\| `ajet
 OLDER |= set(re.findall(r"\| `ajet\.([\w.]+)` \|", REST))
 """Keys that are understood, by another name or without an effect."""
 KEYS = {*dotted_keys()}
-TAKEN = {".".join(path): field.annotation for path, field, _ in walk(AjetConfig)}
+TAKEN = {".".join(path): field.annotation for path, field, _ in walk(config_model(shipped=True))}
 CALLED = re.compile(r"(?P<command>ajet(?: [a-z]+)*)(?P<rest>(?: .*)?)")
 DOTTED = re.compile(r"(?P<key>[a-z_]+(?:\.[a-z_]+)+)(?:: (?P<value>.+))?")
 CLASS = re.compile(r"(?:ajet|train)(?:\.\w+)+")
@@ -165,7 +165,7 @@ def test_each_flag_of_agentrl_is_answered_with_the_keys_of_its_row():
 def test_the_defaults_that_differ_from_agentjets_are_all_there():
     """Those of its YAML that are no place of a person's own; "none" is null here, and the run's own folder, too."""
     said = dict(re.findall(r"^\| `([\w.]+)` \| .+ \| (.+) \|$", ours_of_defaults(), re.M))
-    default = {".".join(path): field.default for path, field, _ in walk(AjetConfig)}
+    default = {".".join(path): field.default for path, field, _ in walk(config_model(shipped=True))}
     theirs = {key: value for key, value in pairs(yaml.safe_load(WHOLE)["ajet"]) if key in default}
     apart = {key for key, value in theirs.items() if value != default[key] and not PLACES.search(key)}
     assert apart - {"trainer_common.optim.lr_warmup_steps"} <= said.keys()  # -1 and 0 are none

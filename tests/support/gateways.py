@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ajet.context_tracker import prove, timelines
+from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling, TokenEngine
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
 from ajet.gateway import Capture, Gateway, Session, exchange, running_calls, worker_threads
@@ -33,6 +33,7 @@ from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, own_reply, result
+from ajet_proof import prove
 from tests.chat_templates import tokenizer
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ajet.gateway.observing.proxy import ENDED
 from ajet.record.secrets import Redactor
 from ajet.run.observe import Observing, observe
 from ajet.schema.episode import Episode
-from ajet.task_reader.tracing.sources import read_sources
+from ajet_datagen.tracing.sources import read_sources
 
 __all__ = [
     "ENDED", "KEY", "STREAM", "Endpoint", "ObservingProxy", "count_traces", "endpoint", "limit_copied_replies",

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from ajet.context_tracker.proof import prove
 from ajet.tokens.rehearsal import TOOL, call, result
 from ajet.tokens.template import ChatTemplate
 from ajet.tokens.template_doctor import examine
+from ajet_proof.tokens.proof import prove
 from tests.chat_templates import made
 from tests.published_templates import published
 from tests.support.gateways import Renderer, TemplateRefused, post, start_gateway

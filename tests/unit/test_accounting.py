@@ -15,7 +15,6 @@ from ajet.backbone.runner import Trained
 from ajet.config import Experiment
 from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.run.interrupt import Interrupts, Preempted
-from ajet.run.proof.steps import HeldSteps
 from ajet.run.step import conclude
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
@@ -23,6 +22,7 @@ from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
+from ajet_proof.recorded.steps import HeldSteps
 
 
 def a_call(index=0, parent=None, prefix=0, suffix=(1, 2), reply=(3, 4, 5), **more):
@@ -246,7 +246,7 @@ def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_st
         tasks = [] if again else [0]
         conclude(
             Trained(step, step - 1, [Group(lost.task, 0, [lost])], {}, {}, {}, tasks, again),
-            settings, run, proof=Made(metrics=lambda *_: {}), gaming=Made(look=lambda *_: None),
+            settings, run, observers=Made(metrics=lambda *_: {}), gaming=Made(look=lambda *_: None),
             on_step=lambda *_: None, total=2,
         )  # fmt: skip
     assert (

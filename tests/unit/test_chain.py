@@ -19,12 +19,12 @@ from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.chain_index import ChainIndex
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
-from ajet.run.auditing.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
-from ajet.run.auditing.report import show
 from ajet.run.gaming import GamingWatch
 from ajet.run.gc import collect
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
+from ajet_proof.auditing.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
+from ajet_proof.auditing.report import show
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
 
@@ -449,7 +449,7 @@ def test_a_run_that_goes_on_while_it_is_audited_is_not_taken_for_changed(
                 step(run, number)  # which lets the first checkpoint go
             return state
 
-        monkeypatch.setattr("ajet.run.auditing.audit.read_chain", read_meanwhile)
+        monkeypatch.setattr("ajet_proof.auditing.audit.read_chain", read_meanwhile)
         found = audit_whole(run.path)
     assert found.ok and found.checkpoints == [2, 3], said(found)
 

@@ -11,9 +11,9 @@ import pytest
 from ajet.backbone.descriptors import DEBUG, HELD_OUT, NO_VALIDATION
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_lines
-from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, accepted
 from ajet.config.schema.base import SERVE, walk
+from ajet.config.schema.extended import config_model
 from ajet.config.schema.task_reader import NOT_HELD_OUT
 from ajet.config.why import explain
 from ajet_trinity.descriptor import TRINITY
@@ -183,7 +183,7 @@ def test_accepted_keys_take_anything_and_reach_nobody(tmp_path):
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     assert experiment.ajet == Experiment.from_dict({}, base=tmp_path).ajet
     assert {each.name for each in experiment.idle()} == {f"ajet.{name}" for name in ACCEPTED}
-    assert not {".".join(path) for path, _, _ in walk(AjetConfig)} & {*ACCEPTED}
+    assert not {".".join(path) for path, _, _ in walk(config_model(shipped=True))} & {*ACCEPTED}
 
 
 def test_accepted_keys_may_stand_in_overrides_and_be_asked_for(tmp_path):
@@ -207,7 +207,9 @@ def test_why_says_it_too(tmp_path):
 
 def test_each_reason_ends_a_line_and_is_in_the_docs():
     page = configuration_md()
-    declared = {reason.why for _, _, notes in walk(AjetConfig) for reason in notes["idle"].values() if reason}
+    declared = {
+        reason.why for _, _, notes in walk(config_model(shipped=True)) for reason in notes["idle"].values() if reason
+    }
     for why in declared | {*ACCEPTED.values()}:
         assert why and not why.endswith(".") and "\n" not in why, why
         assert why in page, why
@@ -225,7 +227,8 @@ def test_the_section_of_the_agent_that_comes_with_ajet_does_nothing_for_a_model_
 def test_where_nothing_is_held_out_that_is_said_of_every_readers_keys_for_it() -> None:
     """As the schema says of them in `ajet serve`: a reader that comes in is in the descriptors, too. What a share of
     traces leaves is trained on; and a generator's own reader is there for its train tasks."""
-    of_schema = {".".join(path) for path, _, notes in walk(AjetConfig) if (said := notes["idle"].get(SERVE)) is not None
+    keys = walk(config_model(shipped=True))
+    of_schema = {".".join(path) for path, _, notes in keys if (said := notes["idle"].get(SERVE)) is not None
                  and said.why == NOT_HELD_OUT[SERVE] and path[0] == "task_reader"}  # fmt: skip
     more = {each for each in of_schema if each.startswith("task_reader.data_generation.")}
     assert of_schema - more - {"task_reader.tracing.validation_share"} == {*HELD_OUT}

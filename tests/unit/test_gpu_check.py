@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from ajet.config import load_experiment
-from ajet.config.schema.experiment import AjetConfig
+from ajet.config.schema.extended import config_model
 from ajet_testing.packages import find_packages, list_sources
 from ajet_trinity import own_environment
 from ajet_trinity.config import refuse
@@ -144,7 +144,7 @@ def keys(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_every_key_that_takes_several_gpus_stands_with_the_check_that_sets_it(gpu_check: ModuleType) -> None:
     """TP, PP, CP, EP, Ulysses, and the engines and devices that nothing here can run."""
-    of_schema = dict(keys(AjetConfig))
+    of_schema = dict(keys(config_model(shipped=True)))
     split = {key for key in of_schema if key.endswith("parallel_size")}
     values = {f"{key}={value}" for key in of_schema for value in WORDS & set(get_args(of_schema[key]))}
     assert split | values | {"trainer_common.device=npu"} == set(gpu_check.KEYS)

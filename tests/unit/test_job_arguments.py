@@ -181,7 +181,7 @@ def test_what_stands_in_the_yaml_is_named_there(base):
         (("dataset_file", "rows.jsonl", "train", "test"), {"jsonl_dataset_file.training.file_path": "rows.jsonl"}),
         (("env_service", "http://env:1", "train", "val"),
          {"env_service.env_url": "http://env:1", "env_service.validation_split": "val"}),
-        (("data_generation", "docs"), {"data_generation.document_reader.document_path": ["docs"]}),
+        (("data_generation", "docs"), {"data_generation.document_reader.document_path": "docs"}),
         (("reasoning_gym", "basic_arithmetic"), {"reasoning_gym.dataset": "basic_arithmetic"}),
         (("dummy",), {}),
         (("dummy", "", "train", "test"), {}),
@@ -214,7 +214,7 @@ def test_a_path_or_a_split_without_a_place_is_refused(given, said):
 
 def test_every_reader_with_a_section_has_its_place():
     sections = {name for name, field in TaskReader.model_fields.items() if subsection(field) is not None}
-    assert sections - {"columns", "random_dummy"} == set(PLACES)
+    assert sections - {"columns", "random_dummy", "reasoning_gym"} == set(PLACES)
     for kind, place in PLACES.items():
         for key in (place.path, *(place.splits or ()), *([place.held_out] if place.held_out else [])):
             assert f"task_reader.{kind}.{key}" in composed(AgentJetJob())

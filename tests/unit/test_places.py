@@ -13,7 +13,7 @@ from ajet.cli import launcher
 from ajet.config.overrides import as_override
 from ajet.engine.model_cache import entry
 from ajet.schema.errors import UserError
-from ajet.task_reader.generation.kept import Kept
+from ajet_datagen.generation.kept import Kept
 
 
 @pytest.fixture

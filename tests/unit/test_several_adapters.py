@@ -15,7 +15,6 @@ from ajet.backbone.local.trainer import Trainer
 from ajet.config.schema.trainer_common import Adapter, Lora
 from ajet.context_tracker import timelines
 from ajet.context_tracker.packing import pack
-from ajet.context_tracker.proof_lines import prove_timelines
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
@@ -23,6 +22,7 @@ from ajet.record.episode_codec import decode, encode
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Terms
 from ajet.schema.errors import ConfigError, EngineFailure, UserError
+from ajet_proof.tokens.proof_lines import prove_timelines
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3
 
 TWO = {"solver": Adapter(rank=4), "critic": Adapter(rank=2, alpha=4, agents=["critic*"])}

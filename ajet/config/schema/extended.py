@@ -82,7 +82,6 @@ def _find_owner(model: type[Any], key: str) -> str:
 
 def _list_sections(section: Section) -> Iterator[Section]:
     yield section
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield from _list_sections(value)
+    for name, field in type(section).model_fields.items():
+        if subsection(field) is not None:
+            yield from _list_sections(getattr(section, name))

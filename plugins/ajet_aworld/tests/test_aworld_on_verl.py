@@ -11,7 +11,7 @@ import pytest
 
 from ajet.record.episodes import read_recorded
 from ajet.run.environment.lifetime import down, up
-from ajet.run.proof.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_recorded
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES
 from tests.docs.snippets import ROOT

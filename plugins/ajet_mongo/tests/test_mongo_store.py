@@ -638,7 +638,7 @@ def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatc
     training: Any = SimpleNamespace(
         parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config_of()), backbone=SimpleNamespace(version=0)),
         run=SimpleNamespace(status=nothing), store=store, step=0, tasks=None, batch=lambda *given: batch,
-        proof=nothing, gaming=None, on_step=None, total_steps=2, idle=0,
+        observers=nothing, gaming=None, on_step=None, total_steps=2, idle=0,
     )  # fmt: skip
     monkeypatch.setattr(learn, "conclude", lambda *given, **more: {})
     monkeypatch.setattr(learn, "conclude_held_out", lambda *given, **more: None)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.run.auditing.audit import audit_whole
 from ajet.run.summary import Tally
+from ajet_proof.auditing.audit import audit_whole
 from ajet_ray.cluster.leftovers import mapped
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project

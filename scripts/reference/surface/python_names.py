@@ -32,7 +32,7 @@ _IMPORTED = (
     *("ajet.task_reader:TaskReader", "ajet.record.trackers:Tracker", "ajet.record.trackers:TrackedRun"),
     *("ajet.config.backbones:Descriptor", "ajet.backbone.contract:Backbone", "ajet.backbone.runner:Runner"),
     *("ajet.store:Store", "ajet.store:RunStore", "ajet.store:open_shared", "ajet.store:Policy"),
-    *("ajet.context_tracker:prove", "ajet_trl:TrlTrainer"),
+    *("ajet_proof:prove", "ajet_trl:TrlTrainer"),
 )
 """Further names that pages, tutorials and INTERFACE name; `*`: all that the package exports."""
 _OLDER = (

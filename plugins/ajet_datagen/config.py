@@ -1,0 +1,156 @@
+"""Keys of the readers `data_generation` and `tracing`, each in a section of the reader's name below `task_reader`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import SecretStr
+
+from ajet.config.schema.base import EVERYWHERE, Section, key, section
+from ajet.config.schema.extended import PluginKeys
+from ajet.config.schema.model_judge import JudgeModel
+from ajet.config.schema.task_reader import NOT_HELD_OUT, EnvService, HuggingfaceDatRepo, JsonlDatasetFile
+
+UNUSED_LANGUAGES = {EVERYWHERE: "the text is taken as it stands, whatever its language"}
+UNUSED_CACHE = {EVERYWHERE: "documents are read anew each time, which takes seconds; what was generated is kept"}
+UNUSED_DATABASE = {EVERYWHERE: "embeddings are kept with what was generated, in ajet's cache"}
+
+
+class DocumentReader(Section):
+    """Documents that tasks are generated from."""
+
+    document_path: str | list[str] = key(
+        [], "A file or folder to read, or several: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
+    )
+    languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
+    chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
+    split_by: str = key("sentence", "Where passages may end: sentence, paragraph, line or word.")
+    cache_enabled: bool = key(True, "Keep the parsed documents.", idle=UNUSED_CACHE)
+
+
+class QueryReader(Section):
+    """Example tasks that generated ones are modelled on."""
+
+    type: str = key("jsonl_dataset_file", "Reader of the example tasks.", part="reader")
+    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`.")
+    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "As `task_reader.huggingface_dat_repo`.")
+    env_service: EnvService = section(EnvService, "As `task_reader.env_service`.")
+
+
+class SamplingParams(Section):
+    """Sampling of the generating model."""
+
+    temperature: float = key(0.0, "0 is greedy.", ge=0)
+
+
+class DeduplicationParams(Section):
+    """How similar tasks are found."""
+
+    similarity_threshold: float = key(
+        0.8, "Two tasks at least this similar count as one, by their embeddings or by their letters.", ge=0, le=1
+    )
+    letters_threshold: float | None = key(
+        None, "The same by their letters alone; null: as `similarity_threshold`.", ge=0, le=1
+    )
+    numbers: Literal["differ", "alike"] = key(
+        "differ",
+        "`differ`: two tasks that both have numbers (in figures), and not the same ones, are two, however alike their "
+        "words; `alike`: numbers are words like any.",
+    )
+    db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
+    model: str = key(
+        "text-embedding-v4",
+        "Embedding model, asked at `base_url`; or `embedded:all-minilm-l6-v2`, which runs on this machine.",
+    )
+    api_key: SecretStr | None = key(
+        None,
+        "Its key; write `${oc.env:NAME}`. Null: OPENAI_API_KEY's, or the environment's server's own.",
+        kind="secret",
+        training=False,
+    )
+    base_url: str | None = key(
+        None,
+        "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: the environment's, as for `llm_model`, where "
+        "`api_key` or another `model` than the default is set; else tasks are compared by their letters alone.",
+    )
+
+
+class DeduplicationFilter(Section):
+    """Leave out generated tasks that resemble others."""
+
+    enabled: bool = key(True, "Whether to.")
+    params: DeduplicationParams = section(DeduplicationParams, "How similar tasks are found.")
+
+
+class DataGeneration(Section):
+    """Tasks written by a model, from documents and examples."""
+
+    document_reader: DocumentReader = section(DocumentReader, "Documents that tasks are generated from.")
+    query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
+    task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
+    models: list[JudgeModel] = key([], "Models that write them, in order: the next is asked where one does not answer.")
+    llm_model: str = key(
+        "qwen-long",
+        "The model where `models` names none, at the server that DASHSCOPE_API_KEY or OPENAI_BASE_URL names.",
+    )
+    llm_response_length: int = key(8192, "Tokens of its reply, at most.", ge=1)
+    num_workers: int = key(32, "Requests at the same time.", ge=1)
+    sampling_params: SamplingParams = section(SamplingParams, "Sampling of the generating model.")
+    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Leave out tasks that resemble others.")
+
+
+class Tracing(Section):
+    """What a deployed agent was asked and said, and what people thought of it."""
+
+    sources: str | list[str] = key(
+        [],
+        "Files of spans (AgentScope Studio's SQLite, OTLP JSON), and folders of `ajet observe` or of other runs.",
+        kind="path",
+    )
+    feedback: str | list[str] = key(
+        [],
+        "JSON lines with `reply` or `session`, and `reward`, `liked`, `corrected`; those of observed runs are read "
+        "unnamed.",
+        kind="path",
+    )
+    only: Literal["any", "rated", "liked", "corrected"] = key(
+        "any", "Which replies: all, those that somebody rated, liked or corrected ones, or corrected ones."
+    )
+    liked_from: float = key(0.5, "The least reward of a reply that counts as liked.")
+    answers: Literal["any", "liked"] = key(
+        "any",
+        "Which replies become the task's `metadata.answer`: all but disliked ones, or liked ones. A corrected text "
+        "always does.",
+    )
+    agents: list[str] = key([], "Agents whose replies are taken; empty: all.")
+    models: list[str] = key([], "Models whose replies are taken, as the traces call them; empty: all.")
+    longest: int | None = key(None, "Characters that a question may have; null: any number.", ge=1)
+    similarity_threshold: float = key(
+        0.8,
+        "Questions at least this alike, by their letters, go into the same split; 1: only equal ones.",
+        ge=0,
+        le=1,
+    )
+    numbers: Literal["differ", "alike"] = key(
+        "differ",
+        "`differ`: two questions that both have numbers (in figures), and not the same ones, are two, however alike "
+        "their words; `alike`: numbers are words like any.",
+    )
+    validation_share: float = key(
+        0.3, "Of the questions, how many are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1
+    )
+    mask: str | None = key(
+        None,
+        "Function `(text: str) -> str` that masks personal data, as `mask.py->mask_text`; it is called with every text "
+        "of a trace before anything else is done with it. null: nothing is masked.",
+        kind="reference",
+    )
+
+
+class ReaderKeys(PluginKeys):
+    """Sections of the readers of this package."""
+
+    data_generation: DataGeneration = section(
+        DataGeneration, "Tasks written by a model.", when=("task_reader.type", "data_generation")
+    )
+    tracing: Tracing = section(Tracing, "Traces of a deployed agent.", when=("task_reader.type", "tracing"))

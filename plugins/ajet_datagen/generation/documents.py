@@ -1,0 +1,182 @@
+"""Documents as passages: the text of a file, cut where sentences or lines end.
+
+Invariant: a passage is a run of its document's text, at most `size` characters long, and all of the text is in one.
+What a file unpacks to is bounded before it is read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.environment.gaia.servers.documents import MAX_FILE
+from ajet.environment.gaia.servers.html_text import readable
+from ajet.environment.gaia.servers.tool import ToolError
+from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.settled import whole_letters
+from ajet.task_reader.contract import being_read
+from ajet_datagen.generation.office import slides, word
+
+KEY = "ajet.task_reader.data_generation.document_reader.document_path"
+UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)
+"""What readers of documents raise for damage: XML's are SyntaxErrors, and a part that is missing is any of these."""
+ENDS = {
+    "sentence": re.compile(r"(?<=[.!?。！？])\s+|\n+|(?<=[。！？])"),
+    "paragraph": re.compile(r"\n\s*\n"),
+    "line": re.compile(r"\n+"),
+    "word": re.compile(r"\s+"),
+}
+"""Where a passage may end, by `split_by`."""
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+"""First bytes that tell an encoding; the longer ones first, for one begins as another does."""
+DECLARED = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+MEANT = dict.fromkeys(("iso-8859-1", "latin1", "us-ascii", "ascii"), "cp1252") | dict.fromkeys(
+    ("utf-16", "utf-16le", "utf-16be"), "utf-8"
+)
+"""What a page is that declares these, as browsers read it: one in UTF-16 begins with its mark, or could not be read so
+far as to declare it (WHATWG, Encoding)."""
+ZEROS = 0.1
+"""Of a text's characters, at most."""
+HEAD = 4096
+"""Bytes of a page in which its encoding is looked for: browsers look at 1,024."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Part of a document."""
+
+    source: str
+    """The file's name."""
+    text: str
+
+
+def files_of(place: Path) -> list[Path]:
+    """A document, or all in a folder and those below it but hidden ones. Raises TaskError where there are none."""
+    found = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
+    if not found:
+        raise TaskError(
+            f"There is no document in the folder {place.name}.",
+            where=f"{KEY}: {place}",
+            expected=f"files ending in {', '.join(READERS)}",
+            do="put documents into it, or name another folder",
+        )
+    return found
+
+
+def _is_document(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
+
+
+def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
+    """All passages of a file. Raises TaskError for one that cannot be read, MissingExtra."""
+    ends = ENDS.get(split_by)
+    if ends is None:
+        raise TaskError(
+            f"Documents are not cut by {split_by}.",
+            where="ajet.task_reader.data_generation.document_reader.split_by",
+            expected=", ".join(ENDS),
+        )
+    return [Passage(whole_letters(file.name), text) for text in _cut(text_of_file(file), ends, size)]
+
+
+def text_of_file(file: Path) -> str:
+    """The text of a file. Raises TaskError, MissingExtra."""
+    read = READERS.get(file.suffix.lower())
+    if read is None:
+        raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
+    with being_read(file):
+        data = file.read_bytes()
+    if len(data) > MAX_FILE:
+        raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
+    try:
+        text = read(data, file.name)
+    except UNREADABLE as problem:
+        raise TaskError(
+            f"{file.name} cannot be read: {problem}", where=KEY, do="mend the file, or leave it out"
+        ) from None
+    if not text.strip():
+        raise TaskError(f"{file.name} has no text.", where=KEY, expected="text; what is scanned has none")
+    return whole_letters(text)
+
+
+def _cut(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
+    held = ""
+    for piece in (part.strip() for part in ends.split(text)):
+        while len(piece) > size:  # no end in it, so it is cut
+            if held:
+                yield held
+                held = ""
+            yield piece[:size]
+            piece = piece[size:]
+        if held and len(held) + 1 + len(piece) > size:
+            yield held
+            held = ""
+        if piece:
+            held = f"{held} {piece}" if held else piece
+    if held:
+        yield held
+
+
+def _plain(data: bytes, name: str) -> str:
+    return decoded(data, "utf-8")
+
+
+def decoded(data: bytes, declared: str) -> str:
+    """The text as its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another
+    encoding: which one it is would be a guess."""
+    start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
+    try:
+        text = data[len(start) :].decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no {encoding} ({error.reason} at byte {error.start}): save it as UTF-8") from None
+    if text.count("\0") > len(text) * ZEROS:
+        raise ValueError("it is full of zeros, as UTF-16 without its mark is: save it as UTF-8")
+    return text
+
+
+def _html(data: bytes, name: str) -> str:
+    found = DECLARED.search(data[:HEAD])
+    declared = found[1].decode("ascii", "replace").lower() if found else "utf-8"
+    title, text = readable(decoded(data, MEANT.get(declared, declared)), images="described")
+    return f"{title}\n\n{text}" if title and title not in text else text
+
+
+def _pdf(data: bytes, name: str) -> str:
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import DependencyError, PyPdfError
+    except ImportError as error:
+        raise MissingExtra("pypdf", "documents", needed_for="Reading PDF files") from error
+    try:
+        pages = [page.extract_text().strip() for page in PdfReader(io.BytesIO(data)).pages]
+    except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
+        raise ValueError(str(error)) from error
+    if silent := [number for number, page in enumerate(pages, 1) if not page]:
+        said = f"{len(silent)} of {len(pages)} pages have no text, as scanned ones have none"
+        if len(silent) == len(pages):
+            raise ValueError(f"{said}: have a program read the pictures first, such as ocrmypdf")
+        logger.warning("{}: {} (the first is page {})", name, said, silent[0])
+    return "\n\n".join(page for page in pages if page)
+
+
+READERS: Mapping[str, Callable[[bytes, str], str]] = {
+    **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), _plain),
+    **dict.fromkeys((".html", ".htm"), _html),
+    ".pdf": _pdf,
+    ".docx": lambda data, _: word(data),
+    ".pptx": lambda data, _: slides(data),
+}
+"""By suffix, of a file's bytes and its name."""

@@ -1,0 +1,176 @@
+"""Vectors of questions, by the embedding model that `deduplication_filter.params` names: one of a server, one of this
+machine (`embedded:NAME`), or none.
+
+Invariant: a text is embedded once for one set of settings; all vectors that are compared come of one model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from loguru import logger
+
+from ajet.config.other_models import OtherServer, key_in, other_server
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part, find_parts
+from ajet.environment.chat_model import NoAnswer, embeddings, model_at
+from ajet.record.progress import Progress
+from ajet.schema.errors import ConfigError, TaskError, UserError
+from ajet_datagen.alike import Vectors, normed
+from ajet_datagen.generation.cost import Cost
+from ajet_datagen.generation.failover import Failover
+from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.patience import on_loop, patiently
+from ajet_datagen.generation.refusals import STATUSES
+
+if TYPE_CHECKING:
+    from ajet_datagen.config import DeduplicationParams
+
+WHERE = "ajet.task_reader.data_generation.deduplication_filter.params"
+LOCAL = "embedded:"
+AT_ONCE = 64
+"""Texts of a request, at most."""
+UNWELL = 3
+"""Texts refused by a server that has taken none: it is not the texts."""
+Embed = Callable[[Sequence[str]], list[list[float]]]
+"""A vector for each text, all of one length; an empty one for a text that is refused."""
+
+
+def server_of(params: DeduplicationParams) -> OtherServer | None:
+    """Where the embedding model is asked: at its `base_url`; where another model than the default, or a key, is named
+    without one, at the environment's server, as `llm_model` is. None: at none. Raises ConfigError."""
+    own = params.api_key.get_secret_value() if params.api_key else ""
+    if params.base_url is not None:
+        return OtherServer(params.base_url, (own or key_in("OPENAI_API_KEY"),))
+    named = params.model != type(params).model_fields["model"].default
+    if params.model.startswith(LOCAL) or not (own or named):
+        return None
+    try:
+        server = other_server()
+    except ConfigError:
+        raise
+    except UserError:
+        raise ConfigError(
+            f"The embedding model {params.model} is named" + (" with a key" if own else "") + ", and no server.",
+            where=f"{WHERE}.base_url",
+            expected="its OpenAI-compatible server, or one that OPENAI_BASE_URL or DASHSCOPE_API_KEY names",
+            do=f"set base_url; or name a model of this machine (model: {_of_this_machine()}); or leave model and "
+            "api_key out: tasks are then compared by their letters alone",
+        ) from None
+    return OtherServer(server.base_url, (own or server.keys[0],))
+
+
+def embedder(params: DeduplicationParams) -> Embed | None:
+    """The model that is named; None where none is. Raises ConfigError; nothing is asked or loaded yet."""
+    if not params.model.startswith(LOCAL):
+        server = server_of(params)
+        return ServerEmbedder(params.model, server) if server is not None else None
+    found = find_part("embedder", params.model.removeprefix(LOCAL))
+    if found is None or params.base_url is not None:
+        raise ConfigError(
+            f"There is no embedding model {params.model}" + (" at a server." if found else "."),
+            where=f"{WHERE}.model",
+            expected=" or ".join(f"{LOCAL}{name}" for name in find_parts("embedder"))
+            + ", without base_url, or the name of "
+            "a model at the server that base_url names",
+        )
+    local: Embed = load_code(found.code)()
+    return local
+
+
+def _of_this_machine() -> str:
+    return f"{LOCAL}{next(iter(find_parts('embedder')))}"
+
+
+def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows: dict[str, Any], cost: Cost) -> Vectors:
+    """[N, ·] of length 1, N > 0; what is not in `rows` is embedded, counted and kept. A text that the model refuses is
+    0, and like none. `model`: as messages name it. Raises TaskError."""
+    names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
+    new = [text for text, name in names.items() if name not in rows]
+    with Progress() as progress, progress.bar("embedding questions", len(new)) as bar:
+        for start in range(0, len(new), AT_ONCE):
+            part = new[start : start + AT_ONCE]
+            cost.embedded += len(part)
+            for text, vector in zip(part, embed(part), strict=True):
+                rows[names[text]] = vector
+                kept.add(names[text], vector)
+            bar.advance(len(part))
+    widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
+    if len(widths) > 1:
+        raise TaskError(
+            f"{model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), also as "
+            "it gave them before: they cannot be compared.",
+            where=WHERE,
+            expected="one embedding model, as it was when the first tasks were embedded",
+            do=f"give the model a name of its own, or delete {kept.path}",
+        )
+    nothing = [0.0] * (widths[0] if widths else 1)
+    found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
+    if lacking := sum(not rows[name] for name in names.values()):
+        logger.warning(
+            "{} of {} questions are compared by their letters alone: {} refused them", lacking, len(names), model
+        )
+    largest = np.abs(found).max(axis=1, keepdims=True)  # whose square no number may hold
+    return normed((found / np.where(largest == 0, 1, largest)).astype(np.float32))
+
+
+class ServerEmbedder:
+    """Embeds by one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in
+    its place, since another model's vectors say nothing beside its own. Texts that are refused together are asked in
+    halves: there may be too many of them for one request, or one that it does not take."""
+
+    def __init__(self, model: str, server: OtherServer) -> None:
+        self._model = model_at(server.base_url, model, server.keys[0], where=f"{WHERE}.base_url")
+        self._failover = Failover(1)
+        self._most, self._refused, self._well = AT_ONCE, 0, False
+
+    def __call__(self, texts: Sequence[str]) -> list[list[float]]:
+        """[N, ·]. Raises TaskError, also where the server has never taken a text."""
+        found: list[list[float]] = []
+        while len(found) < len(texts):
+            found += self._embedded(texts[len(found) : len(found) + self._most])
+        return found
+
+    def _embedded(self, texts: Sequence[str]) -> list[list[float]]:
+        try:
+            found = self._asked(texts)
+        except NoAnswer as problem:
+            if problem.status not in STATUSES:
+                raise self._failure(problem) from None
+            if len(texts) > 1:
+                refused, half = self._refused, (len(texts) + 1) // 2
+                parts = [*self._embedded(texts[:half]), *self._embedded(texts[half:])]
+                if self._refused == refused:  # each text is taken, and not all at once
+                    self._most = min(self._most, half)
+                return parts
+            self._refused += 1
+            if not self._well and self._refused >= UNWELL:
+                raise self._failure(problem) from None
+            return [[]]
+        self._well = True
+        return found
+
+    def _asked(self, texts: Sequence[str]) -> list[list[float]]:
+        async def once(seconds: float) -> list[list[float]]:
+            return await embeddings(self._model, texts, seconds)
+
+        try:
+            found = on_loop(patiently(once, self._failover, 0, last=True, counted=lambda: None))
+        except NoAnswer as problem:
+            self._failover.gave_up(0, problem)
+            raise
+        self._failover.answered(0)
+        return found
+
+    def _failure(self, problem: NoAnswer) -> TaskError:
+        return TaskError(
+            f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
+            where=WHERE,
+            expected="an OpenAI-compatible server with /embeddings",
+            do="mend the server or base_url, name a model of this machine instead "
+            f"(model: {_of_this_machine()}), or leave both out: tasks are then compared by their "
+            "letters alone; what was written and embedded so far is kept",
+        )

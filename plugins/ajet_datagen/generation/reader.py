@@ -1,0 +1,345 @@
+"""The reader `data_generation`.
+
+Invariant: validation is written from documents alone and first; a task that is like an earlier one, like an example
+that a model was shown, or (in training) like one of validation, is left out and counted. The same settings, documents
+and examples give the same tasks, in their order. What it cost is said however it ends, and what was refused with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.config.cache import cache_root
+from ajet.config.other_models import other_server
+from ajet.environment.chat_model import Model, configured, model_at
+from ajet.record.progress import Bar, Progress
+from ajet.schema.errors import TaskError
+from ajet.schema.messages import text_of
+from ajet.schema.settled import whole_letters
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit, require_place
+from ajet_datagen.alike import Measure, by_letters, first_of_each, numbers_of
+from ajet_datagen.config import ReaderKeys
+from ajet_datagen.generation.cost import Cost, Price
+from ajet_datagen.generation.documents import KEY, Passage, files_of, passages
+from ajet_datagen.generation.embedding import embedder, server_of, vectors_of
+from ajet_datagen.generation.failover import Failover
+from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.patience import on_loop
+from ajet_datagen.generation.refusals import PromptRefused, Refusals
+from ajet_datagen.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SECTION = "ajet.task_reader.data_generation"
+A_CALL = 10
+"""Questions that are asked of a passage at once."""
+EXAMPLES = 3
+ROUNDS = 3
+"""How often the missing ones are asked for, where what was written was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt to a writing model."""
+
+    name: str
+    prompt: str
+    count: int
+    """Of tasks."""
+    passage: Passage | None = None
+    """That it is about."""
+    shown: tuple[str, ...] = ()
+    """Examples in it."""
+
+    @property
+    def title(self) -> str:
+        """The name by which a person is told which one it is."""
+        return f"{self.name} ({self.passage.source})" if self.passage else self.name
+
+
+Found = Sequence[tuple[Written, Ask]]
+
+
+class GenerationReader:
+    """`task_num` tasks for each split, as far as there are documents and examples for it."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._settings = ReaderKeys.of(experiment.ajet).data_generation
+        self._passages: list[Passage] | None = None
+        self._examples: list[tuple[str, str]] | None = None
+        self._read: dict[TaskSplit, list[Task]] = {}
+        alike = self._settings.deduplication_filter
+        self._embed = embedder(alike.params) if alike.enabled else None
+        self._failover: Failover | None = None
+
+    def has(self, split: TaskSplit) -> bool:
+        """Validation is made of documents; training of documents, of examples, or of both."""
+        return bool(self._settings.document_reader.document_path) or (split == "train" and self._has_examples())
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Write them, or read what was written. Raises TaskError, MissingExtra, UserError."""
+        if not self.has(split):
+            raise TaskError(
+                f"There is nothing to write {split} tasks from.",
+                where=f"{SECTION}.document_reader.document_path",
+                expected="documents" + (", or example tasks by query_reader" if split == "train" else ""),
+            )
+        if split not in self._read:
+            with self._kept().open() as kept:
+                self._read[split] = self._written(split, kept)
+        return self._read[split]
+
+    def _written(self, split: TaskSplit, kept: Kept) -> list[Task]:
+        held_out: list[Task] = []
+        if split == "train" and self.has("validation"):
+            held_out = self._read.get("validation") or self._written("validation", kept)
+            self._read["validation"] = held_out
+        writer, rows = self._writer(), kept.rows()
+        refusals = Refusals(kept, rows)
+        tasks: list[Task] = []
+        found: list[tuple[Written, Ask]] = []
+        try:
+            for turn in range(ROUNDS):
+                missing = self._settings.task_num - len(tasks)
+                if missing <= 0:
+                    break
+                asks = self._asks(split, turn, missing, [each.query for each, _ in found])
+                if new := sum(not rows.get(ask.name) for ask in asks):
+                    logger.info(
+                        "{}: {} of {} prompts are asked of {}", _title(split, turn), new, len(asks), writer.names
+                    )
+                with Progress() as progress, progress.bar(_title(split, turn), len(asks), "prompts") as bar:
+                    replies = on_loop(self._ask(writer, asks, kept, rows, refusals, bar))
+                before = len(found)
+                found += [(one, ask) for ask, reply in zip(asks, replies, strict=True) for one in reply]
+                tasks = self._distinct(split, found, held_out, kept, rows, writer.cost)[: self._settings.task_num]
+                if len(found) == before:
+                    break
+        finally:
+            if spent := writer.cost.words():
+                logger.info("writing {} tasks took {}", split, spent)
+        if not tasks:
+            raise self._none(split, len(found), refusals)
+        on_loop(refusals.keep())
+        self._tell(split, tasks, found, writer, refusals)
+        return tasks
+
+    def _asks(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[Ask]:
+        draw = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
+        found, examples, settings = self._all_passages(), self._all_examples(), self._settings
+        if split == "train" and examples:
+            asks: list[Ask] = []
+            for number in range(missing):
+                shown = draw.sample(examples, min(EXAMPLES, len(examples)))
+                passage = draw.choice(found) if found else None
+                prompt = variation_prompt(
+                    shown, passage.text if passage else "", 1, turn * settings.task_num + number + 1
+                )
+                asks.append(Ask(f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown)))
+            return asks
+        order = list(found)
+        draw.shuffle(order)
+        chosen = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
+        return [
+            Ask(f"{split} {turn} {number}", knowledge_prompt(passage.text, A_CALL, number + 1, before), A_CALL, passage)
+            for number, passage in enumerate(chosen)
+        ]
+
+    async def _ask(
+        self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any], refusals: Refusals, bar: Bar
+    ) -> list[list[Written]]:
+        async def one(ask: Ask) -> list[Written]:
+            found = [] if refusals.knows(ask.name, ask.title) else rows.get(ask.name) or await asked(ask)
+            bar.advance(note=writer.cost.words())
+            return [Written(*each) for each in found]
+
+        async def asked(ask: Ask) -> list[list[str]]:
+            async def keep(told: Sequence[Written]) -> None:  # what could not be read is asked again by the next start
+                rows[ask.name] = [[each.query, each.answer] for each in told]
+                await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
+                await refusals.keep()
+
+            try:
+                await writer.ask(ask.prompt, ask.count, keep)
+            except PromptRefused as refusal:
+                refusals.note(ask.name, ask.title, refusal)
+                return []
+            return rows.get(ask.name) or []
+
+        return await _all_of([one(ask) for ask in asks])
+
+    def _distinct(
+        self, split: TaskSplit, found: Found, held_out: Sequence[Task], kept: Kept, rows: dict[str, Any], cost: Cost
+    ) -> list[Task]:
+        examples = {query for query, _ in self._all_examples()}
+        found = [each for each in found if each[0].query not in examples]
+        if self._settings.deduplication_filter.enabled and found:
+            params = self._settings.deduplication_filter.params
+            shown = dict.fromkeys(query for _, ask in found for query in ask.shown)
+            texts, others = [one.query for one, _ in found], [*(task.main_query for task in held_out), *shown]
+            numbers = numbers_of([*texts, *others]) if params.numbers == "differ" else None
+            letters, threshold = params.letters_threshold, params.similarity_threshold
+            measures = [Measure(by_letters(texts), threshold if letters is None else letters, by_letters(others))]
+            if self._embed is not None:
+                vectors = vectors_of([*texts, *others], self._embed, params.model, kept, rows, cost)
+                measures.append(Measure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
+            found = [found[place] for place in first_of_each(*measures, numbers=numbers)]
+        return [_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
+
+    def _all_passages(self) -> list[Passage]:
+        if self._passages is None:
+            reader = self._settings.document_reader
+            given = reader.document_path
+            named = [given] if isinstance(given, str) and given else given
+            places = [require_place(path, self._experiment.base, key=KEY, what="document") for path in named]
+            self._passages = [
+                passage
+                for place in places
+                for file in files_of(place)
+                for passage in passages(file, size=reader.chunk_size, split_by=reader.split_by)
+            ]
+        return self._passages
+
+    def _has_examples(self) -> bool:
+        query = self._settings.query_reader
+        named = {
+            "jsonl_dataset_file": query.jsonl_dataset_file.training.file_path,
+            "huggingface_dat_repo": query.huggingface_dat_repo.dataset_path,
+            "env_service": query.env_service.env_url,
+        }
+        if query.type not in named:
+            raise TaskError(
+                f"Example tasks are not read by {query.type}.",
+                where=f"{SECTION}.query_reader.type",
+                expected=", ".join(named),
+            )
+        return bool(named[query.type])
+
+    def _all_examples(self) -> list[tuple[str, str]]:
+        if self._examples is None:
+            self._examples = []
+            if self._has_examples():
+                from ajet.task_reader.registry import open_reader
+
+                query, reader = self._settings.query_reader, self._experiment.ajet.task_reader
+                sections = {name: getattr(query, name) for name in type(query).model_fields}
+                ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
+                tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
+                told = ((_question(task), _said(task.metadata.get("answer"))) for task in tasks)
+                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in told]
+        return self._examples
+
+    def _models(self) -> list[Model]:
+        settings = self._settings
+        if settings.models:
+            return configured(settings.models, f"{SECTION}.models")
+        server = other_server()
+        return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
+
+    def _writer(self) -> Writer:
+        """For one split; who does not answer is remembered from one to the next."""
+        settings, models = self._settings, self._models()
+        self._failover = self._failover or Failover(len(models))
+        return Writer(
+            models,
+            self._failover,
+            [Price(each.price_in, each.price_out) for each in settings.models],
+            temperature=settings.sampling_params.temperature,
+            tokens=settings.llm_response_length,
+            at_once=settings.num_workers,
+        )
+
+    def _kept(self) -> Kept:
+        settings = self._settings
+        alike, dedup = settings.deduplication_filter.enabled, settings.deduplication_filter.params
+        asked = server_of(dedup) if alike else None
+        about: Mapping[str, Any] = {
+            "form": FORM,
+            "models": [(model.base_url, model.model) for model in self._models()],
+            "temperature": settings.sampling_params.temperature,
+            "tokens": settings.llm_response_length,
+            "tasks": settings.task_num,
+            "seed": self._experiment.ajet.seed,
+            "passages": [(passage.source, passage.text) for passage in self._all_passages()],
+            "examples": self._all_examples(),
+            "alike": [alike, dedup.similarity_threshold, asked.base_url if asked else dedup.base_url, dedup.model],
+            "letters": dedup.letters_threshold,
+            "numbers": dedup.numbers,
+        }
+        return Kept(cache_root() / "generated", about)
+
+    def _none(self, split: TaskSplit, found: int, refusals: Refusals) -> TaskError:
+        if found:
+            return TaskError(
+                f"All {found} that were written are too like an example, a held-out task or each other: no {split} "
+                "task is left.",
+                where=f"{SECTION}.deduplication_filter",
+                expected="tasks that ask for something else",
+                do="give more examples or documents, a higher similarity_threshold, or enabled: false",
+            )
+        if refusals:
+            return TaskError(
+                f"No model writes {split} tasks: {refusals.words()}",
+                where=SECTION,
+                expected="prompts that a model takes",
+                do="give shorter passages (document_reader.chunk_size) or other documents, or name another model",
+            )
+        return TaskError(
+            f"Nothing that was written is a {split} task.",
+            where=SECTION,
+            expected='replies of the form {"tasks": [{"query": …, "answer": …}]}',
+            do="name a more capable model, or give it more tokens (llm_response_length)",
+        )
+
+    def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer, refusals: Refusals) -> None:
+        by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "as they were kept"
+        logger.info(
+            "{} {} tasks {}; {} left out as too alike, {} replies could not be read",
+            len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
+        )  # fmt: skip
+        if refusals:
+            logger.warning("left out of {} tasks: {}", split, refusals.words())
+        if len(tasks) < self._settings.task_num:
+            logger.warning(
+                "{} of {} {} tasks could be written: more documents or examples, a higher temperature or a higher "
+                "similarity_threshold give more",
+                len(tasks), self._settings.task_num, split,
+            )  # fmt: skip
+
+
+def _task(split: TaskSplit, number: int, one: Written, passage: Passage | None) -> Task:
+    told = {"answer": one.answer} if one.answer else {}
+    about = {"source": passage.source, "related_doc": passage.text} if passage else {}
+    return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**told, **about})
+
+
+def _title(split: TaskSplit, turn: int) -> str:
+    return f"writing {split} tasks" + (f" (round {turn + 1} of at most {ROUNDS})" if turn else "")
+
+
+def _said(answer: Any) -> str:
+    return "" if answer is None else str(answer)
+
+
+def _question(task: Task) -> str:
+    return task.main_query if not task.init_messages else text_of(task.init_messages[-1])
+
+
+async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:
+    """The results in their order. The first failure ends it, after those under way have been kept."""
+    found = await asyncio.gather(*asks, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in found if not isinstance(each, BaseException)]

@@ -1,0 +1,40 @@
+"""`ajet traces`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import Conf, Overrides
+
+
+def traces(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.", show_default=False)],
+    source: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--from", metavar="PATH", show_default=False,
+            help="Spans, or a folder of `ajet observe` (task_reader.tracing.sources); several times.",
+        ),
+    ] = None,
+    conf: Conf = None,
+    overrides: Overrides = None,
+) -> int:  # fmt: skip
+    """Make tasks, rows to learn and pairs of what a deployed agent said."""
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+    from ajet.config.experiment import defaults_only
+    from ajet_datagen.config import ReaderKeys
+    from ajet_datagen.tracing import TracingReader
+
+    show_logs()
+    settings = ["ajet.task_reader.type=tracing", *(overrides or ())]
+    experiment = load_experiment(conf, overrides=settings) if conf else defaults_only(overrides=settings, name="traces")
+    if source:
+        ReaderKeys.of(experiment.ajet).tracing.sources = [str(Path(each).absolute()) for each in source]
+    counts = TracingReader(experiment).write(out)
+    for name, count in counts.items():
+        typer.echo(f"{count:6}  {out / name}")
+    return 0

@@ -1,0 +1,155 @@
+"""The reader `tracing`, and what `ajet traces` writes.
+
+Invariant: everything is read once, masked before anything is chosen or compared, and split by the run's seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.record.asked_file import require_folder, written
+from ajet.record.console import counted
+from ajet.record.files import write_atomically
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit, require_place
+from ajet.task_reader.rows import row_of
+from ajet_datagen.config import ReaderKeys
+from ajet_datagen.tracing.choosing import best_of_each, split, taken
+from ajet_datagen.tracing.masking import mask_traces
+from ajet_datagen.tracing.rows import learned_rows, pairs, task_of
+from ajet_datagen.tracing.sources import KEY, Found, read_sources
+from ajet_datagen.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SPLITS: tuple[TaskSplit, ...] = ("train", "validation")
+NAMED = 3
+"""Bad rows that are named."""
+
+
+class TracingReader:
+    """See the room's docstring."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._settings = ReaderKeys.of(experiment.ajet).tracing
+        self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
+        self._base, self._seed = experiment.base, experiment.ajet.seed
+        self._found: Mapping[TaskSplit, list[Trace]] | None = None
+        self.left: Counter[str] = Counter()
+        """What was left out, by its reason."""
+
+    def has(self, split: TaskSplit) -> bool:
+        """Validation is held out, unless nothing is to be."""
+        return split == "train" or self._settings.validation_share > 0
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """One of each question. Raises TaskError, UserError."""
+        return self._tasks(split, self.left)
+
+    def traces(self, split: TaskSplit) -> Sequence[Trace]:
+        """All traces of a split. Raises TaskError, UserError."""
+        if self._found is None:
+            self._found = self._read()
+        return self._found[split]
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """Tasks, rows and pairs of each split, as JSON lines. Answers how many are in which file. Raises TaskError,
+        UserError."""
+        require_folder(folder, "--out")
+        counts: dict[str, int] = {}
+        left: Counter[str] = Counter()
+        if not any(self.traces(side) for side in SPLITS):
+            raise TaskError(
+                f"Nothing of these traces is left: {'; '.join(f'{n} {why}' for why, n in sorted(self.left.items()))}.",
+                where=KEY,
+                expected="settings of task_reader.tracing that some replies meet",
+                do="loosen what leaves them out, as named",
+            )
+        with written(folder, "--out"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for side in SPLITS:
+            traces = self.traces(side)
+            made: dict[str, Iterable[Any]] = {
+                "tasks": (row_of(task) for task in self._tasks(side, left)),
+                "rows": learned_rows(traces, self._settings, left),
+                "pairs": pairs(traces, left),
+            }
+            for kind, rows in made.items():
+                lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+                counts[f"{kind}.{side}.jsonl"] = len(lines)
+                with written(folder / f"{kind}.{side}.jsonl", "--out"):
+                    write_atomically(folder / f"{kind}.{side}.jsonl", "".join(lines))
+        if left:
+            logger.info("{}", "; ".join(f"{count} {why}" for why, count in sorted(left.items())))
+        return counts
+
+    def _tasks(self, split: TaskSplit, left: Counter[str]) -> list[Task]:
+        return [task_of(trace, self._settings) for trace in best_of_each(self.traces(split), left)]
+
+    def _read(self) -> Mapping[TaskSplit, list[Trace]]:
+        settings = self._settings
+        found = read_sources(self._places(settings.sources, "sources"), self._places(settings.feedback, "feedback"))
+        self._tell_bad(found)
+        traces = mask_traces(found.traces, settings.mask, base=self._base)
+        sides = split(taken(traces, settings, self.left), settings, self._seed, self.left)
+        self._tell(found, sides)
+        return sides
+
+    def _places(self, named: str | list[str], key: str) -> list[Path]:
+        places = [named] if isinstance(named, str) else named
+        if not places and key == "sources":
+            raise TaskError(
+                "No traces are named.",
+                where=KEY,
+                expected="files of spans, or folders of observed runs",
+                do=f"set {KEY}",
+            )
+        what = "recording" if key == "sources" else "feedback"
+        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=what) for each in places]
+
+    def _tell_bad(self, found: Found) -> None:
+        if not found.bad:
+            return
+        first = "; ".join(f"{where}: {why}" for where, why in found.bad[:NAMED])
+        if not self._skip:
+            raise TaskError(
+                f"{len(found.bad)} of the rows cannot be read: {first}.",
+                where=KEY,
+                do="mend them, or set ajet.task_reader.on_bad_row=skip to leave them out",
+            )
+        self.left["could not be read"] += len(found.bad)
+        logger.warning("{} rows of traces are left out; {}", len(found.bad), first)
+
+    def _tell(self, found: Found, sides: Mapping[TaskSplit, Sequence[Trace]]) -> None:
+        told = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
+                f"{len(sides['validation'])} held out"]  # fmt: skip
+        told += [f"{count} {why}" for why, count in sorted(self.left.items())]
+        told += [f"{found.silent} spans without messages"] if found.silent else []
+        told += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
+        told += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
+        logger.info("{}", "; ".join(told))
+        if not found.traces and found.failed:
+            raise TaskError(
+                f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",
+                where=KEY,
+                expected="observed episodes whose endpoint answered",
+                do="see why they failed with `ajet episodes` or `ajet view`",
+            )
+        if not found.traces:
+            raise TaskError(
+                "There are no replies in these traces.",
+                where=KEY,
+                expected="spans with gen_ai.input.messages and gen_ai.output.messages, or observed episodes",
+                do="switch on the recording of content where the traces are made (OpenTelemetry leaves it out unless "
+                "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise)",
+            )

@@ -1,0 +1,268 @@
+"""What `ajet audit` found, on one screen or as JSON.
+
+Invariant: what a model or a tool said is printed without the control characters that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ajet.record.chain import KEY
+from ajet.record.chain_state import step_of
+from ajet.record.console import counted, printable
+from ajet.record.plain_json import plain
+from ajet_proof.auditing.audit import Trail, Whole
+
+MOST = 24
+"""Rows of a table on one screen."""
+WIDE = 100
+"""Characters of a text on it."""
+
+
+def as_json(found: Whole | Trail) -> str:
+    """The findings as JSON."""
+    told: dict[str, Any]
+    if isinstance(found, Trail):
+        told = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
+    else:
+        told = {"run": str(found.run), "chain": None, "changes": [_change(each) for each in found.changes]}
+        if (state := found.state) is not None:
+            told["chain"] = {
+                "links": state.links, "head": state.head, "key": state.key, "held": state.held,
+                "without_key": state.unkeyed, "steps": len(state.steps),
+                "episodes": _episodes(found), "rows": len(state.rows), "adopted": dict(state.adopted),
+                "removed": state.removed, "starts": len(state.starts),
+            }  # fmt: skip
+        told["checkpoints"] = found.checkpoints
+        told["altered"] = found.altered
+    return json.dumps(plain({**told, "ok": found.ok}), indent=1, ensure_ascii=False)
+
+
+def show(found: Whole | Trail, console: Console) -> None:
+    """Show the findings on one screen."""
+    lines = _trail(found) if isinstance(found, Trail) else _whole(found)
+    for line in lines:
+        console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
+
+
+def _change(change: Any) -> dict[str, Any]:
+    return {"file": change.file, "line": change.line, "what": change.what}
+
+
+def _episodes(found: Whole) -> int:
+    return sum(len(each.lines) for lines in found.state.files.values() for each in lines) if found.state else 0
+
+
+def _whole(found: Whole) -> Iterator[str]:
+    state = found.state
+    if state is None and found.ok:
+        yield f"{found.run.name} was recorded without a chain (it trained nothing):"
+        yield "nothing says whether its files are as they were written. `ajet prove` derives them again."
+    if state is not None:
+        yield (
+            f"{found.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
+            f"{counted(_episodes(found), 'episode')}, {counted(len(state.rows), 'row')} of metrics, "
+            f"{counted(len(state.kept), 'checkpoint')}"
+        )
+        yield f"head {state.head}"
+        yield from _notes(found)
+    for each in found.altered[:MOST]:
+        yield f"left out {each}"
+    if len(found.altered) > MOST:
+        yield f"and {len(found.altered) - MOST} more of them (--json lists all)"
+    for change in found.changes[:MOST]:
+        yield f"changed  {change}"
+    if len(found.changes) > MOST:
+        yield f"and {len(found.changes) - MOST} more (--json lists all)"
+    if not found.ok:
+        yield f"{counted(len(found.changes), 'change')} found."
+    elif state is not None:
+        yield "All of it is as it was committed."
+
+
+def _notes(found: Whole) -> Iterator[str]:
+    state = found.state
+    assert state is not None
+    if not state.key:
+        yield f"Made without a key ({KEY}): whoever can write the folder can write all of the chain anew."
+    elif not state.held:
+        yield f"Made with the key {state.key}, which {KEY} does not hold: the links' own digests were not held to it."
+    elif state.unkeyed:
+        yield f"The first {counted(state.unkeyed, 'link')} were made without a key."
+    for file, count in sorted(state.adopted.items()):
+        if count:
+            yield f"{file}: {counted(count, 'line')} of a killed process were linked by the one that went on."
+    if state.removed:
+        yield f"Removed by `ajet gc`, their digests kept: {counted(len(state.removed), 'file')}."
+
+
+def _trail(found: Trail) -> Iterator[str | Table]:
+    one = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
+    if one:
+        told = False
+        for episode in found.episodes:
+            yield from _episode(episode, again=told)
+            told = told or not (episode["as_committed"] is False or episode.get("gone"))
+    for step in found.steps:
+        yield from _step(step)
+    if not found.steps:
+        yield "used     in no training step"
+    if not one:
+        yield _table(found)
+        if len(found.episodes) > MOST:
+            yield f"{MOST} of {len(found.episodes)} episodes (--json lists all)"
+        yield from _fed(found)
+
+
+def _episode(each: dict[str, Any], *, again: bool) -> Iterator[str]:
+    """`again`: it is told of already, and another step has trained on it."""
+    yield f"{'again    ' if again else 'episode  '}{each['uuid']} · {_committed(each)}"
+    if each["as_committed"] is False or each.get("gone"):
+        return
+    if not again:
+        yield from _played(each)
+    if each["trained_in"] is not None:
+        yield (
+            f"used     in step {each['trained_in']}: advantage {_number(each['advantage'])}, "
+            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_untrained(each)}"
+        )
+    elif each["discarded"]:
+        yield f"dropped  with its group: {each['discarded']}{_untrained(each)}"
+
+
+def _played(each: dict[str, Any]) -> Iterator[str]:
+    yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_short(each['question'])}"
+    yield f"played   for step {each['played_for']}, {_when(each['started'], each['ended'])}{_by(each)}"
+    for number, call in enumerate(each["calls"][:MOST]):
+        versions = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in call["versions"])
+        yield (
+            f"call {number:<3} {call['agent']}: {call['prompt']} + {call['sampled']} tokens, policy version "
+            f"{versions or 'none'}, {call['error'] or call['finish']}: {_short(call['said'])}"
+        )
+    for use in each["tools"][:MOST]:
+        took = use["ended"] - use["started"]
+        yield (
+            f"tool     {use['name']}({_short(json.dumps(use['arguments'], ensure_ascii=False), 40)}) "
+            f"{use['error'] or 'answered'} after {took:.2f} s, digest {use['digest'][:12]}: {_short(use['result'], 60)}"
+        )
+    yield f"ended    {each['status']}{' (' + each['ending'] + ')' if each['ending'] else ''}{_failed(each)}"
+    yield f"verdict  {_verdict(each)}"
+
+
+def _step(each: dict[str, Any]) -> Iterator[str]:
+    row = each["row"] or {}
+    numbers = [
+        f"{name} {row[key]:.4g}"
+        for name, key in (("reward", "train/reward"), ("loss", "loss"), ("grad", "grad_norm"), ("lr", "lr"))
+        if isinstance(row.get(key), (int, float))
+    ]
+    version = f", policy version {row['version']}" if "version" in row else ""
+    link = f"link {each['link']}" if each["link"] else "no link"
+    link += ", NOT as committed" if each["as_committed"] is False else ""
+    yield f"update   step {each['step']}{version} ({link}): {', '.join(numbers) or 'no row of metrics'}"
+    there, first = each["checkpoints"], each["first_checkpoint"]
+    if first is None:
+        yield "saved    in no checkpoint yet"
+    else:
+        gone = "" if first in there else ", which is gone since"
+        yield f"saved    first with step {first}{gone}; there now: {_some(there)}"
+
+
+def _table(found: Trail) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
+        left = name in ("episode", "task")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
+    for each in found.episodes[:MOST]:
+        line = f"{step_of(each['file'])}:{each['line']}"
+        if each["as_committed"] is False or each.get("gone"):
+            cells = [each["uuid"][:8], "removed" if each.get("gone") else "CHANGED", *[""] * 7, line]
+        else:
+            cells = [
+                each["uuid"][:8], each["task"], str(each["repeat"]), str(len(each["calls"])), str(len(each["tools"])),
+                _number(each["reward"]) if each["status"] == "completed" else each["status"],
+                "–" if each["trained_in"] is None else str(each["trained_in"]), _number(each["advantage"]),
+                f"{each['trained_tokens']}/{each['sampled_tokens']}", line,
+            ]  # fmt: skip
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def _fed(found: Trail) -> Iterator[str]:
+    changed = sum(each["as_committed"] is False for each in found.episodes)
+    unknown = sum(each["as_committed"] is None for each in found.episodes)
+    if changed:
+        yield f"{counted(changed, 'episode')} not as committed."
+    if unknown:
+        yield f"{counted(unknown, 'episode')} recorded without a chain, or removed: not held to anything."
+    if not changed and not unknown:
+        yield f"{counted(len(found.episodes), 'episode')}, each as committed."
+    players = {_by(each) for each in found.episodes if not each.get("gone")} - {""}
+    for each in sorted(players):
+        yield f"played{each}"
+
+
+def _committed(each: dict[str, Any]) -> str:
+    place = f"{each['file']}:{each['line']}"
+    if each.get("gone"):
+        return f"{place} was removed; link {each['link']} keeps its digest"
+    if each["as_committed"] is None:
+        return f"{place}, recorded without a chain"
+    return f"{place}, {'as committed' if each['as_committed'] else 'NOT as committed'} by link {each['link']}"
+
+
+def _by(each: dict[str, Any]) -> str:
+    by = each.get("played_by") or {}
+    if not by and not each.get("sampler"):
+        return ""
+    process = by.get("process") or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (by.get("versions") or {}).items())
+    run = f"process {process.get('pid')} on {process.get('host')}, backbone {by.get('backbone')}"
+    if each.get("sampler"):
+        return f" by sampler {each['sampler']}" + (f", for {run} ({versions})" if by else "")
+    return f" by {run}, engine {by.get('engine')} ({versions})"
+
+
+def _when(started: float, ended: float) -> str:
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
+    return f"{clock}, {ended - started:.1f} s"
+
+
+def _verdict(each: dict[str, Any]) -> str:
+    if each["reward"] is None:
+        return "no score" + (f": {_short(each['verdict'])}" if each["verdict"] else "")
+    scores = ", ".join(f"{name} {_number(value)}" for name, value in each["scores"].items())
+    parts = [f"reward {each['reward']:g}"]
+    parts += [] if each["success"] is None else ["success" if each["success"] else "no success"]
+    parts += [f"{each['scorer']}{f' ({scores})' if scores else ''}"] if each["scorer"] else []
+    return ", ".join(parts) + (f": {_short(each['verdict'])}" if each["verdict"] else "")
+
+
+def _failed(each: dict[str, Any]) -> str:
+    return f": {_short(each['failure'])}" if each["failure"] else ""
+
+
+def _untrained(each: dict[str, Any]) -> str:
+    told = ", ".join(f"{count} {reason}" for reason, count in each["untrained"].items() if count)
+    return f" ({told})" if told else ""
+
+
+def _some(steps: list[int]) -> str:
+    told = ", ".join(f"step-{step}" for step in steps[:3]) or "none"
+    return told + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+
+
+def _short(text: str | None, most: int = WIDE) -> str:
+    text = " ".join((text or "").split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,1 @@
+"""The commands `prove` and `audit`."""

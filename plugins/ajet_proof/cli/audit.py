@@ -1,0 +1,78 @@
+"""`ajet audit RUN`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def audit(
+    run: RunName,
+    episode: Annotated[
+        str, typer.Option("--episode", metavar="UUID", help="What it fed: steps, checkpoints.", show_default=False)
+    ] = "",
+    task: Annotated[
+        str, typer.Option("--task", metavar="ID", help="The same of all attempts at a task.", show_default=False)
+    ] = "",
+    step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--step", metavar="N", help="What fed the update of this step.", show_default=False),
+    ] = None,
+    head: Annotated[
+        str,
+        typer.Option("--head", metavar="DIGEST", help="The chain must still hold this link.", show_default=False),
+    ] = "",
+    weights: Annotated[
+        bool, typer.Option("--weights/--no-weights", help="Read the checkpoints' weights, too.")
+    ] = True,
+    export: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--export", metavar="FILE.jsonl|.parquet", show_default=False,
+            help="Write a row an episode, with what it fed, and hold nothing to the chain.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    exp_dir: RunRoot = RECORD,
+) -> int:  # fmt: skip
+    """Hold a run to what it committed; follow an update back, an episode forward.
+
+    Exit code 1 where something was changed. --step, --episode and --task look at what hangs together with one.
+    """
+    from ajet.record.console import console, counted
+    from ajet.schema.errors import UserError
+    from ajet_proof.auditing import audit as found_by
+    from ajet_proof.auditing.report import as_json as spelled
+    from ajet_proof.auditing.report import show
+
+    asked = [name for name, given in (("--episode", episode), ("--task", task), ("--step", step is not None)) if given]
+    if len(asked) + (export is not None) > 1:
+        together = " and ".join([*asked, *(["--export"] if export is not None else [])])
+        raise UserError(f"{together} are asked for at once.", expected="one of them")
+    if head and re.fullmatch(r"[0-9a-f]{6,64}", head) is None:
+        raise UserError(f"{head} is no digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
+    folder = found_by.run_of(run, exp_dir.absolute())
+    if export is not None:
+        from ajet_proof.auditing.export import export as written
+
+        typer.echo(f"{export}: {counted(written(folder, export), 'episode')}")
+        return 0
+    found: found_by.Whole | found_by.Trail
+    if episode:
+        found = found_by.trail_of_episode(folder, episode)
+    elif task:
+        found = found_by.trail_of_task(folder, task)
+    elif step is not None:
+        found = found_by.trail_of_step(folder, step)
+    else:
+        found = found_by.audit_whole(folder, weights=weights, head=head)
+    if as_json:
+        typer.echo(spelled(found))
+    else:
+        show(found, console)
+    return 0 if found.ok else 1

@@ -1,0 +1,93 @@
+"""`ajet prove RUN_OR_EPISODE`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunRoot
+
+
+def prove(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_EPISODE", show_default=False,
+            help="A run's name or folder, an episodes/step-N.jsonl, or the first letters of an episode's uuid.",
+        ),
+    ] = "",
+    step: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option("--step", metavar="N", help="Only this step; may be given several times.", show_default=False),
+    ] = None,
+    at_most: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--at-most", metavar="N", min=1, show_default=False,
+            help="Recompute the log-probabilities of at most N episodes a step. Ids are always checked in full.",
+        ),
+    ] = None,
+    ids_only: Annotated[bool, typer.Option("--ids-only", help="Load no weights.")] = False,
+    tolerance: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--tolerance", metavar="NATS", min=0.0, show_default=False,
+            help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
+        ),
+    ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store", metavar="URI", show_default=False,
+            help="Prove what this store holds, without a run's folder: sqlite:PATH or mongodb://HOST/DATABASE.",
+        ),
+    ] = "",
+    run: Annotated[
+        str,
+        typer.Option("--run", metavar="NAME", help="With --store: of this run, and no other.", show_default=False),
+    ] = "",
+    exp_dir: RunRoot = RECORD,
+) -> int:  # fmt: skip
+    """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution."""
+    from ajet.cli.screen import show_logs
+    from ajet.record.console import console
+    from ajet.schema.errors import UserError
+
+    if run and not store:
+        raise UserError("--run says whose store it is, and there is no --store.", where="command line")
+    if not target and not store:
+        expected = "RUN_OR_EPISODE, or --store URI"
+        raise UserError("It is not said what to prove.", where="command line", expected=expected)
+    show_logs("ERROR" if as_json else "WARNING")
+    asked: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
+    asked |= {"tolerance": tolerance, "fetch": fetch}
+    if store:
+        from ajet_proof.recorded.store import prove_stored
+        from ajet_proof.recorded.store_report import as_json as stored_json
+        from ajet_proof.recorded.store_report import show as show_stored
+
+        found = prove_stored(store, run=run, episode=target, **asked)
+        if as_json:
+            typer.echo(stored_json(found))
+        else:
+            show_stored(found, console)
+        return 0 if found.ok else 1
+
+    from ajet_proof.recorded.prove import prove_recorded
+    from ajet_proof.recorded.report import as_json as spelled
+    from ajet_proof.recorded.report import keep, show
+
+    report = prove_recorded(target, exp_dir.absolute(), **asked)
+    if as_json:
+        typer.echo(spelled(report))
+    else:
+        show(report, console)
+    place = keep(report)
+    if not as_json:
+        console.print(f"Stored for the viewer in {place}.", markup=False, soft_wrap=True)
+    return 0 if report.ok else 1

@@ -1,0 +1,20 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    name="ajet_proof",
+    about="proofs of recorded episodes, of each training step, and audits of a run's record",
+    step_observers=("ajet_proof.recorded.each_step:StepProof",),
+    commands={
+        "prove": Command(
+            "ajet_proof.cli.prove:prove",
+            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
+        ),
+        "audit": Command(
+            "ajet_proof.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
+        ),
+    },
+)

@@ -1,0 +1,236 @@
+"""What `ajet prove` shows: a table by class of tokens, which steps were recomputed, each wrong token.
+
+Invariant: it shows and keeps a `Report` and decides nothing; the JSON has every number of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ajet.record.console import counted
+from ajet.record.files import write_atomically
+from ajet.schema.errors import UserError
+from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, Report, StepSpread
+from ajet_proof.recorded.recompute import WRITTEN
+from ajet_proof.tokens.proof import CLASSES
+
+SHOWN = 20
+"""Wrong tokens on the screen; the JSON has all."""
+
+
+def as_json(report: Report) -> str:
+    """The report as one JSON object."""
+    proof = report.proof
+    content: dict[str, Any] = {
+        "ok": report.ok,
+        "run": str(report.target.run),
+        "episodes": proof.episodes,
+        "calls": proof.calls,
+        "timelines": proof.timelines,
+        "tool_uses": proof.tool_uses,
+        "classes": {name: asdict(proof.counts[name]) for name in CLASSES},
+        "mismatch_kl": proof.mismatch_kl,
+        "tolerance": report.tolerance,
+        "computed_in": report.computed_in,
+        "forks": dict(proof.forks),
+        "unchecked": dict(proof.unchecked),
+        "unproven": dict(report.unproven),
+        "wrong_steps": [asdict(each) for each in report.wrong_steps],
+        "held_steps": report.held_steps,
+        "unheld_steps": dict(report.unheld_steps),
+        "held_losses": report.held_losses,
+        "unheld_losses": dict(report.unheld_losses),
+        "held_validations": report.held_validations,
+        "unheld_validations": dict(report.unheld_validations),
+        "held_draws": report.held_draws,
+        "unheld_draws": dict(report.unheld_draws),
+        "altered": report.altered,
+        "outside": list(OUTSIDE),
+        "spreads": [
+            {"step": each.step, "split": each.split, "version": each.version, "which": each.which}
+            | asdict(each.spread)
+            | {"problem": each.spread.problem}
+            for each in report.spreads
+        ],
+        "weights": {str(version): name for version, name in report.weights.items()},
+        "plays": [
+            {
+                "step": play.step,
+                "split": play.split,
+                "episodes": play.episodes,
+                "sampled": sum(play.sampled.values()),
+                "recomputed": play.recomputed,
+            }
+            for play in report.plays
+        ],
+        "wrong": [asdict(token) for token in proof.wrong],
+    }
+    return json.dumps(content, indent=1)
+
+
+def keep(report: Report) -> Path:
+    """Write proof.json into the run's folder, for the viewer, and return its place.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    content = {"time": time.time(), "episode": report.target.episode, **json.loads(as_json(report))}
+    path = report.target.run / "proof.json"
+    try:
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"The proof cannot be kept: {error.strerror}.", where=str(path), do="copy the run to a folder of your own"
+        ) from error
+    return path
+
+
+def show(report: Report, console: Console) -> None:
+    """The table, then in sentences what it rests on."""
+    proof = report.proof
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("tokens", "", "checked", "ids equal", "recomputed", "largest gap"):
+        table.add_column(name, justify="left" if name == "tokens" else "right")
+    for name in CLASSES:
+        tally = proof.counts[name]
+        equal = f"{tally.equal / tally.checked:.2%}" if tally.checked else "–"
+        equal = "all" if tally.checked and tally.equal == tally.checked else equal
+        gap = f"{tally.gap_max:.2g}" if tally.compared else "–"
+        compared = f"{tally.compared:,}" if tally.compared else "–"
+        table.add_row(name, f"{tally.tokens:,}", f"{tally.checked:,}", equal, compared, gap)
+    console.print(table)
+    forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
+    seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
+    _say(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
+    if proof.tool_uses:
+        _say(console, f"{counted(proof.tool_uses, 'tool use')} held to the digests and the messages of their results.")
+    for reason, count in proof.unchecked.most_common():
+        tokens = f"{count:,} token{'' if count == 1 else 's'}"
+        _say(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
+    for line in _recomputed(report):
+        _say(console, line)
+    for altered in report.altered[:SHOWN]:
+        console.print(Text.assemble(("left out  ", "bold red"), altered), soft_wrap=True)
+    if len(report.altered) > SHOWN:
+        _say(console, f"… and {len(report.altered) - SHOWN} more (--json lists all).")
+    for token in proof.wrong[:SHOWN]:
+        console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
+    if len(proof.wrong) > SHOWN:
+        _say(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
+    for wrong in report.wrong_steps[:SHOWN]:
+        console.print(Text.assemble(("wrong step  ", "bold red"), str(wrong)), soft_wrap=True)
+    if len(report.wrong_steps) > SHOWN:
+        _say(console, f"… and {len(report.wrong_steps) - SHOWN} more (--json lists all).")
+    askew = [each for each in report.spreads if each.spread.problem is not None]
+    for each in askew[:SHOWN]:
+        console.print(Text.assemble(("wrong distribution  ", "bold red"), _askew(each)), soft_wrap=True)
+    if len(askew) > SHOWN:
+        _say(console, f"… and {len(askew) - SHOWN} more (--json lists all).")
+    if report.held_steps:
+        _say(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
+    for reason, count in report.unheld_steps.most_common():
+        _say(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
+    if report.held_validations:
+        _say(console, f"Numbers of {counted(report.held_validations, 'validation')} computed again from the episodes.")
+    for reason, count in report.unheld_validations.most_common():
+        _say(console, f"Numbers of {counted(count, 'validation')} not computed again: {reason}.")
+    if report.held_losses:
+        _say(console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens.")
+    for reason, count in report.unheld_losses.most_common():
+        _say(console, f"Loss of {counted(count, 'step')} not computed again: {reason}.")
+    if report.held_draws:
+        _say(console, f"What the curriculum drew for {counted(report.held_draws, 'epoch')} drawn again.")
+    for reason, count in report.unheld_draws.most_common():
+        _say(console, f"What the curriculum drew for {counted(count, 'epoch')} not drawn again: {reason}.")
+    unproven = report.unproven
+    for reason, count in unproven.most_common():
+        noun = "log-probability" if count == 1 else "log-probabilities"
+        _say(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
+    _say(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
+    if not report.ok:
+        console.print(f"[bold red]Not proven:[/] {len(proof.wrong) + len(report.wrong_steps) + len(askew)} wrong.")
+    elif unproven:
+        console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
+    else:
+        console.print("[bold green]Proven:[/] no wrong token.")
+
+
+UNPROVEN = {
+    "written": "they were given to be learned from, and no policy of this run sampled them",
+    "ids only": "only ids were asked for, or can be derived here",
+    "version range": "their replies were sampled across an update (a range of policy versions)",
+    "no checkpoint": "no checkpoint has the weights that sampled them",
+    "left out": "their episodes were left out (--at-most), or hold a wrong token",
+}
+
+
+def _askew(each: StepSpread) -> str:
+    of = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
+    return (
+        f"{of}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
+        f"{each.spread.problem}"
+    )
+
+
+UNCHECKED = {
+    "redacted": "the record blots out a secret in their messages",
+    "raw ids": "their client sent ids in place of a text, which nothing can contradict",
+    "no reply": "their reply was cut off or rejected, so that no message says what they mean",
+}
+
+
+def _recomputed(report: Report) -> list[str]:
+    if report.why_not:
+        return [f"Ids only, no log-probabilities: {report.why_not}."]
+    whole = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
+    part = [play for play in report.plays if 0 < play.recomputed < sum(play.sampled.values())]
+    none = [play for play in report.plays if not play.recomputed and play.sampled]
+    lines = []
+    if report.weights:
+        used = ", ".join(f"version {version} ({name})" for version, name in report.weights.items())
+        lines.append(
+            f"Log-probabilities recomputed in {report.computed_in} with the weights of {used}; "
+            f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
+        )
+    if report.spreads:
+        widest = max(report.spreads, key=lambda each: abs(each.spread.mean) / each.spread.mean_allowed).spread
+        lines.append(
+            f"Gaps of {counted(len(report.spreads), 'distribution')}, held to this machine's own noise: the mean that "
+            f"is furthest out is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
+        )
+    for label, plays in (("Recomputed", whole), ("Recomputed in part", part), ("Ids only", none)):
+        if plays:
+            gone = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
+            reason = ": no checkpoint has the weights that sampled them" if gone else ""
+            lines.append(f"{label}: {_steps(plays)}{reason}.")
+    return lines
+
+
+def _steps(plays: Sequence[PlayedFile]) -> str:
+    """ "step 1-3, 5; validation after step 0, 5"."""
+    parts = []
+    for split in dict.fromkeys(play.split for play in plays):
+        steps = sorted(play.step for play in plays if play.split == split)
+        runs: list[list[int]] = []
+        for step in steps:
+            if runs and step == runs[-1][-1] + 1:
+                runs[-1].append(step)
+            else:
+                runs.append([step])
+        listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        label = "step" if split == "train" else f"{split} after step" if split == "validation" else f"{split} step"
+        parts.append(f"{label} {listed}")
+    return "; ".join(parts)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,104 @@
+"""What `ajet prove` is asked about: a run, one step's file of it, or an episode in any run.
+
+Invariant: looking changes nothing and locks no run; a live run may be proven while it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.config.record_file import list_record_folder, open_record_file
+from ajet.record.bounded_json import next_line, parse_object
+from ajet.record.episodes import NAME
+from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.run_directory import CONFIG
+from ajet.schema.errors import UserError
+
+SHORTEST = 6
+"""Letters of an episode's uuid that are enough to name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Episode files of one run. `episode`: the beginning of the only uuid that is meant; empty: all."""
+
+    run: Path
+    files: tuple[Path, ...]
+    episode: str = ""
+    whole: bool = False
+    """Whether these are all that the run has."""
+
+
+def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
+    """The run, step file or episode that `named` means; `steps` leaves out the files of others. Raises UserError."""
+    path = Path(named)
+    if path.suffix == ".jsonl" and path.exists():
+        return _kept(Target(_run_of(path.absolute()), (path.absolute(),)), steps)
+    folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding=CONFIG)
+    if (folder / CONFIG).exists():
+        names = [name for name in list_record_folder(folder / "episodes") if NAME.fullmatch(name)]
+        files = tuple(sorted((folder / "episodes" / name for name in names), key=_order))
+        return _kept(Target(folder.absolute(), files, whole=not steps), steps)
+    found = list(_with_episode(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
+    if len({uuid for uuid, _ in found}) > 1:
+        raise UserError(
+            f"{len(found)} episodes begin with {named}.",
+            where=str(root),
+            expected="enough of the uuid to name one",
+            do=", ".join(sorted({uuid for uuid, _ in found})[:4]),
+        )
+    if found:
+        uuid, file = found[0]
+        return _kept(Target(_run_of(file), (file,), uuid), steps)
+    raise UserError(
+        f"There is no run and no episode named {named}.",
+        where=str(root),
+        expected=f"a run's name or folder, an episodes/step-N.jsonl, or {SHORTEST} letters of an episode's uuid",
+        do=which_runs(named, root),
+    )
+
+
+def step_of(file: Path) -> tuple[int, str]:
+    """(step, split) of an episode file."""
+    match = NAME.fullmatch(file.name)
+    if match is None:
+        raise UserError(f"{file.name} is no episode file.", where=str(file), expected="step-N.jsonl")
+    return int(match[1]), match[2] or "train"
+
+
+def _order(file: Path) -> tuple[int, bool]:
+    step, split = step_of(file)
+    return step, split != "train"
+
+
+def _kept(target: Target, steps: Sequence[int]) -> Target:
+    files = tuple(file for file in target.files if not steps or step_of(file)[0] in steps)
+    if not files:
+        of = f" of step {', '.join(map(str, steps))}" if steps else ""
+        raise UserError(f"No episodes{of} are recorded.", where=str(target.run / "episodes"))
+    return Target(target.run, files, target.episode, target.whole)
+
+
+def _run_of(file: Path) -> Path:
+    for folder in file.parents:
+        if (folder / CONFIG).exists():
+            return folder
+    raise UserError(
+        "These episodes lie in no run's folder: model and settings are not known.",
+        where=str(file),
+        expected=f"a {CONFIG} in a folder above",
+    )
+
+
+def _with_episode(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
+    mark = f'"{beginning}'.encode()
+    for file in sorted(root.rglob("episodes/step-*.jsonl")):
+        try:
+            with open_record_file(file) as lines:
+                while (line := next_line(lines)).endswith(b"\n"):
+                    if mark in line and (uuid := str(parse_object(line)["uuid"])).startswith(beginning):
+                        yield uuid, file
+        except (OSError, ValueError, KeyError):
+            continue  # the rest of a damaged file, which may be another run's

@@ -1,0 +1,1 @@
+"""What proves the tokens of an episode from its calls alone."""
