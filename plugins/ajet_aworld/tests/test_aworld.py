@@ -120,7 +120,7 @@ def test_its_import_silences_nobody(tmp_path):
 @pytest.mark.extra_slow
 def test_agents_may_import_aworld_where_they_are_built():
     """Then ours is the first import of AWorld's, whose modules are circles in other orders than its users'."""
-    code = "import ajet; from ajet_aworld import isolation, play"
+    code = "import ajet_aworld.agent_loop; from ajet_aworld import isolation, play"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
