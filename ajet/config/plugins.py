@@ -238,7 +238,7 @@ def _merge_commands(plugins: tuple[LoadedPlugin, ...]) -> dict[str, Command]:
     return {name: command for each in plugins if each.plugin for name, command in each.plugin.commands.items()}
 
 
-def _try_load(reference: str) -> tuple[Any, str]:
+def try_load(reference: str) -> tuple[Any, str]:
     """Return what a reference names; or None, and why it cannot be loaded."""
     try:
         return load_code(reference), ""
@@ -249,14 +249,14 @@ def _try_load(reference: str) -> tuple[Any, str]:
 @lru_cache(maxsize=64)  # one that fails is not imported again for each key
 def _load_model(reference: str) -> tuple[type[Any] | None, str]:
     """Return a model of added keys; or None, and why there is none."""
-    found, problem = _try_load(reference)
+    found, problem = try_load(reference)
     if problem or (isinstance(found, type) and hasattr(found, "model_fields")):
         return found, problem
     return None, f"{reference} is a {type(found).__name__}, not a subclass of PluginKeys"
 
 
 def _load(place: str, distribution: str) -> LoadedPlugin:
-    found, problem = _try_load(place)
+    found, problem = try_load(place)
     if problem:
         return LoadedPlugin(place, distribution, None, problem)
     if not isinstance(found, Plugin):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ajet.config.plugin import load_code
-from ajet.config.plugins import list_step_observers
+from loguru import logger
+
+from ajet.config.plugins import list_step_observers, try_load
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -39,7 +40,13 @@ class StepObservers:
     """All observers of a run, as one."""
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
-        self._observers: list[StepObserver] = [load_code(each)(settings, words) for each in list_step_observers()]
+        self._observers: list[StepObserver] = []
+        for reference in list_step_observers():
+            found, problem = try_load(reference)
+            if problem:
+                logger.warning("The step observer {} is left out, it cannot be loaded: {}", reference, problem)
+            else:
+                self._observers.append(found(settings, words))
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """Return the numbers of all observers."""

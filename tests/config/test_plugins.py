@@ -256,7 +256,7 @@ class Counter:
 """
     settings = load(tmp_path, "ajet: {seed: 7}").ajet
     assert StepObservers(settings, None).metrics([], 1, lambda _: 0) == {}, "those of ajet need a tokenizer"
-    install("counts", "step_observers=('counts.code:Counter',)", code=code)
+    install("counts", "step_observers=('counts.no_such:Counter', 'counts.code:Counter')", code=code)
     observers = StepObservers(settings, None)
     assert observers.metrics([], 1, lambda _: 0) == {"counter/episodes": 0, "counter/seed": 7}
     assert observers.recomputed([], 3, cast("Backbone", None)) == {"counter/step": 3}
