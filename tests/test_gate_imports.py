@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC = ("ajet.schema.", "ajet.record.trackers.Tracker")
-"""Beginnings of public names, besides what the public packages export; the second is documented in extending.md."""
+PUBLIC = ("ajet.schema.", "ajet.record.trackers.Tracker", "ajet.config.plugin")
+"""Beginnings of public names, besides what the public packages export; the last two are documented in extending.md."""
 PACKAGES = ("ajet", "ajet.client", "ajet.record", "ajet.schema", "ajet.tune")
 IMPORTS = re.compile(r"(?:^|[;\n])\s*(?:from|import) (ajet(?:\.\w+)*)")
 """Of a program in a string."""

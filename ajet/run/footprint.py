@@ -95,7 +95,7 @@ def estimate_footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, con
     copies = (MOMENTS + width) * trained + low if moves > 1 else 0
     algorithm = find_part("algorithm", trainer.algorithm.adv_estimator)
     hidden_states = 0
-    if algorithm is not None and trainer.algorithm.critic.epochs > 1 and "critic" in load_code(algorithm.code).needs:
+    if algorithm is not None and "critic" in load_code(algorithm.code).needs and trainer.algorithm.critic.epochs > 1:
         replies = min(data.max_response_length, longest) * episodes
         hidden_states = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
     activations = estimate_activations(size, settings, tokens, width=width)

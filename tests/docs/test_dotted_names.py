@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (".md",)
 TEXTS = (*PAGES, ".yaml", ".yml", ".sh", ".toml", ".json", ".txt", ".jinja", ".ini", ".cfg", "")
 """The last: Makefile, Dockerfiles, scripts."""
-NOT_OURS = (
+NOT_OURS = ("CHANGELOG.md", 
     "tests/recorded_runs", "launcher_record", "constraints", # what other versions and tools wrote
     "ajet/config/other_modules.py", # AgentJet's modules
     "docs/configuration", "docs/public_surface.txt", # generated from the schema, with examples of users' files

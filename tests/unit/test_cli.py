@@ -412,7 +412,7 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     ("words", "position", "expected"),
     [
         ("ajet --ba", 1, ["--backbone"]),
-        ("ajet --backbone ", 2, ["debug", "local", "verl", "trinity"]),
+        ("ajet --backbone ", 2, ["debug", "local", "trinity", "verl"]),
         ("ajet config w", 2, ["why"]),
         ("ajet --conf x.yaml --dr", 3, ["--dry-run"]),
         ("ajet init made --template ", 4, [each.value for each in Template]),
