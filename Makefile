@@ -26,7 +26,7 @@ quickstart: setup ## Train a small model on this machine and watch the reward ri
 	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)
 
 test: setup ## All tests but the extra slow ones: 15 minutes on two cores
-	$(MEASURED) --name test --seconds 900 --cpu 1500 --ray 1 --vllm 2 -- $(PYTEST) -m "not extra_slow" $(ARGS)
+	$(MEASURED) --name test --seconds 900 --cpu 1500 --ray 0 --vllm 2 -- $(PYTEST) -m "not extra_slow" $(ARGS)
 
 test-fast: setup ## The fast tests: 2 minutes, no network
 	$(MEASURED) --name test-fast --seconds 120 --ray 0 --vllm 0 -- $(PYTEST) -m "not slow and not extra_slow" $(ARGS)

@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (".md",)
 TEXTS = (*PAGES, ".yaml", ".yml", ".sh", ".toml", ".json", ".txt", ".jinja", ".ini", ".cfg", "")
 """The last: Makefile, Dockerfiles, scripts."""
-NOT_OURS = ("CHANGELOG.md", 
+NOT_OURS = (
+    "CHANGELOG.md", # what there was
+    "tests/support/toys", # another package, found by tests that put it on the path
     "tests/recorded_runs", "launcher_record", "constraints", # what other versions and tools wrote
     "ajet/config/other_modules.py", # AgentJet's modules
     "docs/configuration", "docs/public_surface.txt", # generated from the schema, with examples of users' files

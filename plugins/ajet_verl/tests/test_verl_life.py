@@ -19,7 +19,7 @@ from ajet_ray.cluster.leftovers import mapped
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.boots]
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 REPEATS, BATCH = 8, 4
 SETTINGS = [
     "rollout.user_workflow=workflow.py->Faulty", "trainer_common.device=cpu", f"data.train_batch_size={BATCH}",
