@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.config.plugins import VARIABLE as PLUGINS
 from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 from ajet_ray.cluster.own_package import hook
@@ -64,6 +65,12 @@ class Needs:
     """In which the run's actors have their names; None: one of this run alone."""
 
 
+def _list_handed() -> dict[str, str]:
+    """Return the variable that names the driver's plug-ins, for Ray's processes on other machines, too."""
+    listed = os.environ.get(PLUGINS)
+    return {} if listed is None else {PLUGINS: listed}
+
+
 @contextmanager
 def connected(
     needs: Needs,
@@ -87,7 +94,10 @@ def connected(
         raise MissingExtra("ray", needs.extra, needed_for=needs.needed_for) from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}, **hook((os.getcwd(), str(folder)))}
+    runtime: dict[str, Any] = {
+        "env_vars": {**QUIET, **_list_handed(), **environment},
+        **hook((os.getcwd(), str(folder))),
+    }
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
         common["namespace"] = needs.namespace
