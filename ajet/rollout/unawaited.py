@@ -25,7 +25,10 @@ def explain_unawaited(problem: BaseException) -> str:
     missing = f"an `await` is missing {f'at {Path(file).name}:{line}' if line else 'where it was made'}"
     if frame.f_code.co_flags & inspect.CO_COROUTINE:
         return missing
-    return f"{missing}: write `async def {function}(…):` and `await` the call"
+    return (
+        f"{missing}: write `async def {function}(…):` and `await` the call; or keep `def` and use "
+        "`openai.OpenAI(base_url=…, api_key=…)` with `tuner.as_oai_baseurl_apikey()`"
+    )
 
 
 def _unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, str]]:

@@ -44,7 +44,7 @@ def require_no_spreadsheet(file: Path) -> None:
         raise TaskError(
             f"{file.name} is a spreadsheet ({kind}), which is not read.",
             where=str(file),
-            expected="a table as text, or JSON Lines",
+            expected=".csv, .tsv, .json, .jsonl or .parquet",
             do='save it as "CSV UTF-8" in the spreadsheet program; as tasks, that file is read by task_reader: '
             f"{{type: huggingface_dat_repo, huggingface_dat_repo: {{dataset_path: {file.stem}.csv}}}}",
         )
