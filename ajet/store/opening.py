@@ -72,7 +72,7 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """Of the two forms of an address, a path has the scheme `sqlite`."""
+        """The scheme of the address; a path has `sqlite`."""
         return "sqlite" if self.path is not None else urlsplit(self.uri).scheme
 
     @property

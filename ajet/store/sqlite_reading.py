@@ -88,7 +88,7 @@ class SqliteReading:
         found = version(self._base)
         if not found:
             raise no_store(f"sqlite:{self._path}")
-        require_own(self._base, self._path, found)
+        require_own(self._base, self._path)
         facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
         held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"

@@ -36,12 +36,12 @@ def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
     milliseconds = 1000 * (time.perf_counter() - started)
     shown = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
     if not found:
-        sqlite_tables.require_own(base, path, found)
+        sqlite_tables.require_own(base, path)
         return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it makes them")]
     shown.append(findings.version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown
-    sqlite_tables.require_own(base, path, found)
+    sqlite_tables.require_own(base, path)
     states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
     (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
     shown.append(findings.contents(states, ends, path.stat().st_size))

@@ -53,13 +53,17 @@ Columns of `uses`: `of` is the number of the commit that a use belongs to, null 
 position stays closed for another use. `ends.seal` is the digest of the episode."""
 
 
+_MADE = "SELECT type, name FROM sqlite_master UNION ALL SELECT 'version', user_version FROM pragma_user_version"
+"""One statement, and so one view of the file: another process may be making tables and version meanwhile."""
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """A file of this version. Raises UserError for one of another version or of another program, or that is no database
     or cannot be made."""
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            require_own(base, path, version(base))
+            require_own(base, path)
             _write_ahead(base)
             base.execute("PRAGMA synchronous=FULL")
             _create_tables(base, path)
@@ -79,7 +83,7 @@ def look_at(path: Path, *, made: Path | None = None) -> None:
             alone = not path.with_name(f"{path.name}-wal").exists()  # nobody has it open: all of it is in this file
             seen = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * alone}"
             with closing(sqlite3.connect(seen, uri=True, timeout=PATIENCE)) as base:
-                require_own(base, path, version(base))
+                require_own(base, path)
             if not os.access(path, os.W_OK):
                 raise sqlite3.OperationalError
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
@@ -95,10 +99,11 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
     )
 
 
-def require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
+def require_own(base: sqlite3.Connection, path: Path) -> None:
     """Raises UserError for a database that is another program's, or of another version than a new file."""
     bound_statements(base)
-    made = base.execute("SELECT type, name FROM sqlite_master").fetchall()
+    made = base.execute(_MADE).fetchall()
+    (found,) = (int(value) for kind, value in made if kind == "version")
     tables = {name for kind, name in made if kind == "table"}
     if tables and "positions" not in tables:
         raise UserError(
@@ -108,7 +113,7 @@ def require_own(base: sqlite3.Connection, path: Path, found: int) -> None:
         )
     if found != VERSION and (found or tables):
         raise of_other_version(str(path), found, VERSION)
-    added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index")]
+    added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index", "version")]
     if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
         raise UserError(
             f"The store {path} cannot be opened: another program has put {added[0]} into it.",
@@ -164,7 +169,7 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
         return
     base.execute("BEGIN IMMEDIATE")  # ended by `connect`, which closes the file, where what follows fails
     found = version(base)  # another process may have made them meanwhile
-    require_own(base, path, found)
+    require_own(base, path)
     if found != VERSION:
         for statement in _SCHEMA.split(";"):
             base.execute(statement)

@@ -91,7 +91,7 @@ class VerlRunner(Runner):
         )
 
     def name_accelerators(self) -> str | None:
-        """As nvidia-smi has them; of NPUs no name is known."""
+        """Return the names that nvidia-smi prints; None for NPUs."""
         from ajet_ray.cluster.gpus import gpus
         from ajet_verl.settings import find_device
 

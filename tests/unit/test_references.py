@@ -1,7 +1,6 @@
 """References to users' classes: every form, from anywhere, with each file's own neighbours, and their errors."""
 
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -267,35 +266,3 @@ def test_the_expected_class(base):
 
     assert "is the class A, which is no Workflow" in error_of(base, "workflow.py->A", expect=Workflow).what
     assert "is a int" in error_of(base, "workflow.py->value", expect=Workflow).what
-
-
-@pytest.mark.slow
-def test_from_a_wheels_layout_in_any_directory(tmp_path):
-    """The package with default_config and tutorial inside it, as the wheel has them, and no repository around."""
-    import shutil
-
-    import ajet
-
-    package = Path(ajet.__file__).parent
-    site = tmp_path / "site"
-    shutil.copytree(package, site / "ajet", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("default_config", "tutorial"):
-        shutil.copytree(package.parent / name, site / "ajet" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    write(
-        tmp_path / "p" / "x.yaml", "ajet: {rollout: {num_repeat: 3}}\ndefaults: [verl_default, ajet_default, _self_]\n"
-    )
-    code = """
-    import ajet, sys
-    from pathlib import Path
-    from ajet.config import load_experiment, resolve_reference
-    assert Path(ajet.__file__).is_relative_to(sys.argv[1]), ajet.__file__
-    experiment = load_experiment(Path(sys.argv[2]))
-    cls = resolve_reference("tutorial.quickstart.sums->Sums", base=experiment.base)
-    print(experiment.ajet.rollout.num_repeat, sys.modules[cls.__module__].__file__)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(site), str(tmp_path / "p" / "x.yaml")],
-        cwd="/", env={**os.environ, "PYTHONPATH": str(site)}, text=True, capture_output=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["3", str(site / "ajet" / "tutorial" / "quickstart" / "sums.py")]

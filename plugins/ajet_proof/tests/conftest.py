@@ -1,3 +1,4 @@
-"""The trained run that the kernel's contract tests share."""
+"""What these tests share: the trained run of the kernel's contract tests, and a real server of MongoDB."""
 
-from tests.contract.conftest import tool_project as tool_project
+from tests.contract.conftest import tool_project  # noqa: F401
+from tests.mongod import mongod  # noqa: F401
