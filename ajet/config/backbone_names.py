@@ -29,7 +29,7 @@ def described(name: str) -> Descriptor:
     if part is None:
         names = [*find_all_parts("backbone")]
         near = get_close_matches(name, names, 1)
-        broken = f". {describe_broken()}" if describe_broken() else ""
+        broken = f". {reason}" if (reason := describe_broken()) else ""
         raise ConfigError(
             f"ajet.backbone is {name!r}.",
             expected=f"one of {', '.join(names)}, or one that an installed package brings{broken}",

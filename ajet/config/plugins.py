@@ -106,13 +106,13 @@ def handed_to_workers() -> Iterator[None]:
 
 def find_renamed(reference: str) -> str:
     """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
-    plugins = (each.plugin for each in list_plugins() if each.plugin is not None)
+    plugins = _list_usable()
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
 
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of all plug-ins."""
-    return [service for each in list_plugins() if each.plugin for service in each.plugin.services]
+    return [service for plugin in _list_usable() for service in plugin.services]
 
 
 def start_plugins() -> None:
@@ -129,12 +129,12 @@ def start_plugins() -> None:
 
 def list_step_observers() -> list[str]:
     """Return the references of `Plugin.step_observers` of all plug-ins."""
-    return [observer for each in list_plugins() if each.plugin for observer in each.plugin.step_observers]
+    return [observer for plugin in _list_usable() for observer in plugin.step_observers]
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
     """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
-    plugins = [each.plugin for each in (_list_shipped() if shipped else list_plugins()) if each.plugin is not None]
+    plugins = _list_usable(shipped=shipped)
     loaded = [(plugin.name, keys.path, _load_model(keys.model)) for plugin in plugins for keys in plugin.config_keys]
     return tuple(AddedKeys(name, path, model) for name, path, (model, _) in loaded if model is not None)
 
@@ -155,12 +155,12 @@ def list_package_roots() -> tuple[Path, ...]:
 
 def find_commands() -> dict[str, Command]:
     """Return the commands of the plug-ins that ship with ajet, by name."""
-    return _merge_commands(_list_shipped())
+    return {name: command for plugin in _list_usable(shipped=True) for name, command in plugin.commands.items()}
 
 
 def find_all_commands() -> dict[str, Command]:
     """Return the commands of all plug-ins, by name; this may search the installed distributions."""
-    return _merge_commands(list_plugins())
+    return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
 
 
 def describe_broken() -> str:
@@ -183,6 +183,12 @@ def _list_shipped() -> tuple[LoadedPlugin, ...]:
 def _list_all(path: tuple[str, ...], listed: str | None) -> tuple[LoadedPlugin, ...]:
     foreign = _load_foreign(path) if listed is None else _load_listed(listed)
     return _refuse_claimed_names((*_list_shipped(), *foreign))
+
+
+def _list_usable(*, shipped: bool = False) -> list[Plugin]:
+    """Return the plug-ins that could be loaded. `shipped`: only those that ship with ajet."""
+    loaded = _list_shipped() if shipped else list_plugins()
+    return [each.plugin for each in loaded if each.plugin is not None]
 
 
 def _find_root() -> Path:
@@ -232,10 +238,6 @@ def _read_places(file: Path) -> list[str]:
     parser = ConfigParser(delimiters="=", interpolation=None)
     parser.read(file, encoding="utf-8")
     return sorted(value for _, value in parser.items(GROUP)) if parser.has_section(GROUP) else []
-
-
-def _merge_commands(plugins: tuple[LoadedPlugin, ...]) -> dict[str, Command]:
-    return {name: command for each in plugins if each.plugin for name, command in each.plugin.commands.items()}
 
 
 def try_load(reference: str) -> tuple[Any, str]:
@@ -298,18 +300,16 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
 
 @lru_cache(maxsize=1)
 def _index_shipped() -> Index:
-    return _index(_list_shipped())
+    return _index(_list_usable(shipped=True))
 
 
 @lru_cache(maxsize=4)
 def _index_all(path: tuple[str, ...], listed: str | None) -> Index:
-    return _index(_list_all(path, listed))
+    return _index([each.plugin for each in _list_all(path, listed) if each.plugin is not None])
 
 
-def _index(plugins: tuple[LoadedPlugin, ...]) -> Index:
-    found: Index = {kind: {} for kind in NAMED_KINDS}
-    for each in plugins:
-        if each.plugin is not None:
-            for kind in NAMED_KINDS:
-                found[kind] |= each.plugin.list_parts(kind)
-    return found
+def _index(plugins: list[Plugin]) -> Index:
+    return {
+        kind: {name: part for plugin in plugins for name, part in plugin.list_parts(kind).items()}
+        for kind in NAMED_KINDS
+    }

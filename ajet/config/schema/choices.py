@@ -29,5 +29,5 @@ def require_known(text: str, kind: Kind) -> None:
         return
     near = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
     hint = f" (did you mean {near[0]}?)" if near else ""
-    broken = f". {describe_broken()}" if describe_broken() else ""
+    broken = f". {reason}" if (reason := describe_broken()) else ""
     raise ValueError(f"one of {', '.join(names)}, or a reference such as {spell_reference(kind)}{hint}{broken}")
