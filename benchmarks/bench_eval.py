@@ -92,7 +92,7 @@ def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
     from ajet.run.evaluation.play import EvaluationOptions, prepared
     from ajet.run.evaluation.target import opened_target
-    from ajet.run.parts import assemble
+    from ajet.train.parts import assemble
 
     experiment, (model,) = opened_target(str(yaml), None, [f"bench@{url}"])
     with assemble(model.of(prepared(experiment, EvaluationOptions())), run_id="bench", split="validation") as parts:

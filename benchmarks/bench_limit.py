@@ -50,7 +50,7 @@ from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
 from ajet.engine.weight_shapes import model_size
 from ajet.record.console import format_bytes
-from ajet.run.footprint import estimate_footprint
+from ajet.train.footprint import estimate_footprint
 
 ROWS, NEW = 64, 32
 TRAINED = GROUPS * REPEATS * REPLY

@@ -29,9 +29,9 @@ from ajet.engine.machine import free_memory
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of
 from ajet.record.console import format_bytes
-from ajet.run.footprint import Footprint, describe_memory, estimate_footprint
 from ajet.schema.errors import UserError
 from ajet.schema.finding import Finding
+from ajet.train.footprint import Footprint, describe_memory, estimate_footprint
 
 USUAL = "SmolLM2-135M"
 """Told of where no model is named: ajet's own `embedded:smollm2-135m`."""

@@ -75,9 +75,9 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     from ajet.backbone import open_backbone
     from ajet.config import Experiment
     from ajet.rollout.wiring import renderer_of
-    from ajet.run.sft.reading import lessons_of
-    from ajet.run.sft.settings import settled
-    from ajet.run.sft.weighing import Weighing
+    from ajet.train.sft.reading import lessons_of
+    from ajet.train.sft.settings import settled
+    from ajet.train.sft.weighing import Weighing
 
     tree = {
         "backbone": "local", "model": {"path": str(folder / "model"), "dtype": "float32"},

@@ -99,7 +99,7 @@ COVERED = {
     "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
     "ajet/run/plan.py::_describe_steps": "beside",
     "ajet/run/plan.py::_estimate_rows": "tests/run/test_plan.py",
-    "ajet/run/footprint.py::estimate_needs": "local",
+    "ajet/train/footprint.py::estimate_needs": "local",
     "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
     "ajet/run/tune.py::_defaults": "tests/run/test_tune_defaults.py",
 }

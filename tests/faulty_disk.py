@@ -19,8 +19,8 @@ import pytest
 from ajet.gateway import capture, session
 from ajet.rollout import breaker
 from ajet.rollout.served import deadlines, ending, episode, group, groups
-from ajet.run.serving import batch as served_batch
 from ajet.store import sqlite_store
+from ajet.train.sources import served_batch
 from tests.support.store_world import Connection, Faults, Killed, SqliteGround
 
 Kind = Literal["files", "sqlite"]

@@ -28,7 +28,6 @@ import httpx
 from ajet.config import Experiment
 from ajet.gateway import Gateway
 from ajet.rollout.served import Desk, routes
-from ajet.run.serving.batch import Batch
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -36,6 +35,7 @@ from ajet.store import RunStore, SqliteStore
 from ajet.store.shared import Opener
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
+from ajet.train.sources.served_batch import Batch
 from tests.faulty_disk import Kind, ServeFaults
 from tests.faulty_engine import DIGITS, Engine, Said
 from tests.support.rollouts import renderer

@@ -55,10 +55,10 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.record.console import console
     from ajet.run.launchable import refuse_untrainable
     from ajet.run.plan import require_present
-    from ajet.run.remarks import format_remarks, review_settings, review_tasks
     from ajet.run.runner import algorithm_of, apply_sections, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
+    from ajet.train.remarks import format_remarks, review_settings, review_tasks
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))

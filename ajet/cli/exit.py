@@ -52,7 +52,7 @@ class Boundary(TyperGroup):
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(USER) from None
         except KeyboardInterrupt as interrupt:
-            from ajet.run.interrupt import Preempted, explain_end
+            from ajet.train.interrupts import Preempted, explain_end
 
             typer.echo(explain_end(interrupt), err=True)
             raise typer.Exit(PREEMPTED if isinstance(interrupt, Preempted) else INTERRUPTED) from None

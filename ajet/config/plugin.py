@@ -88,7 +88,7 @@ class Plugin:
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     step_observers: tuple[str, ...] = ()
-    """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
+    """References to classes of `ajet.train.step_observers.StepObserver`: numbers of each training step."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
     start: str = ""

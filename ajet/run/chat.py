@@ -126,8 +126,8 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     that a workflow finds the other fields that it reads."""
     from ajet.rollout.sampling import split_sampling
     from ajet.run.episode_panel import show_episode
-    from ajet.run.parts import assemble
     from ajet.task_reader import open_reader
+    from ajet.train.parts import assemble
 
     unjudged = f"{__name__}->{Unjudged.__name__}"
     experiment.ajet.task_judge = experiment.ajet.task_judge.deciding(judge_protocol=unjudged)

@@ -17,22 +17,22 @@ from rich.text import Text
 
 from ajet.record.console import console, counted, format_seconds, label, printable
 from ajet.record.live_line import LiveLine
-from ajet.run.accounting import episode_metrics
 from ajet.run.compared_types import comparison_hints
 from ajet.run.episode_panel import KIND_HINTS, hint_of, show_episode
-from ajet.run.footprint import describe_memory, estimate_needs
-from ajet.run.format_log import log_formats
-from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.next_command import command_for
 from ajet.run.own_frames import frames_of
 from ajet.run.pace import MODEL, EpisodePace, describe_step_time
-from ajet.run.parts import assemble, pins_of
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
 from ajet.run.summary import advise_given_answers
 from ajet.run.unasked_question import printed_task_hint, unasked_hint
 from ajet.schema.episode import Episode, Failure, Group
 from ajet.schema.errors import UserError
+from ajet.train.accounting import episode_metrics
+from ajet.train.footprint import describe_memory, estimate_needs
+from ajet.train.format_log import log_formats
+from ajet.train.interrupts import Interrupts, Preempted
+from ajet.train.parts import assemble, pins_of
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment

@@ -29,13 +29,13 @@ from ajet.rollout.sampling import split_sampling
 from ajet.rollout.wiring import open_gateway
 from ajet.run.beside_base import TUNED, beside_base, require_adapter
 from ajet.run.export import checkpoint_of, model_folder, run_of
-from ajet.run.interrupt import Interrupts
 from ajet.run.model_card import write_card
 from ajet.run.own_key import own_key
 from ajet.run.recorded_agent import recorded_settings
 from ajet.run.recorded_model import recorded_model
 from ajet.run.service_end import until_ended
 from ajet.schema.errors import UserError
+from ajet.train.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

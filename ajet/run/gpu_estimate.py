@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ajet.record.console import format_bytes, format_seconds
-from ajet.run.footprint import (
+from ajet.run.runner import runner_of
+from ajet.train.footprint import (
     GIB,
     LOGITS,
     MOMENTS,
@@ -22,7 +23,6 @@ from ajet.run.footprint import (
     estimate_activations,
     estimate_cache,
 )
-from ajet.run.runner import runner_of
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment

@@ -24,7 +24,7 @@ from ajet.schema.errors import RunFailed, Unreachable, UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
-    from ajet.run.interrupt import Interrupts
+    from ajet.train.interrupts import Interrupts
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
@@ -68,10 +68,10 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     )
     experiment = run.experiment
     from ajet.run.companions import beside
-    from ajet.run.footprint import require_tools_fit
-    from ajet.run.interrupt import Interrupts
     from ajet.run.judging.rubrics import require_rubrics
     from ajet.run.services import require_services
+    from ajet.train.footprint import require_tools_fit
+    from ajet.train.interrupts import Interrupts
 
     interrupts = Interrupts()
     with (
@@ -182,13 +182,13 @@ def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, inte
 def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
     from ajet.run.progress import TrainingProgress
     from ajet.run.runner import runner_of
-    from ajet.run.sink import RunSink
     from ajet.run.summary import finish
+    from ajet.train.sink import RunSink
 
     runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
     try:
         if experiment.ajet.sft.objective is not None:
-            from ajet.run.sft.teach import teach
+            from ajet.train.sft.teach import teach
 
             teach(experiment, run, interrupts, progress.on_step)
         else:

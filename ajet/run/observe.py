@@ -19,7 +19,6 @@ from rich.text import Text
 from ajet.record.console import console, counted, printable
 from ajet.record.status import read_status, recorded_processes
 from ajet.rollout.garbage_collection import frozen_start
-from ajet.run.interrupt import Interrupts
 from ajet.run.launch import closed_by_outcome
 from ajet.run.own_key import own_key
 from ajet.run.recording import Recording
@@ -27,6 +26,7 @@ from ajet.run.service_end import until_ended
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.train.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -26,7 +26,18 @@ from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import HubUnreachableError, is_local, locate
 from ajet.record.console import console, counted, format_bytes, format_seconds
 from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
-from ajet.run.footprint import (
+from ajet.run.gpu_estimate import GpuName, describe_estimate, find_own_gpu
+from ajet.run.launchable import require_launchable, require_rewards
+from ajet.run.next_command import command_for
+from ajet.run.pace import describe_step_time, read_pace, read_step_seconds
+from ajet.run.runner import algorithm_of, apply_sections
+from ajet.schema.errors import ConfigError, UserError
+from ajet.store import Address, look_at_own_store, look_at_store, store_address
+from ajet.task_judge import open_judge
+from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.overlong import within_prompt_length
+from ajet.train.footprint import (
     describe_memory,
     estimate_checkpoint,
     estimate_footprint,
@@ -35,18 +46,7 @@ from ajet.run.footprint import (
     find_tool_servers,
     render_with_tools,
 )
-from ajet.run.gpu_estimate import GpuName, describe_estimate, find_own_gpu
-from ajet.run.launchable import require_launchable, require_rewards
-from ajet.run.next_command import command_for
-from ajet.run.pace import describe_step_time, read_pace, read_step_seconds
-from ajet.run.remarks import describe_remarks
-from ajet.run.runner import algorithm_of, apply_sections
-from ajet.schema.errors import ConfigError, UserError
-from ajet.store import Address, look_at_own_store, look_at_store, store_address
-from ajet.task_judge import open_judge
-from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
-from ajet.task_reader.contamination import overlap
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.train.remarks import describe_remarks
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -315,7 +315,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     Nothing of the user's is imported, nothing is started, and no network is used. Returns what was not looked at, in
     words, and the number of tasks of each split, or None if they are not on this machine.
     """
-    from ajet.run.sft.reading import require_sources
+    from ajet.train.sft.reading import require_sources
 
     settings, base, folder = experiment.ajet, experiment.base, experiment.root / experiment.name
     fields = [path for path, _, notes in walk(type(settings)) if notes.get("kind") == "reference"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.train.accounting import episode_metrics
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
 from ajet.config.plugin import load_code
-from ajet.run.sft.settings import settled
+from ajet.train.sft.settings import settled
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -27,12 +27,12 @@ class InProcessRunner(Runner):
     def train(
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
     ) -> None:
-        """See `ajet.run.train`."""
-        from ajet.run.footprint import rehearse_update
-        from ajet.run.parts import assemble, pins_of
+        """See `ajet.train.loop`."""
         from ajet.run.sampling.beside import half_of_the_cores, sampler_beside
-        from ajet.run.sampling.from_store import FromStore
-        from ajet.run.train import train
+        from ajet.train.footprint import rehearse_update
+        from ajet.train.loop import train
+        from ajet.train.parts import assemble, pins_of
+        from ajet.train.sources.store import FromStore
 
         both_sides = experiment.ajet.trainer_common.mode == "async" and options.from_store is None
         source = FromStore(options.from_store) if options.from_store is not None else None

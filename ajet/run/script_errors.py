@@ -58,7 +58,7 @@ class _BriefHook:
 def _screen(error: BaseException) -> str:
     from ajet.record.console import harmless
     from ajet.record.secrets import Redactor
-    from ajet.run.interrupt import explain_end
+    from ajet.train.interrupts import explain_end
 
     if isinstance(error, KeyboardInterrupt):
         return explain_end(error, started="program")
@@ -75,7 +75,7 @@ def _called_at(trace: TracebackType | None) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    from ajet.run.interrupt import Preempted
+    from ajet.train.interrupts import Preempted
 
     if isinstance(error, Unreachable | Preempted):
         return PREEMPTED

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from ajet.run.interrupt import Interrupts, Preempted
+from ajet.train.interrupts import Interrupts, Preempted
 
 GRACE_S = 20.0
 """For what is being answered when SIGTERM comes; a supervisor kills after 10 to 90."""

@@ -21,9 +21,9 @@ from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
 from ajet.record.learned import LEARNED_NOTHING, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
-from ajet.run.gaming import told
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
+from ajet.train.gaming import told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -49,10 +49,10 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
 
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import open_gateway, workflow_of
-    from ajet.run.parts import pins_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import within_prompt_length
+    from ajet.train.parts import pins_of
     from ajet_trl.episodes import Episodes, verdicts
     from ajet_trl.settings import grpo_settings
 

@@ -20,10 +20,10 @@ from ajet.config.schema.extended import PluginKeys
 from ajet.run.doctor import examine_store
 from ajet.run.gpu_estimate import find_own_gpu
 from ajet.run.plugins import show_plugins
-from ajet.run.step_observers import StepObservers
 from ajet.schema.errors import ConfigError, UnresolvedReference
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+from ajet.train.step_observers import StepObservers
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone

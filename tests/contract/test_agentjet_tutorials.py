@@ -22,10 +22,10 @@ from ajet.engine.adapters import Adapters
 from ajet.engine.scripted import ScriptedEngine
 from ajet.environment.services.serving import Beside
 from ajet.environment.services.sources import open_world
-from ajet.run.parts import assemble
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.tokens import Renderer
+from ajet.train.parts import assemble
 from tests import world_fixtures
 from tests.chat_templates import tokenizer
 from tests.workflow_fixtures import scene

@@ -15,12 +15,12 @@ import pytest
 from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
-from ajet.run.sampling.from_store import FromStore
-from ajet.run.training import open_store
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Address, Kept, SqliteStore, Store, open_shared, store_address
 from ajet.task_reader import TaskOrder
+from ajet.train.session import open_store
+from ajet.train.sources.store import FromStore
 from ajet_ray.tickets import open_verl_store
 from tests.mongod import Mongod
 from tests.record_fixtures import episode, failed

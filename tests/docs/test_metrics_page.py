@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ajet.run.accounting import episode_metrics, interval_metrics, pass_metrics
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task
+from ajet.train.accounting import episode_metrics, interval_metrics, pass_metrics
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ajet.config import AjetConfig, load_experiment
 from ajet.record.console import format_bytes
-from ajet.run.footprint import Footprint, estimate_footprint
 from ajet.run.gpu_estimate import GPUS
+from ajet.train.footprint import Footprint, estimate_footprint
 from benchmarks.bounds import PUBLISHED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sizes.md"

@@ -21,7 +21,8 @@ from ajet.engine.models import load_model
 from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.record.console import format_bytes
 from ajet.run import footprint, remarks
-from ajet.run.footprint import (
+from ajet.run.sampling.beside import limit_sampler_cache
+from ajet.train.footprint import (
     GIB,
     PROGRAM,
     count_checkpoints,
@@ -33,8 +34,7 @@ from ajet.run.footprint import (
     find_disks,
     list_longest_samples,
 )
-from ajet.run.remarks import describe_remarks, review_machine
-from ajet.run.sampling.beside import limit_sampler_cache
+from ajet.train.remarks import describe_remarks, review_machine
 
 TINY = kept_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)

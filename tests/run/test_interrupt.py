@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ajet.run.interrupt import Interrupts, Preempted, end_on_hangup
+from ajet.train.interrupts import Interrupts, Preempted, end_on_hangup
 
 
 @pytest.fixture(autouse=True)

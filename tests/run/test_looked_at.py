@@ -9,10 +9,10 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.config import load_experiment
-from ajet.run.footprint import require_tools_fit
 from ajet.run.plan import require_present
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge import open_judge
+from ajet.train.footprint import require_tools_fit
 
 AGENT = """\
 ajet:

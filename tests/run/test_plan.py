@@ -12,9 +12,9 @@ from loguru import logger
 from ajet.backbone.local import LocalBackbone
 from ajet.cli import launcher
 from ajet.config import Experiment, load_experiment
-from ajet.run import footprint
 from ajet.run.pace import EpisodePace
 from ajet.schema.commands import command
+from ajet.train import footprint
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
 

@@ -10,9 +10,9 @@ import pytest
 from ajet.algorithm import opened
 from ajet.cli import launcher
 from ajet.config import Experiment
-from ajet.run.remarks import format_remarks, review_overlap, review_settings, review_tasks
 from ajet.schema.errors import ConfigError
 from ajet.task_reader.contamination import Overlap
+from ajet.train.remarks import format_remarks, review_overlap, review_settings, review_tasks
 from ajet.workflow import Workflow
 from ajet.workflow.function import as_workflow
 

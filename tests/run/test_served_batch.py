@@ -9,12 +9,12 @@ import pytest
 
 from ajet.algorithm import discarded
 from ajet.config import Experiment
-from ajet.run.accounting import check_tokens
-from ajet.run.serving.batch import Batch
 from ajet.run.serving.serve import _held_out
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
+from ajet.train.accounting import check_tokens
+from ajet.train.sources.served_batch import Batch
 from tests import record_fixtures
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_batch_is_whole_by_what_serve_says(by, most):
 
 def test_a_batch_is_whole_when_its_time_is_over_and_something_is_there(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("ajet.run.serving.batch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ajet.train.sources.served_batch.time.monotonic", lambda: now[0])
     tree = {"ajet": {"data": {"train_batch_size": 2}, "serve": {"batch_seconds": 30}}}
     settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, Batch(1)
     now[0] += 1000

@@ -15,10 +15,10 @@ from subprocess import Popen
 import pytest
 from loguru import logger
 
-from ajet.run.interrupt import Interrupts, Preempted
 from ajet.schema.errors import UserError
 from ajet.store import Kept, SharedStore, StoreUnreachable, open_shared, outage, sqlite_store
 from ajet.store.outage import limited_patience
+from ajet.train.interrupts import Interrupts, Preempted
 from tests.ajet_command import metric_rows, start
 from tests.mongod import MongoClient, Mongod, server_file
 from tests.record_fixtures import episode

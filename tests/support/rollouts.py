@@ -37,12 +37,12 @@ from ajet.rollout.breaker import Breaker
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import priority
-from ajet.run.accounting import episode_metrics
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge
 from ajet.tokens import Renderer
+from ajet.train.accounting import episode_metrics
 from ajet.workflow import deadline
 from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows

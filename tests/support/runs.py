@@ -213,8 +213,8 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
             the store" does and nothing else, or "after the record".
     """
     from ajet.backbone.local.trainer import Trainer
-    from ajet.run import learn
     from ajet.store import RunStore
+    from ajet.train import learn
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "optimizer":
@@ -234,8 +234,8 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
 @contextmanager
 def record_refuses(step: int, reason: str) -> Iterator[None]:
     """The record takes nothing of the `step`th step, whose update has moved the weights."""
-    from ajet.run import learn
     from ajet.schema.errors import UserError
+    from ajet.train import learn
 
     def refuse() -> None:
         raise UserError(reason)
@@ -248,7 +248,7 @@ def record_refuses(step: int, reason: str) -> Iterator[None]:
 @contextmanager
 def validation_is_interrupted() -> Iterator[None]:
     """Within the block Ctrl-C is pressed as the first validation is about to begin."""
-    from ajet.run import train
+    from ajet.train import loop as train
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
@@ -278,7 +278,7 @@ def killed_before_row() -> Iterator[None]:
 @contextmanager
 def killed_before_commit() -> Iterator[None]:
     """Within the block a run is killed after training its first step, before anything is saved of it."""
-    from ajet.run import learn
+    from ajet.train import learn
 
     with pytest.MonkeyPatch.context() as patch:
         _run_at_call(patch, learn, "conclude", 1, _kill)

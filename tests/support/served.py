@@ -139,7 +139,7 @@ class RunningServer:
 
     def sort_into_batch(self, result: Episode | Group) -> tuple[list[Episode], list[Episode]]:
         """Return (held out, alone) of a batch to which this result alone was added."""
-        from ajet.run.serving.batch import Batch
+        from ajet.train.sources.served_batch import Batch
 
         batch = Batch(1)
         batch.add(result)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.config import Experiment
-from ajet.run.sft.rows import read_files
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.train.sft.rows import read_files
 
 USER, REPLY = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
 CODES = {"csv": "huggingface_dat_repo", "parquet": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file"}

@@ -12,11 +12,11 @@ import pytest
 from pyarrow import parquet
 
 from ajet.config.experiment import defaults_only
-from ajet.run.sft.rows import read_files
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.train.sft.rows import read_files
 
 
 def read(folder: Path, name: str, reader: str = "huggingface_dat_repo") -> list[Task]:

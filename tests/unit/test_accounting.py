@@ -13,15 +13,15 @@ import pytest
 
 from ajet.backbone.runner import Trained
 from ajet.config import Experiment
-from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
-from ajet.run.interrupt import Interrupts, Preempted
-from ajet.run.step import conclude
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
+from ajet.train.interrupts import Interrupts, Preempted
+from ajet.train.step import conclude
 from ajet_proof.recorded.steps import HeldSteps
 
 

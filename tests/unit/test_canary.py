@@ -15,9 +15,9 @@ import torch
 from ajet.backbone.local import LocalBackbone
 from ajet.backbone.local import backbone as backbone_module
 from ajet.config import Experiment
-from ajet.run.probing import asked, begun
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
+from ajet.train.sources.probing import asked, begun
 from ajet_ray.folder_probe import FolderProbe
 from ajet_verl.trainer.fresh_tokens import canary_gap
 from tests.local_fixtures import sample_of

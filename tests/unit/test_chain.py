@@ -19,10 +19,10 @@ from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.chain_index import ChainIndex
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
-from ajet.run.gaming import GamingWatch
 from ajet.run.gc import collect
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
+from ajet.train.gaming import GamingWatch
 from ajet_proof.auditing.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
 from ajet_proof.auditing.report import show
 from tests.record_fixtures import episode

@@ -19,8 +19,6 @@ from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer, ahead
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
-from ajet.run.sampling import from_store as module
-from ajet.run.sampling.from_store import FromStore
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
@@ -28,6 +26,8 @@ from ajet.schema.task import Task
 from ajet.store import Kept, Lease, SharedStore, open_shared
 from ajet.store.digest import ALTERED
 from ajet.store.given_up import LONGEST_REASON
+from ajet.train.sources import store as module
+from ajet.train.sources.store import FromStore
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -436,7 +436,7 @@ def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
 @pytest.mark.parametrize("torn", [True, False])
 def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever plays on with weights of no step would play what no trainer knows of."""
-    from ajet.run import train as loop
+    from ajet.train import loop
 
     did: list[str] = []
     training: Any = SimpleNamespace(step=3, total_steps=9, exhausted=False, torn=False, algorithm=None)

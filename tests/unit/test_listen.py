@@ -8,11 +8,11 @@ import pytest
 
 from ajet.config import load_experiment
 from ajet.gateway.listener import listen
-from ajet.run.parts import assemble
 from ajet.run.sampling.sample import SampleOptions, sample
 from ajet.run.serving.serve import assembled
 from ajet.schema.errors import UserError
 from ajet.store import Address
+from ajet.train.parts import assemble
 
 YAML = """
 ajet:

@@ -17,7 +17,6 @@ from ajet.backbone import following
 from ajet.engine import followed_server, served
 from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
-from ajet.run.interrupt import Interrupts
 from ajet.run.sampling import sample as waiting
 from ajet.run.sampling import sampler as module
 from ajet.run.sampling.sampler import Played, Sampler, WentBack
@@ -25,6 +24,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreAway, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
+from ajet.train.interrupts import Interrupts
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 

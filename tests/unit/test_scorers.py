@@ -13,7 +13,6 @@ import pytest
 
 from ajet.config import Experiment
 from ajet.config.schema.task_judge import TaskJudge
-from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, SandboxFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -21,6 +20,7 @@ from ajet.task_judge import Judge, MCPScorerFactory, open_judge, scorer
 from ajet.task_judge.scorers.call import ARGUMENTS
 from ajet.task_judge.scorers.gaia import gaia_reward_func, question_scorer
 from ajet.task_reader import open_reader
+from ajet.train.accounting import episode_metrics
 
 ROOT = Path(__file__).parents[1]
 """Where `own_scorers.py` is."""

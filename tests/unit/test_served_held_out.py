@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ajet.run.interrupt import Preempted
-from ajet.run.serving import held_out as module
 from ajet.run.serving import serve as loop
-from ajet.run.serving.held_out import conclude_late, validate_served, will_validate
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
+from ajet.train.interrupts import Preempted
+from ajet.train.sources import served_validation as module
+from ajet.train.sources.served_validation import conclude_late, validate_served, will_validate
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ajet.run.interrupt import Interrupts
 from ajet.run.service_end import until_ended
+from ajet.train.interrupts import Interrupts
 
 
 def ended(look, idle, grace=60.0) -> float:

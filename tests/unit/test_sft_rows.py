@@ -7,12 +7,12 @@ import json
 import pytest
 
 from ajet.config.schema import AjetConfig
-from ajet.run.sft.lessons import lesson_of
-from ajet.run.sft.recorded import require_same_words
-from ajet.run.sft.rows import read_files
 from ajet.schema.errors import TaskError, UserError
 from ajet.tokens import Renderer
 from ajet.tokens.rehearsal import TOOL, call, result
+from ajet.train.sft.lessons import lesson_of
+from ajet.train.sft.recorded import require_same_words
+from ajet.train.sft.rows import read_files
 from ajet_proof.recorded.prove import prove_episode
 from tests.published_templates import FAMILIES, family
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from ajet.config import load_experiment
-from ajet.run.parts import assemble
-from ajet.run.uncollected import uncollected
 from ajet.schema.errors import UserError
+from ajet.train.parts import assemble
+from ajet.train.uncollected import uncollected
 
 
 def test_collections_stop_within_and_are_as_before_after_it_even_when_it_fails():
@@ -37,7 +37,7 @@ def test_who_runs_without_collections_keeps_it_so():
 def test_a_process_that_is_forked_within_collects():
     script = (
         "import gc, os, sys\n"
-        "from ajet.run.uncollected import uncollected\n"
+        "from ajet.train.uncollected import uncollected\n"
         "for enabled in (True, False):\n"
         "    (gc.enable if enabled else gc.disable)()\n"
         "    with uncollected():\n"

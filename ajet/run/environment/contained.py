@@ -27,8 +27,8 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.kubernetes import sizes
 from ajet.run.environment.lifetime import DOWN_S, READY_S
 from ajet.run.environment.program import listening_at
-from ajet.run.interrupt import end_on_hangup
 from ajet.schema.errors import SandboxFailure, UserError
+from ajet.train.interrupts import end_on_hangup
 
 FOLDER = "/environment"
 """Where the description's folder is inside, read-only."""

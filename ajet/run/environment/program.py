@@ -34,9 +34,9 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
-from ajet.run.interrupt import end_on_hangup
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
+from ajet.train.interrupts import end_on_hangup
 
 WISHED_PORT = 8000
 """Taken if it is free: what AWorld's and AgentRL's pages print."""

@@ -25,13 +25,13 @@ from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
-from ajet.run.footprint import render_with_tools
-from ajet.run.interrupt import Interrupts
 from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
 from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import require_answers, services_of
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
+from ajet.train.footprint import render_with_tools
+from ajet.train.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -260,8 +260,8 @@ def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
 
 
 def _play(evaluation: Evaluation, run: RunDirectory) -> None:
-    from ajet.run.parts import assemble, pins_of
-    from ajet.run.validation import validation_metrics
+    from ajet.train.parts import assemble, pins_of
+    from ajet.train.validation import validation_metrics
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)

@@ -25,9 +25,9 @@ from ajet.backbone.decoupled.terms import OVER
 from ajet.backbone.local.cores import cores
 from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
-from ajet.run.sampling.from_store import FromStore
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
+from ajet.train.sources.store import FromStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,7 +64,7 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
     rollout = experiment.ajet.rollout
     if rollout.engine != "vllm" or rollout.vllm.base_url is not None or rollout.vllm.cache_gib is not None:
         return []
-    from ajet.run.footprint import GIB, estimate_needs
+    from ajet.train.footprint import GIB, estimate_needs
 
     needs = estimate_needs(experiment, train=0, validates=False)
     if needs is None or needs.local is None or needs.free is None:

@@ -24,16 +24,16 @@ from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
 from ajet.rollout.wiring import require_gateway
 from ajet.run.companions import beside
-from ajet.run.interrupt import Interrupts
 from ajet.run.launch import warn_of_unconfined
 from ajet.run.launchable import refuse_untrainable
-from ajet.run.parts import assemble
 from ajet.run.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.store import CANNOT_NOW, Address, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
+from ajet.train.interrupts import Interrupts
+from ajet.train.parts import assemble
 
 if TYPE_CHECKING:
     from pathlib import Path

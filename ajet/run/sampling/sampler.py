@@ -33,9 +33,9 @@ from ajet.store.signs_of_life import signs_of_life
 if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
     from ajet.backbone.runner import Interrupts
-    from ajet.run.parts import Parts
     from ajet.store.shared import Announced, Policy, SharedStore
     from ajet.task_reader import TaskOrder
+    from ajet.train.parts import Parts
 
 LOOK = 0.25
 """Seconds between two looks at the store for a newer policy and for positions."""

@@ -28,21 +28,21 @@ from ajet.record.learned import is_never_right, why_nothing
 from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
-from ajet.run.footprint import rehearse_update
-from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded
 from ajet.run.launchable import refuse_untrainable
-from ajet.run.learn import FirstHalf, Unused, learn
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
-from ajet.run.serving.batch import Batch
-from ajet.run.serving.held_out import conclude_late, validate_served, who_validates, will_validate
 from ajet.run.summary import advise_given_answers, finish
-from ajet.run.training import Training, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.store import RunStore, require_own_store
 from ajet.task_reader import TaskOrder
+from ajet.train.footprint import rehearse_update
+from ajet.train.interrupts import Interrupts, Preempted
+from ajet.train.learn import FirstHalf, Unused, learn
+from ajet.train.session import Training, open_store
+from ajet.train.sources.served_batch import Batch
+from ajet.train.sources.served_validation import conclude_late, validate_served, who_validates, will_validate
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
-    from ajet.run.parts import Parts
     from ajet.schema.task import Task
     from ajet.store import Store
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
+    from ajet.train.parts import Parts
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key that opens episodes."""

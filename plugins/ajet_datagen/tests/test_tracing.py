@@ -9,13 +9,13 @@ import pytest
 
 from ajet.config import load_experiment
 from ajet.record.episodes import EpisodeFiles
-from ajet.run.sft.rows import read_files
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.contamination import overlap
+from ajet.train.sft.rows import read_files
 from ajet_datagen.tracing import TracingReader
 from ajet_datagen.tracing.sources import read_sources
 

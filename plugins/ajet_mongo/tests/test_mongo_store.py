@@ -17,7 +17,6 @@ import yaml
 from loguru import logger
 
 from ajet.record.secrets import Redactor
-from ajet.run import learn
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import RunFailed, UserError
 from ajet.schema.task import Task
@@ -26,6 +25,7 @@ from ajet.store.contract import Lease, LeaseLost
 from ajet.store.leftovers import Left, left_in_store
 from ajet.store.opening import PASSWORD, USER, note_elsewhere
 from ajet.store.shared import COUNT
+from ajet.train import learn
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
 from ajet_mongo.documents import documents_of, kept_of
 from ajet_mongo.mongo_store import MongoStore

@@ -28,10 +28,10 @@ from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
-from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
+from ajet.train.accounting import episode_metrics
 from ajet_proof.recorded.draws import HeldDraws
 from ajet_proof.recorded.losses import OTHERS, HeldLosses
 from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, HeldValidations

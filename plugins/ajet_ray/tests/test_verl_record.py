@@ -16,13 +16,13 @@ from loguru import logger
 from ajet.config import Experiment
 from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
-from ajet.run.sink import RunSink
 from ajet.run.summary import Tally
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
+from ajet.train.sink import RunSink
 from ajet_proof.recorded.prove import prove_recorded
 from ajet_ray.mailbox import (
     Closed,

@@ -18,8 +18,8 @@ import pytest
 
 from ajet.config import Experiment, load_experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.run.parts import Parts, assemble
 from ajet.schema.episode import Episode, Group
+from ajet.train.parts import Parts, assemble
 from tests.ajet_command import ajet
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl

@@ -16,11 +16,11 @@ import pytest
 from loguru import logger
 
 from ajet.config import Experiment
-from ajet.run.interrupt import Interrupts
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
-from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed, UserError
+from ajet.train.interrupts import Interrupts
+from ajet.train.sink import RunSink
 from ajet_ray.mailbox import Died, Phase, Stepped
 from ajet_verl import cpu
 from ajet_verl.launch import VerlRunner

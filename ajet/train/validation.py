@@ -21,10 +21,10 @@ from ajet.record.status import TO_VALIDATE
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
-from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
-from ajet.run.parts import Parts
 from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.schema.task import Task
+from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
+from ajet.train.parts import Parts
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory

@@ -15,11 +15,11 @@ from ajet.algorithm import discarded
 from ajet.backbone.decoupled.closed_groups import Reuse
 from ajet.backbone.runner import Interrupts, Trained
 from ajet.record.learned import is_idle
-from ajet.run.step import conclude
-from ajet.run.training import Training
-from ajet.run.validation import conclude_held_out
 from ajet.schema.episode import advantages_of, episodes_of
 from ajet.store import is_shared
+from ajet.train.session import Training
+from ajet.train.step import conclude
+from ajet.train.validation import conclude_held_out
 
 if TYPE_CHECKING:
     from ajet.schema.batch import TrainingBatch

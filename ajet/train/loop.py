@@ -21,17 +21,17 @@ from ajet.algorithm import Algorithm
 from ajet.backbone.runner import Interrupts, OnStep
 from ajet.rollout import GivenBack
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.run.learn import FirstHalf, learn
-from ajet.run.parts import Parts
-from ajet.run.remarks import describe_remarks
-from ajet.run.training import Training, open_store, resumed_state
-from ajet.run.validation import evaluate
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.curriculum import Curriculum
+from ajet.train.learn import FirstHalf, learn
+from ajet.train.parts import Parts
+from ajet.train.remarks import describe_remarks
+from ajet.train.session import Training, open_store, resumed_state
+from ajet.train.validation import evaluate
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig

@@ -24,25 +24,25 @@ from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.run.learn import Elsewhere, FirstHalf, learn
-from ajet.run.probing import asked, begun
 from ajet.schema.commands import command
 from ajet.schema.episode import Episode, episodes_of
+from ajet.train.learn import Elsewhere, FirstHalf, learn
+from ajet.train.sources.probing import asked, begun
 
 if TYPE_CHECKING:
     from ajet.backbone.runner import Interrupts
     from ajet.record import RunDirectory
-    from ajet.run.parts import Parts
-    from ajet.run.training import Training
     from ajet.store import Address, SharedStore
     from ajet.task_reader import TaskOrder
+    from ajet.train.parts import Parts
+    from ajet.train.session import Training
 
 LOOK = 0.25
 """Seconds between two looks for closed groups."""
 
 
 class FromStore:
-    """See `ajet.run.train.Source`."""
+    """See `ajet.train.loop.Source`."""
 
     def __init__(
         self,

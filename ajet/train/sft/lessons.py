@@ -18,7 +18,6 @@ import numpy as np
 from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.capture import Capture, Recorder
 from ajet.rollout.identity import Identity
-from ajet.run.sft.rows import Row, Talk
 from ajet.schema.call import Call, Ids, Terms
 from ajet.schema.episode import Episode, Group, Split, Verdict
 from ajet.schema.errors import TaskError, UserError
@@ -27,6 +26,7 @@ from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 from ajet.tokens.written import written_reply
+from ajet.train.sft.rows import Row, Talk
 
 AGENT = "given"
 """Who speaks in a file's rows."""

@@ -16,7 +16,7 @@ from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.run.learn import Unused
+    from ajet.train.learn import Unused
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ajet.config.backbone_names import described
 from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted, format_bytes
-from ajet.run.footprint import REPLY, describe_memory, estimate_needs, find_disks
 from ajet.task_reader.contract import find
+from ajet.train.footprint import REPLY, describe_memory, estimate_needs, find_disks
 from ajet.workflow.function import is_of_function
 
 if TYPE_CHECKING:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.run.launch import warn_of_unconfined
-from ajet.run.train import due, owes_validation, validate
-from ajet.run.validation import conclude_held_out, groups_by_task
 from ajet.schema.episode import Episode, episodes_of
+from ajet.train.loop import due, owes_validation, validate
+from ajet.train.validation import conclude_held_out, groups_by_task
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
-    from ajet.run.parts import Parts
-    from ajet.run.training import Training
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
+    from ajet.train.parts import Parts
+    from ajet.train.session import Training
 
 
 def who_validates(
@@ -39,9 +39,9 @@ def who_validates(
     Raises UserError, as a launch does."""
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import workflow_of
-    from ajet.run.footprint import require_tools_fit
-    from ajet.run.parts import Parts, pins_of
     from ajet.run.services import require_services
+    from ajet.train.footprint import require_tools_fit
+    from ajet.train.parts import Parts, pins_of
 
     settings = experiment.ajet
     trainer = settings.trainer_common

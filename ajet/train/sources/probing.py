@@ -17,7 +17,7 @@ from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.run.training import Learning
+    from ajet.train.session import Learning
 
 
 def begun(parts: Learning, earlier: Probe | None) -> Probe:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.find_run import known_run
-from ajet.run.sft.lessons import Lesson, of_record
 from ajet.schema.errors import UserError
 from ajet.schema.messages import text_of
+from ajet.train.sft.lessons import Lesson, of_record
 
 if TYPE_CHECKING:
     from ajet.config.schema.sft import Sft

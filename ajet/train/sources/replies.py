@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.rollout.wiring import renderer_of
-from ajet.run.learn import FirstHalf, learn
-from ajet.run.sft.lessons import Lesson
-from ajet.run.sft.reading import held_out, lessons_of, tell
-from ajet.run.sft.settings import settled
-from ajet.run.sft.weighing import Weighing
-from ajet.run.train import due
-from ajet.run.training import Training, open_store
 from ajet.task_reader import TaskOrder
+from ajet.train.learn import FirstHalf, learn
+from ajet.train.loop import due
+from ajet.train.session import Training, open_store
+from ajet.train.sft.lessons import Lesson
+from ajet.train.sft.reading import held_out, lessons_of, tell
+from ajet.train.sft.settings import settled
+from ajet.train.sft.weighing import Weighing
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Parts:
-    """The parts that a step needs (`ajet.run.train.Learning`)."""
+    """The parts that a step needs (`ajet.train.loop.Learning`)."""
 
     experiment: Experiment
     backbone: Backbone

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.contract import Backbone
 from ajet.config import Experiment
-from ajet.run.uncollected import uncollected
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.train.uncollected import uncollected
 
 if TYPE_CHECKING:
     from ajet.environment.pinned import Pins

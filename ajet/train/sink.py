@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from loguru import logger
 
-from ajet.run.gaming import GamingWatch
-from ajet.run.remarks import describe_remarks
-from ajet.run.step import conclude
-from ajet.run.step_observers import StepObservers
-from ajet.run.validation import conclude_validation
+from ajet.train.gaming import GamingWatch
+from ajet.train.remarks import describe_remarks
+from ajet.train.step import conclude
+from ajet.train.step_observers import StepObservers
+from ajet.train.validation import conclude_validation
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm

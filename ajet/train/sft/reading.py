@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.run.sft.lessons import Lesson, lesson_of
-from ajet.run.sft.recorded import find_source_run, lessons_of_run, require_same_words
-from ajet.run.sft.rows import find_files, read_files
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
+from ajet.train.sft.lessons import Lesson, lesson_of
+from ajet.train.sft.recorded import find_source_run, lessons_of_run, require_same_words
+from ajet.train.sft.rows import find_files, read_files
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment

@@ -18,11 +18,11 @@ from ajet.backbone.runner import OnStep
 from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
 from ajet.rollout.wiring import renderer_of
-from ajet.run.gaming import GamingWatch
-from ajet.run.step_observers import StepObservers
 from ajet.store import open_store as open_ledger
 from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
+from ajet.train.gaming import GamingWatch
+from ajet.train.step_observers import StepObservers
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone, Update

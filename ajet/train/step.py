@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import staleness_metrics
 from ajet.backbone.runner import OnStep, Trained
-from ajet.run.accounting import check_tokens, episode_metrics
-from ajet.run.format_log import log_formats
 from ajet.schema.episode import NO_OUTCOME, episodes_of
+from ajet.train.accounting import check_tokens, episode_metrics
+from ajet.train.format_log import log_formats
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
-    from ajet.run.gaming import GamingWatch
-    from ajet.run.step_observers import StepObservers
+    from ajet.train.gaming import GamingWatch
+    from ajet.train.step_observers import StepObservers
 
 
 def conclude(
