@@ -21,7 +21,7 @@ import pytest
 
 from ajet.config import Experiment, load_experiment
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
+from ajet.train.options import LaunchOptions
 
 KEY = "0123456789abcdef0123456789abcdef"
 AGENT = '''

@@ -96,7 +96,7 @@ class Descriptor:
     """Reference to a class `ajet.backbone.contract.Backbone`, made with the experiment in the run's own process. None:
     it has processes of its own, which its runner lays out."""
     runner: str | None = None
-    """Reference to the class that lays out the processes of a training, derived from `ajet.backbone.runner.Runner`.
+    """Reference to the class that lays out the processes of a training, derived from `ajet.train.runner.Runner`.
     None: `ajet.run.runner.InProcessRunner`."""
     scorer: str | None = None
     """Reference to a class `ajet.backbone.contract.RecordedScorer`; None: its weights cannot be loaded again."""

@@ -7,7 +7,12 @@ and for more than its distance to a reference model, did learn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.commands import command
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
 
 LEARNED_NOTHING = "learned_nothing"
 """The key in `status.json` under which the reason stands."""
@@ -37,6 +42,16 @@ def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
     steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
     return bool(steps) and all(
         row["train/success_rate"] == 0 if "train/success_rate" in row else row["train/reward"] <= 0 for row in steps
+    )
+
+
+def advise_given_answers(settings: AjetConfig) -> str:
+    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
+    learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
+    return (
+        f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
+        "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "
+        "more at a temperature above 0. Is the judge right? Look at the answers"
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ajet.record.console import console, counted, format_seconds, label, printable
+from ajet.record.learned import advise_given_answers
 from ajet.record.live_line import LiveLine
 from ajet.run.compared_types import comparison_hints
 from ajet.run.episode_panel import KIND_HINTS, hint_of, show_episode
@@ -24,7 +25,6 @@ from ajet.run.own_frames import frames_of
 from ajet.run.pace import MODEL, EpisodePace, describe_step_time
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
-from ajet.run.summary import advise_given_answers
 from ajet.run.unasked_question import printed_task_hint, unasked_hint
 from ajet.schema.episode import Episode, Failure, Group
 from ajet.schema.errors import UserError

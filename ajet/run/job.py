@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.run.job_arguments import KEYS, settings
 from ajet.run.job_data import reader_keys
-from ajet.run.options import LaunchOptions
 from ajet.run.own_reference import reference_of
 from ajet.run.script_errors import brief_if_uncaught
 from ajet.run.tuned import Tuned
 from ajet.schema.errors import UserError
+from ajet.train.options import LaunchOptions
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm

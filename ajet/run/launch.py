@@ -18,8 +18,8 @@ from loguru import logger
 
 from ajet.config.plugins import handed_to_workers
 from ajet.run.launchable import require_launchable
-from ajet.run.options import LaunchOptions
 from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.train.options import LaunchOptions
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -188,11 +188,12 @@ def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, in
     runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
     try:
         if experiment.ajet.sft.objective is not None:
-            from ajet.train.sft.teach import teach
+            from ajet.train.sources.replies import train_on_replies
 
-            teach(experiment, run, interrupts, progress.on_step)
+            train_on_replies(experiment, run, interrupts, progress.on_step)
         else:
-            runner.train(experiment, run, options, interrupts, RunSink(experiment, run, progress))
+            sink = RunSink(experiment, run, progress.on_step, progress.on_episode)
+            runner.train(experiment, run, options, interrupts, sink)
     finally:
         progress.close()
     finish(run)

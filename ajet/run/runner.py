@@ -1,7 +1,7 @@
 """InProcessRunner: a training in the run's own process, around the backbone that it opens; the runner of any other, and
 the algorithm that it trains with.
 
-Invariant: what a runner is, and what it is handed, is `ajet.backbone.runner`'s to say.
+The contract is `ajet.train.runner`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+from loguru import logger
+
 from ajet.config.plugin import load_code
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
+from ajet.train.runner import Runner
 from ajet.train.sft.settings import settled
+from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -19,33 +24,63 @@ if TYPE_CHECKING:
     from ajet.config.backbones import Descriptor
     from ajet.record import RunDirectory
     from ajet.store import Address
+    from ajet.train.parts import Parts
 
 
 class InProcessRunner(Runner):
     """The runner of a backbone that names no other."""
 
     def train(
-        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+        self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
         """See `ajet.train.loop`."""
         from ajet.run.sampling.beside import half_of_the_cores, sampler_beside
         from ajet.train.footprint import rehearse_update
         from ajet.train.loop import train
         from ajet.train.parts import assemble, pins_of
-        from ajet.train.sources.store import FromStore
+        from ajet.train.session import TrainingSession, open_store, read_resumed_frontier
+        from ajet.train.sources.rollout import RolloutSource, make_task_order
+        from ajet.train.sources.store import Samplers, StoreSource
 
-        both_sides = experiment.ajet.trainer_common.mode == "async" and options.from_store is None
-        source = FromStore(options.from_store) if options.from_store is not None else None
+        samplers = Samplers(options.from_store) if options.from_store is not None else None
         with ExitStack() as stack:
-            if both_sides:  # first, and before torch is loaded: both sides load at the same time
-                source = stack.enter_context(sampler_beside(experiment, run))
+            if experiment.ajet.trainer_common.mode == "async" and samplers is None:
+                samplers = stack.enter_context(sampler_beside(experiment, run))  # first: both sides load at once
                 experiment = half_of_the_cores(experiment)
             parts = stack.enter_context(
                 assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))
             )
             if options.rehearsal:
                 rehearse_update(experiment, parts.backbone)
-            train(parts, run, interrupts, sink.on_step, source)
+            tasks = make_task_order(parts.tasks("train"), experiment.ajet)
+            source: StoreSource | RolloutSource
+            if samplers is None:
+                source, store = RolloutSource(parts), open_store(run, tasks)
+            else:
+                source = StoreSource(parts, samplers)
+                store = source.open_store(run, tasks, read_resumed_frontier(run, tasks))
+            session = TrainingSession(experiment, parts.backbone, run, store, tasks, interrupts, sink.on_step)
+            warn_of_plan(parts, session.algorithm, len(tasks), plays_here=samplers is None or samplers.end_with_trainer)
+            train(session, source)
+
+
+def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, plays_here: bool) -> None:
+    """Warn of what a training of so many tasks cannot do well. `plays_here`: episodes are played on this machine."""
+    from ajet.task_reader.contamination import overlap
+    from ajet.train.remarks import describe_remarks
+
+    validates = parts.reader.has("validation")
+    remarks = describe_remarks(
+        parts.experiment,
+        algorithm,
+        train=tasks,
+        validates=validates,
+        workflow=None if parts.judge.judges else parts.workflow,
+        known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
+        beside=plays_here,
+    )
+    if remarks:
+        logger.warning("{}", remarks)
 
 
 class LocalRunner(InProcessRunner):

@@ -19,7 +19,7 @@ from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
-from ajet.record.learned import LEARNED_NOTHING, idle_steps, is_never_right, why_nothing
+from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
@@ -28,7 +28,6 @@ from ajet.train.gaming import told
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.record.episodes import EpisodeFiles
 
@@ -203,13 +202,3 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         measured = "best" if run.checkpoints.best() else "latest"
         again = command("eval", named, "--model", "base", "--model", measured)
         console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)
-
-
-def advise_given_answers(settings: AjetConfig) -> str:
-    """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
-    learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
-    return (
-        f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
-        "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "
-        "more at a temperature above 0. Is the judge right? Look at the answers"
-    )

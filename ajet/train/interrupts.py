@@ -50,7 +50,9 @@ class Interrupts:
     """Owns the handlers of SIGINT, SIGTERM and SIGHUP while a run goes on (a no-op outside the main thread)."""
 
     def __init__(self) -> None:
-        self._holding, self._whole = False, True
+        self._held = 0
+        """Number of `held` blocks around the present point."""
+        self._whole = True
         self._asked: float | None = None
         """When the first SIGTERM or SIGHUP came."""
         self._pending: type[KeyboardInterrupt] | None = None
@@ -85,18 +87,25 @@ class Interrupts:
 
     @contextmanager
     def held(self, *, whole: bool = True) -> Iterator[None]:
-        """Within the block a first interrupt waits; it is raised when the block ends. Raises KeyboardInterrupt before
-        the block for one that was raised and that nobody has heard. `whole` False: the block is one look of many, and
-        a SIGTERM that waits in `patient` goes on waiting after it."""
+        """Within the block a first interrupt waits; it is raised when the outermost block ends.
+
+        Args:
+            whole: False if the block is one look of many, after which a SIGTERM that waits in `patient` waits on.
+
+        Raises:
+            KeyboardInterrupt: before the block, for one that was raised and that nobody has heard.
+        """
         if self._raised is not None:
             raised, self._raised = self._raised, None
             raise self._made(raised)
-        self._holding, self._whole = True, whole
+        outer_whole, self._whole = self._whole, whole or (self._held > 0 and self._whole)
+        self._held += 1
         try:
             yield
         finally:
-            self._holding = False
-        if self._pending is not None and (whole or self._waiting is None):
+            self._held -= 1
+            self._whole = outer_whole
+        if self._held == 0 and self._pending is not None and (whole or self._waiting is None):
             raise self._taken()
 
     @contextmanager
@@ -166,7 +175,7 @@ class Interrupts:
         if kind is Preempted and self._asked is None:
             self._asked = time.monotonic()
         if self._pending is None:
-            if self._holding and self._whole:
+            if self._held and self._whole:
                 self._pending = kind
                 return
             if kind is Preempted and self._patience and (self._worth is None or self._worth()):
@@ -175,14 +184,14 @@ class Interrupts:
                 about = (self._waiting, self._patience, self._worth)
                 threading.Thread(target=_count_down, args=about, daemon=True).start()
                 return
-            if self._holding:
+            if self._held:
                 self._pending = kind
                 return
-        elif self._waiting and self._holding and kind is Preempted:
+        elif self._waiting and self._held and kind is Preempted:
             if not self._whole:
                 self._over()  # raised when the look ends
             return  # its time is over while the step is being held: the step is whole in a moment
-        self._raised = kind if not self._holding else None
+        self._raised = kind if not self._held else None
         self._pending = None
         self._over()
         raise self._made(kind)

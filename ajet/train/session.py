@@ -1,142 +1,248 @@
-"""Training: what a loop of updates is in the middle of, and its checkpoints.
+"""The state of a training: policy, store, task order and record, and the checkpoints that hold them together.
 
-Invariant: a checkpoint holds all of it that a resumed run cannot find again, and is made at the end of a step: never
-while weights, store and record are not all at the same one (`torn`).
+Invariant: a checkpoint holds everything that a resumed run cannot find elsewhere, and is made at the end of a step:
+never while weights, store and record are not all at the same one (`torn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm import Algorithm, credit, opened
-from ajet.backbone.runner import OnStep
+from ajet.algorithm import Algorithm, credit, discarded, opened
 from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
+from ajet.record.learned import is_idle
 from ajet.rollout.wiring import renderer_of
+from ajet.schema.episode import advantages_of, episodes_of
+from ajet.store import is_shared
 from ajet.store import open_store as open_ledger
 from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
 from ajet.train.gaming import GamingWatch
+from ajet.train.interrupts import Interrupts
+from ajet.train.runner import OnStep, Trained
+from ajet.train.step import StepGroups, StepUpdate, UnusedGroups, conclude
 from ajet.train.step_observers import StepObservers
+from ajet.train.validation import conclude_held_out
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import Backbone, Update
-    from ajet.config import AjetConfig, Experiment
+    from ajet.backbone.contract import Backbone
+    from ajet.config import Experiment
+    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample, TrainingBatch
     from ajet.schema.call import Floats
-    from ajet.schema.episode import Group
-    from ajet.store import Store
+    from ajet.schema.episode import Episode, Group, Outcome
+    from ajet.store import Lease, Store
 
-Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
-"""The groups of a step, and its number."""
-
-
-class Learning(Protocol):
-    """The parts that an update needs, wherever its episodes come from."""
-
-    experiment: Experiment
-    backbone: Backbone
+AssignCredit = Callable[["Sequence[Group]", int], "TrainingBatch"]
+"""Makes the batch of a step from its groups and its number."""
 
 
 @dataclass(slots=True)
-class Training:
-    """The loop's own state: everything a checkpoint must hold besides the backbone's."""
+class TrainingSession:
+    """One training of one run, from its begin or resume to its last step."""
 
-    parts: Learning
+    experiment: Experiment
+    backbone: Backbone
     run: RunDirectory
     store: Store
     tasks: TaskOrder | None
-    """None: clients bring them all."""
+    """None: clients bring all tasks."""
+    interrupts: Interrupts
     on_step: OnStep
+    credit_rule: AssignCredit | None = None
+    """How groups become a batch; None: by the algorithm of the experiment."""
     step: int = 0
+    """Last step that is committed."""
     torn: bool = False
-    """Whether weights, store or record may have gone beyond `step`, and not all of them: nothing is saved then."""
+    """Weights, store or record may be ahead of `step`, and not all of them: nothing may be saved."""
     saved_step: int = -1
+    """Step of the last checkpoint; -1: there is none."""
+    is_validation_unsaved: bool = False
+    """The checkpoint of the present step, if there is one, lacks the last validation."""
     last_validation: dict[str, float] = field(default_factory=dict)
     validated: int = -1
-    """The step after which that was; -1: none yet."""
+    """Step after which the last validation ran; -1: none yet."""
     measured: Measurement | None = None
-    """What it measured, in this process."""
-    assign: Assign | None = None
-    """How groups become a batch; None: by the algorithm's credit."""
+    """What the last validation of this process measured."""
     idle: int = 0
-    """Steps of this process in a row, up to the present one, that had nothing to learn from."""
+    """Number of steps of this process in a row, up to the present one, that had nothing to learn from."""
     left: list[int] = field(default_factory=list)
     """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
     observers: StepObservers = field(init=False)
     gaming: GamingWatch = field(init=False)
     algorithm: Algorithm = field(init=False)
-    given_up: GivenUp = field(init=False)
+    _given_up: GivenUp = field(init=False)
 
     def __post_init__(self) -> None:
-        self.given_up = GivenUp(self.store)
-        self.algorithm = opened(self.parts.experiment.ajet, base=self.parts.experiment.base)
-        settings, tokenizer = self.parts.experiment.ajet, self.parts.backbone.tokenizer
+        """Start from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
+        settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
+        self._given_up = GivenUp(self.store)
+        self.algorithm = opened(settings, base=self.experiment.base)
         self.observers = StepObservers(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
-
-    @classmethod
-    def begin(
-        cls, parts: Learning, run: RunDirectory, store: Store, tasks: TaskOrder | None, on_step: OnStep
-    ) -> Training:
-        """Begin from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
-        training = cls(parts, run, store, tasks, on_step)
         if run.resumed is not None:
-            parts.backbone.load(run.resumed.path)
-            training.step = training.saved_step = run.resumed.step
-            training.last_validation = dict(run.resumed.state.get("validation", {}))
-            training.validated = run.resumed.state.get("validated", training.step)
-            training.left = [int(order) for order in run.resumed.state.get("left", ())]
-            counted = run.recovery(store.begun(), training.left, dead=[each.order for each in dead_of(store)])
-            logger.info("resumed after step {} from {}{}", training.step, run.resumed.path, counted)
+            self.backbone.load(run.resumed.path)
+            self.step = self.saved_step = run.resumed.step
+            self.last_validation = dict(run.resumed.state.get("validation", {}))
+            self.validated = run.resumed.state.get("validated", self.step)
+            self.left = [int(order) for order in run.resumed.state.get("left", ())]
+            counted = run.recovery(self.store.begun(), self.left, dead=[each.order for each in dead_of(self.store)])
+            logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
         run.take_up()
-        training.gaming = GamingWatch(run, upto=training.step)
-        return training
+        self.gaming = GamingWatch(run, upto=self.step)
 
     @property
-    def exhausted(self) -> bool:
+    def trainer(self) -> TrainerCommon:
+        return self.experiment.ajet.trainer_common
+
+    @property
+    def is_exhausted(self) -> bool:
         """Whether so many steps in a row had nothing to learn from that the run is to end."""
-        most = self.parts.experiment.ajet.trainer_common.stop_after_idle_steps
-        return most > 0 and self.idle >= most
+        return 0 < self.trainer.stop_after_idle_steps <= self.idle
 
     @property
     def total_steps(self) -> int:
         """`total_training_steps`, or `total_epochs` over the tasks."""
-        return self.parts.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
+        return self.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
 
-    def batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
-        """The batch of a step's groups, with the outcome of each of their episodes."""
-        if self.assign is not None:
-            return self.assign(groups, step)
-        settings = self.parts.experiment.ajet
-        reference = _reference(self) if _needs_reference(settings) else None
-        critic = self.parts.backbone.values if "critic" in self.algorithm.needs else None
-        return credit(groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
+    def is_due(self, every: int) -> bool:
+        """Return whether something that is done every so many steps is done after this one; 0 or less: never."""
+        return is_due(self.step, every)
 
-    def update(self, batch: TrainingBatch) -> Update:
-        """The backbone's, with which a step begins to be more than played. After an interrupt that it undid, nothing
-        has."""
-        backbone = self.parts.backbone
-        version, self.torn = backbone.version, True
-        try:
-            return backbone.update(batch)
-        except BaseException:
-            self.torn = backbone.whole_version != version
-            raise
+    def is_validation_due(self, last: int | None, *, always_last: bool = False) -> bool:
+        """Return whether a validation is due after the present step and has not run.
+
+        Args:
+            last: the last step; None: there is none.
+            always_last: validate after the last step even if no validation ran before.
+        """
+        if self.validated == self.step:
+            return False
+        if self.step == 0:
+            return self.trainer.val_before_train
+        is_last = self.step == last and (always_last or bool(self.last_validation))
+        return self.is_due(self.trainer.test_freq) or is_last
+
+    def note_validation(self, metrics: Mapping[str, float] | None = None, measured: Measurement | None = None) -> None:
+        """Take in a validation of the present step; a checkpoint of the step that exists lacks it."""
+        if metrics is not None:
+            self.last_validation, self.measured = dict(metrics), measured
+        self.validated, self.is_validation_unsaved = self.step, True
+
+    def own_groups(
+        self,
+        began: float,
+        groups: Sequence[Group],
+        *,
+        unused: UnusedGroups | None = None,
+        unfinished: Sequence[Lease] = (),
+        single: Sequence[Episode] = (),
+        held_out: Sequence[Episode] = (),
+    ) -> StepGroups:
+        """Return the groups of a step that no other process leased, with the tasks that were given up since."""
+        return StepGroups(
+            began,
+            groups,
+            unused=unused or {},
+            unfinished=unfinished,
+            single=single,
+            held_out=held_out,
+            given_up=self._given_up.newly(self.tasks),
+            dead=self._given_up.count,
+        )
+
+    def assign_credit(self, taken: StepGroups) -> TrainingBatch:
+        """Return the batch of a step, with the outcome of each episode of its groups."""
+        step, settings = self.step + 1, self.experiment.ajet
+        if self.credit_rule is not None:
+            return self.credit_rule(taken.groups, step)
+        reference = self._score_twice if settings.trainer_common.algorithm.use_kl_in_reward else None
+        critic = self.backbone.values if "critic" in self.algorithm.needs else None
+        return credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
+
+    def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
+        """Update the weights with a batch; without samples, only measure.
+
+        The session is torn from here until `commit`, unless an interrupt came before the weights changed.
+        """
+        backbone, version = self.backbone, self.backbone.version
+        metrics, fresh_gap = dict(batch.metrics), None
+        if self.experiment.ajet.rollout.truncates or not batch.samples:
+            metrics |= self.observers.recomputed(episodes_of(taken.groups), self.step + 1, backbone)
+        self.torn = True
+        if batch.samples:
+            try:
+                updated = backbone.update(batch)
+            except BaseException:
+                self.torn = backbone.whole_version != version
+                raise
+            metrics, fresh_gap = updated.metrics | metrics, updated.fresh_gap
+            if taken.by_samplers and fresh_gap is not None:
+                metrics["sampler_gap"] = fresh_gap
+        return StepUpdate(version, metrics | {"version": backbone.version}, fresh_gap)
+
+    def commit(self, taken: StepGroups, batch: TrainingBatch, update: StepUpdate) -> None:
+        """Tell the store, the task order and the record what the update took and what it left; the step is over."""
+        step, run, store = self.step + 1, self.run, self.store
+        unused = [group for groups in taken.unused.values() for group in groups]
+        outcomes = dict(batch.outcomes)
+        for reason, groups in taken.unused.items():
+            outcomes |= discarded(groups, reason)
+        self._use(taken, step, outcomes)
+        if taken.reuse.worn:
+            store.discard(taken.reuse.worn, step, "stale")
+        for reason, groups in taken.unused.items():
+            store.discard([group.order for group in groups], step, reason)
+        store.give_back(taken.unfinished)
+        waiting = store.begun()
+        if self.tasks is not None:
+            self.tasks.learned([*taken.groups, *unused], waiting)
+        trained = Trained(
+            step,
+            update.version,
+            taken.groups,
+            outcomes,
+            batch.trained_by_episode,
+            {**update.metrics, **_measure_seconds(taken)},
+            tasks=[group.order for group in taken.groups if group.order not in taken.reuse.before],
+            again=[group.order for group in taken.groups if group.order in taken.reuse.before],
+            aside=unused,
+            discarded=[group.order for group in unused],
+            waiting=waiting,
+            given_up=taken.given_up,
+            dead=taken.dead,
+            quarantined=taken.quarantined,
+        )
+        if taken.single:
+            run.episodes.write(step, "debug", taken.single)
+        metrics = conclude(
+            trained,
+            self.experiment.ajet,
+            run,
+            observers=self.observers,
+            gaming=self.gaming,
+            on_step=self.on_step,
+            total=self.total_steps,
+        )
+        conclude_held_out(taken.held_out, run, step=step, on_step=self.on_step, total=self.total_steps)
+        self.idle = self.idle + 1 if is_idle(metrics) else 0
+        self.step, self.torn = step, False
 
     def show_depths(self, **more: int) -> None:
-        """For `ajet status`: what is begun and not over, and `more`."""
+        """Show in `ajet status` how many groups are begun and not over, and `more`."""
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
 
     def save(self) -> None:
-        """A checkpoint of the present step, atomically; a no-op if it exists."""
-        assert not self.torn, "what is there is of no step"
-        if self.saved_step == self.step:
+        """Save a checkpoint of the present step, atomically, unless there is one."""
+        assert not self.torn, "the state belongs to no step"
+        if self._is_saved:
             return
         state: dict[str, Any] = {
             "frontier": {**self.store.commit(), **(self.tasks.identity() if self.tasks is not None else {})},
@@ -146,18 +252,18 @@ class Training:
         }
         self.run.status.set(phase="checkpoint", step=self.step)
         measured = self.measured if self.validated == self.step else None
-        self.run.checkpoints.save(self.step, self.parts.backbone.save, state, measured=measured)
-        self.saved_step = self.step
+        self.run.checkpoints.save(self.step, self.backbone.save, state, measured=measured)
+        self.saved_step, self.is_validation_unsaved = self.step, False
         self.store.forget(self.run.checkpoints.horizon)
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """Save a checkpoint at a Ctrl-C; of a step that it cut apart nothing, as at a kill."""
+        """Save a checkpoint at a Ctrl-C; of a torn step nothing, as at a kill."""
         if self.torn:
             self.warn_torn()
         elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
-        elif self.step == self.saved_step:
+        elif self._is_saved:
             logger.warning("interrupted: step {} is saved; the same command goes on from it", self.step)
         else:
             logger.warning("interrupted: saving a checkpoint after step {}", self.step)
@@ -169,9 +275,8 @@ class Training:
             logger.warning("step {} is saved; the same command goes on from it", self.step)
 
     def save_ended(self) -> None:
-        """Save a checkpoint where something outside of the training ends the run; of a step that it cut apart
-        nothing."""
-        if not self.torn and self.step > max(self.saved_step, 0):
+        """Save a checkpoint where an error outside of the training ends the run; of a torn step nothing."""
+        if not self.torn and self.step > 0 and not self._is_saved:
             logger.warning("the run ends: saving a checkpoint after step {}", self.step)
             self.save()
 
@@ -182,6 +287,10 @@ class Training:
             self._describe_latest(),
         )
 
+    @property
+    def _is_saved(self) -> bool:
+        return self.saved_step == self.step and not self.is_validation_unsaved
+
     def _describe_latest(self) -> str:
         """Return from where the run goes on."""
         latest = self.run.checkpoints.latest() or self.run.resumed
@@ -189,38 +298,60 @@ class Training:
             return "from its beginning: it has no checkpoint"
         return f"from {latest.path}, after step {latest.step}"
 
+    def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        """Return the log-probabilities of samples under the policy and under the reference model."""
+        return self._score(samples, reference=False), self._score(samples, reference=True)
+
+    def _score(self, samples: list[Sample], *, reference: bool) -> list[Floats]:
+        tokens, temperature = self.trainer.micro_batch_tokens, self.experiment.ajet.rollout.temperature
+        with self.backbone.scorer(reference=reference) as scorer:
+            return scored(scorer, samples, tokens=tokens, temperature=temperature)
+
+    def _use(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
+        orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
+        if is_shared(self.store):
+            again: Collection[int] = taken.reuse.staying(taken.groups, outcomes)
+            self.store.use(orders, step, again=again, advantages=advantages_of(outcomes))
+        else:
+            self.store.use(orders, step)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether something that is done every so many steps is done after this one; 0 or less: never."""
+    return every > 0 and step % every == 0
+
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:
-    """The run's, at the checkpoint that it resumes. `folder`: for ends that must outlive the process. Raises TaskError
-    where the checkpoint was made over other tasks."""
+    """Open the run's store at the checkpoint that it resumes.
+
+    Args:
+        folder: where finished episodes are kept that must outlive the process.
+
+    Raises:
+        TaskError: the checkpoint was made over other tasks.
+    """
     return open_ledger(
         run.experiment,
         run.path,
         pending=folder,
         ledger=run.run_id,
-        at=resumed_state(run, tasks),
+        at=read_resumed_frontier(run, tasks),
         redact=run.redact,
     )
 
 
-def resumed_state(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
-    """What the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
+def read_resumed_frontier(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
+    """Return what the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
     state = dict(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.restore(state)
     return state
 
 
-def _needs_reference(settings: AjetConfig) -> bool:
-    return bool(settings.trainer_common.algorithm.use_kl_in_reward)
-
-
-def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], list[Any]]]:
-    settings, backbone = training.parts.experiment.ajet, training.parts.backbone
-
-    def under(samples: list[Sample], *, reference: bool) -> list[Floats]:
-        with backbone.scorer(reference=reference) as scorer:
-            tokens, temperature = settings.trainer_common.micro_batch_tokens, settings.rollout.temperature
-            return scored(scorer, samples, tokens=tokens, temperature=temperature)
-
-    return lambda samples: (under(samples, reference=False), under(samples, reference=True))
+def _measure_seconds(taken: StepGroups) -> dict[str, float]:
+    now = time.monotonic()
+    return {
+        "seconds/rollout": taken.ended - taken.began,
+        "seconds/update": now - taken.ended,
+        "seconds/step": now - taken.began,
+    }

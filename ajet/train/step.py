@@ -1,25 +1,74 @@
-"""Step: what every training step promises, kept in one place, wherever its optimizer was.
+"""One training step: the groups that it takes, what its update returned, and how it is recorded.
 
-Invariant: the local loop, `ajet serve` and what records verl's steps all end a step in `conclude`: each sampled token
-was trained or is counted by its reason, the plug-ins' observers have seen it, formats are logged, and episodes with
-their outcomes are on the disk before the row of metrics that counts them.
+Invariant: every training, whichever process had its optimizer, ends a step in `conclude`: each sampled token was
+trained or is counted under a reason, the plug-ins' observers have seen the step, and episodes with their outcomes are
+on the disk before the row of metrics that counts them.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import staleness_metrics
-from ajet.backbone.runner import OnStep, Trained
+from ajet.backbone.decoupled.closed_groups import Reuse
 from ajet.schema.episode import NO_OUTCOME, episodes_of
 from ajet.train.accounting import check_tokens, episode_metrics
 from ajet.train.format_log import log_formats
+from ajet.train.runner import OnStep, Trained
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
+    from ajet.schema.episode import Episode, Group, UntrainedReason
+    from ajet.store import Lease
     from ajet.train.gaming import GamingWatch
     from ajet.train.step_observers import StepObservers
+
+UnusedGroups = Mapping["UntrainedReason", Sequence["Group"]]
+"""Groups that no batch takes, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """What a source brings for one step."""
+
+    began: float
+    """Start of the step, by the monotonic clock in seconds."""
+    groups: Sequence[Group]
+    """Groups that the step trains on, by order."""
+    unused: UnusedGroups = field(default_factory=dict)
+    """Groups that are only recorded."""
+    unfinished: Sequence[Lease] = ()
+    """Leases to be given out again."""
+    single: Sequence[Episode] = ()
+    """Episodes of no group, which are only recorded."""
+    held_out: Sequence[Episode] = ()
+    """Attempts of clients at held-out tasks: a validation that is recorded with the step."""
+    by_samplers: bool = False
+    """Samplers in other processes played the groups."""
+    reuse: Reuse = field(default_factory=Reuse)
+    """Which groups were trained on before, and which may be again."""
+    given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    dead: int = 0
+    """See `Trained`, as for `given_up`."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Number of groups that could not be trained on, by kind."""
+    ended: float = field(default_factory=time.monotonic)
+    """End of the rollout, by the monotonic clock in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """What the update of one step returned."""
+
+    version: int
+    """Policy version that the step was trained from."""
+    metrics: Mapping[str, float]
+    fresh_gap: float | None = None
+    """See `ajet.backbone.contract.Update`."""
 
 
 def conclude(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.record.status import TO_VALIDATE
 from ajet.rollout.failure import refuse_if_all_failed
@@ -24,35 +23,39 @@ from ajet.rollout.sampling import split_repeats
 from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
-from ajet.train.parts import Parts
+from ajet.train.runner import OnStep
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
+    from ajet.train.parts import Parts
+    from ajet.train.session import TrainingSession
 
 
-def evaluate(
-    parts: Parts, run: RunDirectory, *, step: int, on_step: OnStep, total: int
-) -> tuple[dict[str, float], Measurement]:
-    """Play every validation task after `step` steps and conclude.
+def play_validation(session: TrainingSession, parts: Parts) -> None:
+    """Play every validation task after the present step and conclude.
 
     Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
-    `val_pass_n` times and pass@n and all@n are added.
+    `val_pass_n` times and pass@n and all@n are added. Raises RunFailed if every episode before step 1 failed.
     """
-    began = time.monotonic()
+    began, run, step = time.monotonic(), session.run, session.step
     tasks = list(enumerate(parts.tasks("validation")))
     repeats = split_repeats(parts.experiment.ajet, "validation")
     earlier = _recorded(run, tasks, step, repeats=repeats)
     over = {(episode.order, episode.repeat) for episode in earlier}
     run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(over)})
     groups = _whole(tasks, list(parts.rollout.play(tasks, step=step, split="validation", over=over)), earlier)
-    seconds = time.monotonic() - began + _took(earlier)
-    known = {episode.uuid for episode in earlier}
-    concluded = conclude_validation(
-        groups, run, step=step, seconds=seconds, on_step=on_step, total=total, recorded=known
+    metrics, measured = conclude_validation(
+        groups,
+        run,
+        step=step,
+        seconds=time.monotonic() - began + _took(earlier),
+        on_step=session.on_step,
+        total=session.total_steps,
+        recorded={episode.uuid for episode in earlier},
     )
     if step == 0:
         refuse_if_all_failed(episodes_of(groups), step)
-    return concluded
+    session.note_validation(metrics, measured)
 
 
 def _recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:

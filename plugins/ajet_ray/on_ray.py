@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.backbone.runner import Interrupts, RunnerOptions
 from ajet.schema.errors import ConfigError, RunFailed
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
 from ajet_ray.cluster.leftovers import Leftovers
 from ajet_ray.cluster.logs import find_last_line
 from ajet_ray.cluster.ray_cluster import ADDRESS, Needs, connected
@@ -39,7 +40,7 @@ LOOK_S = 10.0
 be killed then, too."""
 
 
-def address_of(options: RunnerOptions) -> str | None:
+def address_of(options: LaunchOptions) -> str | None:
     """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
     address = os.environ.get(ADDRESS)
     if options.with_ray_cluster and not address:

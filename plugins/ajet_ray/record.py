@@ -20,12 +20,13 @@ from ajet.algorithm import discarded
 from ajet.algorithm.mismatch import warn_of_mismatch
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.closed_groups import samplers_of
-from ajet.backbone.runner import Sink, Trained
 from ajet.environment.pinned import PinnedFile
 from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
+from ajet.train.runner import Trained
+from ajet.train.sink import RunSink
 from ajet_ray.mailbox import (
     Closed,
     Died,
@@ -60,7 +61,7 @@ class Record:
     backbone = "verl"
     """The entry of a checkpoint's state that says whose form it is in."""
 
-    def __init__(self, experiment: Experiment, run: RunDirectory, sink: Sink, tickets: Tickets) -> None:
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: Tickets) -> None:
         """sink: where steps and validations end, begun. tickets: where its positions are."""
         self._settings, self._run = experiment.ajet, run
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)

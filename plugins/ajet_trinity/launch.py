@@ -8,8 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
 from ajet.schema.errors import UserError
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
+from ajet.train.runner import Runner
+from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -47,7 +50,7 @@ class TrinityRunner(Runner):
                 expected="--from-store ADDRESS, with `ajet sample` beside it",
             )
 
-    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+    def require(self, experiment: Experiment, options: LaunchOptions) -> None:
         """A port for each gateway. On GPUs the command goes on in Trinity's own
         environment, if there is one."""
         from ajet_ray.cluster.gateway_port import require_gateways
@@ -89,7 +92,7 @@ class TrinityRunner(Runner):
         return [Finding(DISTRIBUTION, "ok", VERSION + (f", in {folder}" if folder is not None else ""))]
 
     def train(
-        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+        self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
         """See `ajet_trinity.train`."""
         from ajet_trinity.train import train_on_trinity

@@ -12,9 +12,9 @@ from ajet_ray.mailbox import Assigned, Letter, Saved, Stepped
 from ajet_ray.record import Record
 
 if TYPE_CHECKING:
-    from ajet.backbone.runner import Sink
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet.train.sink import RunSink
     from ajet_ray.tickets import Tickets
 
 BACKBONE = "trinity"
@@ -26,7 +26,7 @@ class TrinityRecord(Record):
 
     backbone = BACKBONE
 
-    def __init__(self, experiment: Experiment, run: RunDirectory, sink: Sink, tickets: Tickets) -> None:
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: Tickets) -> None:
         super().__init__(experiment, run, sink, tickets)
         self._assigned: dict[int, Assigned] = {}
 

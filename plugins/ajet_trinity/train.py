@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm import opened
-from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
+from ajet.train.sink import RunSink
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.ray_cluster import Needs
 from ajet_ray.on_ray import address_of, ended_by, run_on_ray
@@ -44,7 +46,7 @@ CPUS = 16
 
 
 def train_on_trinity(
-    experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
     """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
     UserError; and RunFailed with what Trinity's processes said."""
@@ -130,7 +132,9 @@ def _environment(folder: Path | None, device: str) -> dict[str, str]:
     return found
 
 
-def _config(experiment: Experiment, run: RunDirectory, sink: Sink) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
+def _config(
+    experiment: Experiment, run: RunDirectory, sink: RunSink
+) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """Trinity's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where
     the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
     from ajet.engine.model_source import locate

@@ -8,7 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
+from ajet.train.runner import Runner
+from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -68,7 +71,7 @@ class VerlRunner(Runner):
         if from_store is not None:
             require_one_sampling(experiment.ajet, config)
 
-    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+    def require(self, experiment: Experiment, options: LaunchOptions) -> None:
         """A port for each gateway."""
         from ajet_ray.cluster.gateway_port import require_gateways
 
@@ -107,7 +110,7 @@ class VerlRunner(Runner):
         return verl_findings(config.rollout.name if config is not None else "vllm", needed=needed)
 
     def train(
-        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+        self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
         """See `ajet_verl.train`."""
         from ajet_verl.train import train_on_verl

@@ -13,12 +13,14 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
-from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
+from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
+from ajet.train.sink import RunSink
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import DECOUPLED, SYNC
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def train_on_verl(
-    experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
     """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
     UserError; and what verl raised."""
@@ -151,7 +153,7 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
 
 
 def _config(
-    experiment: Experiment, run: RunDirectory, sink: Sink, *, own: bool
+    experiment: Experiment, run: RunDirectory, sink: RunSink, *, own: bool
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
     run that is resumed had others."""

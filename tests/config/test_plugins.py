@@ -270,7 +270,7 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
 
 
 PLAIN = """
-from ajet.backbone.runner import Runner
+from ajet.train.runner import Runner
 from ajet.config.backbones import Descriptor, KeyAdvice
 
 ADVICE = KeyAdvice(unread={"steps.old": "data.seed"}, switched={"steps.by_rows": {"steps.rows": "data.tokens"}})

@@ -16,8 +16,8 @@ from ajet.cli import launcher
 from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
 from ajet.config import load_experiment
 from ajet.config.references import resolve_reference
-from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
+from ajet.train.options import LaunchOptions
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
 from ajet_ray.on_ray import address_of

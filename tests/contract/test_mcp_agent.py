@@ -11,12 +11,12 @@ from ajet.config import load_experiment
 from ajet.environment.pinned import FILE, PinnedFile, Pins, read_pinned
 from ajet.record import EpisodeFiles
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_judge.answer_forms import form_of
 from ajet.tokens import Renderer
+from ajet.train.options import LaunchOptions
 from ajet.workflow.mcp_agent import McpAgentWorkflow
 from ajet_proof.tokens.proof_uses import prove_uses
 from tests.config_reads import KEYS, recorded_reads

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbone.runner import Runner
 from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.config.backbone_names import described
@@ -22,6 +21,7 @@ from ajet.run.runner import runner_of
 from ajet.schema.commands import program
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
+from ajet.train.runner import Runner
 from ajet_ray.tickets import open_verl_store
 from tests.ajet_command import metric_rows
 from tests.verl_fixtures import without_verl

@@ -20,10 +20,10 @@ from ajet.config import Experiment, load_experiment
 from ajet.record.live_status import live_status
 from ajet.record.status import read_status
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
 from ajet.schema.episode import Episode
 from ajet.store import Kept, SharedStore, open_shared
 from ajet.task_reader import TaskOrder
+from ajet.train.options import LaunchOptions
 from ajet.train.parts import assemble
 from ajet_mongo import documents
 from tests.ajet_command import metric_rows

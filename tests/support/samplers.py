@@ -19,11 +19,11 @@ from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
 from ajet.run.sampling.sample import SampleOptions, sample
 from ajet.run.sampling.sampler import Sampler
 from ajet.store import Address, SharedStore, open_shared
 from ajet.task_reader import TaskOrder, open_reader
+from ajet.train.options import LaunchOptions
 from tests.sample_fixtures import HELD_FROM, kept_of, project_in
 
 __all__ = [

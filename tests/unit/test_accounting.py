@@ -11,7 +11,6 @@ from types import SimpleNamespace as Made
 import numpy as np
 import pytest
 
-from ajet.backbone.runner import Trained
 from ajet.config import Experiment
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
@@ -21,6 +20,7 @@ from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.train.interrupts import Interrupts, Preempted
+from ajet.train.runner import Trained
 from ajet.train.step import conclude
 from ajet_proof.recorded.steps import HeldSteps
 

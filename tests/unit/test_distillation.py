@@ -25,10 +25,10 @@ from ajet.rollout.identity import Identity
 from ajet.rollout.teaching import Teaching
 from ajet.run.launch import launch
 from ajet.run.launchable import refuse_untrainable
-from ajet.run.options import LaunchOptions
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
+from ajet.train.options import LaunchOptions
 from tests.judge_fixtures import SECRET, JudgeServer
 from tests.local_fixtures import config_of, episode_of, group_of
 

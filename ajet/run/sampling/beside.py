@@ -6,7 +6,7 @@ made for a trainer that never came goes with it, and the folder is one of which 
 dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights is what
 that costs in memory (`ajet plan` says how much), and where both take theirs of one device's, a vLLM gets what the
 trainer's plan leaves. Its own grace is none: a trainer that is asked to end has it begin nothing new, and waits for
-what it plays (`FromStore`).
+what it plays (`StoreSource`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
-from ajet.train.sources.store import FromStore
+from ajet.train.sources.store import Samplers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,8 +84,8 @@ def threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
 
 
 @contextmanager
-def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromStore]:
-    """Within the block a sampler plays for what trains from the answer. Raises UserError."""
+def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[Samplers]:
+    """Within the block a sampler plays for a trainer of its store. Raises UserError."""
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
@@ -104,7 +104,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
         child.require_running()
 
     try:
-        yield FromStore(store, watch=watch, ends=True, on_first=warn_of_no_waiting)
+        yield Samplers(store, end_with_trainer=True, watch=watch, see_first=warn_of_no_waiting)
     finally:
         child.close()
         if anew:

@@ -32,9 +32,9 @@ from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
-    from ajet.backbone.runner import Interrupts
     from ajet.store.shared import Announced, Policy, SharedStore
     from ajet.task_reader import TaskOrder
+    from ajet.train.interrupts import Interrupts
     from ajet.train.parts import Parts
 
 LOOK = 0.25

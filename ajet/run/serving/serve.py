@@ -9,44 +9,39 @@ and no log: it comes from the environment, or is shown once.
 from __future__ import annotations
 
 import os
-import queue
 import secrets
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from loguru import logger
 from rich.text import Text
 
-from ajet.algorithm import discarded
 from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
-from ajet.record.learned import is_never_right, why_nothing
 from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.run.companions import beside
-from ajet.run.launch import recorded
+from ajet.run.launch import recorded, warn_of_unconfined
 from ajet.run.launchable import refuse_untrainable
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
-from ajet.run.summary import advise_given_answers, finish
-from ajet.schema.episode import Episode, Group, Outcome, episodes_of
+from ajet.run.summary import finish
+from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, require_own_store
 from ajet.task_reader import TaskOrder
 from ajet.train.footprint import rehearse_update
-from ajet.train.interrupts import Interrupts, Preempted
-from ajet.train.learn import FirstHalf, Unused, learn
-from ajet.train.session import Training, open_store
-from ajet.train.sources.served_batch import Batch
-from ajet.train.sources.served_validation import conclude_late, validate_served, who_validates, will_validate
+from ajet.train.interrupts import Interrupts
+from ajet.train.loop import train
+from ajet.train.session import TrainingSession, open_store
+from ajet.train.sources.served import ServedSource
+from ajet.train.sources.served_batch import take_results
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.config import AjetConfig, Experiment
+    from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
@@ -110,12 +105,14 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 announce(trainer, trainer.max_staleness)
                 if rehearsal:
                     rehearse_update(experiment, served.backbone)
-                training = Training.begin(served, run, served.store, served.tasks, _show_step)
+                session = TrainingSession(
+                    experiment, served.backbone, run, served.store, served.tasks, interrupts, _show_step
+                )  # fmt: skip
                 _take_up(served)
             with frozen_start():
                 _open_doors(served, run, key, given=given)
                 if trains:
-                    train_served(training, served, interrupts)
+                    train(session, ServedSource(served.desk, experiment.ajet, served.held_out))
                     finish(run, ends_idle=False)
                 else:
                     record_served(served.desk, run, recording, interrupts)
@@ -152,7 +149,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(experiment, backbone, adapters=backbone.adapters, opens_later=True)
         if reader is not None and backbone.trains:
-            held_out = who_validates(experiment, run, reader, judge, backbone, gateway)
+            held_out = open_held_out(experiment, run, reader, judge, backbone, gateway)
         desk = Desk(
             experiment,
             gateway,
@@ -172,6 +169,45 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
                 part.close()
 
 
+def open_held_out(
+    experiment: Experiment,
+    run: RunDirectory,
+    reader: OpenedReader,
+    judge: Judge,
+    backbone: Backbone,
+    gateway: Gateway,
+) -> Parts | None:
+    """The parts by which a launch would play the held-out tasks, where there are some and the YAML names an agent.
+    Raises UserError, as a launch does."""
+    from ajet.rollout import Rollout
+    from ajet.rollout.wiring import workflow_of
+    from ajet.run.services import require_services
+    from ajet.train.footprint import require_tools_fit
+    from ajet.train.parts import Parts, pins_of
+
+    settings = experiment.ajet
+    trainer = settings.trainer_common
+    if not reader.has("validation") or not (trainer.test_freq > 0 or trainer.val_before_train):
+        return None
+    if settings.rollout.user_workflow is None:
+        logger.info(
+            "the server plays no held-out tasks: rollout.user_workflow names no agent to play them; clients may ask "
+            "for them with held_out"
+        )
+        return None
+    if settings.rollout.deterministic:
+        logger.warning("rollout.deterministic: no held-out tasks are played, as clients come when they like")
+        return None
+    warn_of_unconfined(experiment)
+    require_services(experiment)
+    require_tools_fit(experiment)
+    workflow = workflow_of(experiment)
+    rollout = Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))
+    parts = Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
+    logger.info("{} held-out tasks, which the server plays with {}", len(parts.tasks("validation")), workflow.__name__)
+    return parts
+
+
 def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
     """Show every episode as it ends; its end was acknowledged when `recording` had it. Ends by KeyboardInterrupt, with
     what is under way recorded too."""
@@ -186,17 +222,12 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupt
     try:
         with interrupts.patient(run.experiment.ajet.trainer_common.grace, worth=lambda: desk.expects):
             while True:
-                keep(_alone([desk.results.get(), *_rest(desk)]))
+                keep(_alone([desk.results.get(), *take_results(desk)]))
     except KeyboardInterrupt:
         desk.close()
-        keep(_alone(_rest(desk)))
+        keep(_alone(take_results(desk)))
         recording.measure(last=True)
         raise
-
-
-def _can_fill(batch: Batch, desk: Desk, settings: AjetConfig) -> bool:
-    """Whether what goes on at the desk may still fill the batch, or has."""
-    return desk.expects or batch.whole(settings)
 
 
 def _take_up(served: ServeParts) -> None:
@@ -204,111 +235,6 @@ def _take_up(served: ServeParts) -> None:
     count = served.desk.restore()
     if count:
         logger.info("{} episodes that were finished and not trained on are taken up again", count)
-
-
-def train_served(training: Training, served: ServeParts, interrupts: Interrupts) -> None:
-    """Train on groups as they come in, until `total_training_steps` (None: for ever). Ends by KeyboardInterrupt after
-    saving, with what was not trained on recorded."""
-    settings, run, desk = training.parts.experiment.ajet, training.run, served.desk
-    trainer = settings.trainer_common
-    last = trainer.total_training_steps
-    batch, late = Batch(training.step + 1), list[Episode]()
-    try:
-        validate_served(training, served.held_out)
-        while last is None or training.step < last:
-            began = time.monotonic()
-            run.status.set(phase="serving", step=batch.step)
-            with interrupts.patient(trainer.grace, worth=partial(_can_fill, batch, desk, settings)):
-                while not batch.whole(settings):
-                    training.show_depths(closed=len(batch.groups), open=desk.playing)
-                    with suppress(queue.Empty):  # its time is over
-                        result = desk.results.get(timeout=batch.patience(settings.serve.batch_seconds))
-                        batch.add(result, training.parts.backbone.version, trainer.max_staleness)
-                if will_validate(training, served.held_out, batch.step):
-                    batch.held_out, late = [], batch.held_out  # a step has the numbers of one validation
-                played = FirstHalf(
-                    began, batch.groups, unused=batch.unused, alone=batch.alone, held_out=batch.held_out
-                )  # fmt: skip
-                learn(training, played, interrupts)
-            if training.exhausted:
-                _warn_idle(training)
-            batch, late = Batch(training.step + 1, held_out=late), []
-            validate_served(training, served.held_out)
-            if batch.held_out and will_validate(training, served.held_out, batch.step):
-                with interrupts.held():  # there is no step between that is without the server's own
-                    training.torn = True
-                    conclude_late(batch.held_out, training, served.held_out)
-                    served.store.use([episode.order for episode in batch.held_out], training.step)
-                    batch.held_out, training.torn = [], False
-            if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
-                with interrupts.held():
-                    training.save()
-    except Preempted:
-        if training.torn:
-            training.warn_torn()
-        else:
-            logger.warning(
-                "asked to end: saving step {}; what is not trained on waits for the next start", training.step
-            )
-        desk.close()
-        if training.step and not training.torn:
-            training.save()
-        raise
-    except KeyboardInterrupt:
-        if training.torn:
-            training.warn_torn()
-            desk.close()  # what is not trained on waits for the next start
-            raise
-        logger.warning("interrupted: saving what was learned up to step {}", training.step)
-        _leave(training, served, batch, late)
-        raise
-    _leave(training, served, batch, late)
-
-
-def _warn_idle(training: Training) -> None:
-    """Say it each time that so many steps have passed: the server goes on, for its clients do."""
-    idle, training.idle = training.idle, 0
-    rows = [row for row in training.run.metrics.rows() if "tasks" in row][-idle:]
-    logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
-    if is_never_right(rows):
-        logger.warning("{}", advise_given_answers(training.run.experiment.ajet))
-
-
-def _leave(training: Training, served: ServeParts, batch: Batch, late: list[Episode]) -> None:
-    """End what is under way, record what was not trained on with the last step, save. Before the first step there is
-    no checkpoint to record it with: then it stays in the store, too. `late`: held-out attempts that the batch was not
-    to have."""
-    served.desk.close()
-    run, left = training.run, Batch(training.step)
-    done = batch.step == training.step  # the interrupt came after its step
-    for result in [*(() if done else batch.results), *late, *_rest(served.desk)]:
-        left.add(result)
-    unused: Unused = {"oversampled": left.groups, **left.unused}
-    groups = [group for each in unused.values() for group in each]
-    if groups:
-        outcomes: dict[str, Outcome] = {}
-        for reason, each in unused.items():
-            outcomes |= discarded(each, reason)
-        run.episodes.write(left.step, "train", episodes_of(groups), outcomes)
-    if left.alone:
-        run.episodes.write(left.step, "debug", left.alone)
-    if training.step:
-        conclude_late(left.held_out, training, served.held_out)
-        for reason, each in unused.items():
-            served.store.discard([group.order for group in each], left.step, reason)
-            training.left += [group.order for group in each if group.order >= 0]
-        served.store.use([episode.order for episode in (*left.alone, *left.held_out)], left.step)
-        training.save()
-
-
-def _rest(desk: Desk) -> list[Group | Episode]:
-    """The groups and episodes that are there already."""
-    found: list[Group | Episode] = []
-    while True:
-        try:
-            found.append(desk.results.get_nowait())
-        except queue.Empty:
-            return found
 
 
 def _alone(results: list[Group | Episode]) -> list[Episode]:

@@ -5,6 +5,7 @@ Invariant: every result of the desk's is in it once: to be trained on, or with t
 
 from __future__ import annotations
 
+import queue
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.train.learn import Unused
+    from ajet.rollout.served import Desk
+    from ajet.train.step import UnusedGroups
 
 
 @dataclass(slots=True)
@@ -61,7 +63,7 @@ class Batch:
         return [*self.groups, *self.useless, *self.stale, *self.alone, *self.held_out]
 
     @property
-    def unused(self) -> Unused:
+    def unused(self) -> UnusedGroups:
         """The groups that no batch takes, by the reason."""
         return {"no_score": self.useless, "stale": self.stale}
 
@@ -81,3 +83,13 @@ class Batch:
         (self.stale if stale else self.groups if result.scored else self.useless).append(result)
         if self.groups and self.began is None:
             self.began = time.monotonic()
+
+
+def take_results(desk: Desk) -> list[Group | Episode]:
+    """Return the groups and episodes that are there already."""
+    found: list[Group | Episode] = []
+    while True:
+        try:
+            found.append(desk.results.get_nowait())
+        except queue.Empty:
+            return found

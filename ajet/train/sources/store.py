@@ -1,11 +1,11 @@
-"""Groups of a step as they come from samplers elsewhere, through a shared store.
+"""Groups that samplers in other processes play, taken from a shared store.
 
 Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk: no sampler ever
-plays with weights that a killed trainer forgets, and what the next trainer goes on from is what was announced last. A
-group older than `trainer_common.max_staleness` is trained on by no step, and no position is given out that could only
-become one if all goes in order (`Announcer`). Asked to end (SIGTERM), it waits only for a batch that what is closed and
-what is being played can fill; samplers that end with this process begin nothing new from then on, and what they play
-may end and be kept, within `trainer_common.grace` in all.
+plays with weights that a killed trainer forgets, and the next trainer starts from what was announced last. No step
+trains on a group older than `trainer_common.max_staleness`, and no position is given out that could only become one if
+all goes in order (`Announcer`). Asked to end (SIGTERM), the trainer waits only for a batch that closed groups and
+groups in play can fill; samplers that end with this process begin nothing new from then on, and what they play may end
+and be kept, within `trainer_common.grace` in all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from ajet.algorithm.staleness import announce
 from ajet.backbone.canary import Canary
@@ -22,173 +25,232 @@ from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_train
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
 from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
-from ajet.engine.probe import Probe
+from ajet.backbone.scoring import scored
+from ajet.config.schema.trainer_common import CANARY_ROUNDED
+from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
+from ajet.schema.batch import Sample
 from ajet.schema.commands import command
-from ajet.schema.episode import Episode, episodes_of
-from ajet.train.learn import Elsewhere, FirstHalf, learn
-from ajet.train.sources.probing import asked, begun
+from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.schema.timeline import Timeline
+from ajet.store import is_shared
+from ajet.train.sources.rollout import LaunchedSource
+from ajet.train.step import StepGroups, StepUpdate
 
 if TYPE_CHECKING:
-    from ajet.backbone.runner import Interrupts
+    from ajet.backbone.contract import Backbone
     from ajet.record import RunDirectory
     from ajet.store import Address, SharedStore
     from ajet.task_reader import TaskOrder
     from ajet.train.parts import Parts
-    from ajet.train.session import Training
+    from ajet.train.session import TrainingSession
 
-LOOK = 0.25
+POLL_S = 0.25
 """Seconds between two looks for closed groups."""
 
 
-class FromStore:
-    """See `ajet.train.loop.Source`."""
+def _do_nothing(*_: object) -> None: ...
 
-    def __init__(
-        self,
-        address: Address,
-        *,
-        watch: Callable[[], None] = lambda: None,
-        ends: bool = False,
-        on_first: Callable[[Sequence[Episode]], None] = lambda episodes: None,
-    ) -> None:
-        """`watch` is asked while groups are waited for, and may raise. `ends`: samplers end with this process.
-        `on_first` sees the first batch."""
-        self._address, self._watch, self._on_first, self.ends = address, watch, on_first, ends
-        self._hopes = True
-        """See `worth`."""
-        self._told: int | None = None
-        """The version that was announced last, by this process."""
-        self._store: SharedStore
-        self._says: Announcer
-        self._probe: Probe
-        self._run: RunDirectory
-        self._began = 0
-        self._closed: ClosedGroups
-        self._canary: Canary
+
+@dataclass(frozen=True, slots=True)
+class Samplers:
+    """Who plays the groups of a store."""
+
+    address: Address
+    """The store."""
+    end_with_trainer: bool = False
+    """They run on this machine, and end with this process."""
+    watch: Callable[[], None] = _do_nothing
+    """Called while groups are waited for; may raise."""
+    see_first: Callable[[Sequence[Episode]], None] = _do_nothing
+    """Called with the episodes of the first batch."""
+
+
+class StoreSource(LaunchedSource):
+    """Takes closed groups from a store, and announces each policy to the samplers that fill it."""
+
+    saves_before_error: ClassVar[bool] = False  # each step is saved already, but one that the canary refused
+    _says: Announcer
+    _closed: ClosedGroups
+    _canary: Canary
+    _probe: Probe
+
+    def __init__(self, parts: Parts, samplers: Samplers) -> None:
+        super().__init__(parts)
+        self._samplers = samplers
+        self._may_complete = True
+        self._announced: int | None = None
+        """Policy version that this process announced last."""
+        self._first_version = 0
         self._stale = 0
-        """Groups that wait to be discarded with the next step."""
+        """Number of groups to be discarded with the next step."""
+        self._is_first_taken = False
+        self._version = 0
+        """Policy version before the present step."""
+        self._groups: Sequence[Group] = ()
+        """Groups of the present step."""
 
-    def open(self, parts: Parts, run: RunDirectory, tasks: TaskOrder, at: Mapping[str, Any] | None) -> SharedStore:
-        """Raises UserError."""
-        settings = parts.experiment.ajet
+    def open_store(self, run: RunDirectory, tasks: TaskOrder, frontier: Mapping[str, Any] | None) -> SharedStore:
+        """Open the run's store at what a checkpoint holds of it. Raises UserError."""
+        settings = self.parts.experiment.ajet
         trainer = settings.trainer_common
         announce(trainer, trainer.max_staleness)
-        self._run = run
-        terms = Terms.of(parts.experiment, parts.backbone.tokenizer, tasks)
-        self._store = open_for_training(self._address, run, settings, at)
-        conf = str(parts.experiment.yaml_path or "FILE.yaml")
-        starts = "" if self.ends else command("sample", "--conf", conf, "--store", self._address.shown)
-        self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run), starts=starts)
-        terms_of_groups = group_terms(parts.experiment, run.run_id, adapters=trainer.lora.adapters)
-        self._closed = ClosedGroups(self._store, trainer, Quarantine(self._store, terms_of_groups))
-        return self._store
+        terms = Terms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
+        store = open_for_training(self._samplers.address, run, settings, frontier)
+        conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
+        start = command("sample", "--conf", conf, "--store", self._samplers.address.shown)
+        starts = "" if self._samplers.end_with_trainer else start
+        self._says = Announcer(store, terms, run.run_id, settings, show=show_in(run), starts=starts)
+        terms_of_groups = group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
+        self._closed = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
+        return store
 
-    def begun(self, training: Training) -> None:
-        """Announce the weights that the run goes on from, with which samplers play."""
-        self._began = training.parts.backbone.version
-        with training.parts.backbone.scorer() as scorer:
-            rounded = scorer.dtype != "float32"
-        self._canary = Canary(training.parts.experiment.ajet.trainer_common.canary, rounded=rounded)
-        earlier = self._store.announced()
-        self._probe = begun(training.parts, Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None)
-        self.learned(training)
-
-    def learned(self, training: Training) -> None:
-        """Save, and announce what is saved. Raises Fenced where another trains by now."""
-        if training.step:
-            training.save()
-        most = training.parts.experiment.ajet.trainer_common.max_staleness
-        self._probe = asked(self._probe, training.parts.backbone, keep=BACKLOG if most is None else most + 1)
-        self._says.changed()
-        self._announce(training)
-
-    def worth(self) -> bool:
-        """Whether it is worth waiting, as of the first look after this process was asked to end: what it then finds may
-        just have begun."""
-        return self._hopes
-
-    def interrupted(self, training: Training, interrupts: Interrupts) -> None:
-        """Let what samplers beside this process play end first, in the time that is left."""
-        grace = training.parts.experiment.ajet.trainer_common.grace
-        if not self.ends or self._told is None or not interrupts.left(grace):
-            return
-        self._says.hold()
-        if self._told != training.parts.backbone.version:
-            self.learned(training)
-        while interrupts.left(grace):
-            with interrupts.held():
-                self._announce(training)
-                if not self._says.leased:
-                    break
-                time.sleep(LOOK)
-
-    def shown(self, training: Training) -> AbstractContextManager[None]:
+    def running(self, session: TrainingSession) -> AbstractContextManager[None]:
         """See `Announcer.alive`."""
-        return self._says.alive(lambda: training.step)
+        return self._says.alive(lambda: session.step)
 
-    def ended(self, training: Training) -> None:
-        """Samplers are told so."""
-        self._announce(training, over=True)
-        self._store.leave()
+    def start(self, session: TrainingSession) -> None:
+        """Announce the weights that the run starts from, with which samplers play."""
+        backbone = session.backbone
+        self._first_version = backbone.version
+        with backbone.scorer() as scorer:
+            rounded = scorer.dtype != "float32"
+        self._canary = Canary(session.trainer.canary, rounded=rounded)
+        earlier = _shared(session).announced()
+        told = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
+        tolerance = session.trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
+        self._probe = Probe.going_on(told, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
+        self.save_if_due(session)
 
-    def step(self, training: Training, tasks: TaskOrder, interrupts: Interrupts) -> None:
-        """Wait for a batch of groups and train on it."""
-        settings = training.parts.experiment.ajet
-        size, step = settings.data.train_batch_size, training.step + 1
-        began, version = time.monotonic(), training.parts.backbone.version
-        training.run.status.set(phase="rollout", step=step)
-        ready, self._hopes = Ready(), True
+    def next_groups(self, session: TrainingSession) -> StepGroups:
+        """Wait for a batch of groups."""
+        assert session.tasks is not None, "a launched run has a task reader"
+        size, step = session.experiment.ajet.data.train_batch_size, session.step + 1
+        began, self._version = time.monotonic(), session.backbone.version
+        session.run.status.set(phase="rollout", step=step)
+        ready, self._may_complete = Ready(), True
         while len(ready.groups) < size:
-            with interrupts.held(whole=False):
-                self._closed.read(tasks, version)
-                ready = self._closed.ready(version, step)
+            with session.interrupts.held(whole=False):
+                self._closed.read(session.tasks, self._version)
+                ready = self._closed.ready(self._version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
-                    self._wait(training, len(ready.groups), size, interrupts)
+                    self._wait(session, len(ready.groups), size)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
         reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
-        self._on_first(episodes_of(groups))
-        self._on_first = lambda episodes: None
+        if not self._is_first_taken:
+            self._samplers.see_first(episodes_of(groups))
+            self._is_first_taken = True
         refuse_if_all_failed(episodes_of(groups), step)
-        given_up = self._says.newly_dead(tasks)  # counts the dead
-        elsewhere = Elsewhere(reuse, given_up, self._says.dead, self._says.quarantined)
-        played = FirstHalf(began, groups, unused={"stale": ready.stale}, elsewhere=elsewhere)
-        gap = learn(training, played, interrupts)
-        if gap is not None:  # before it is saved, and announced to whoever else plays
-            self._canary.judge(gap, version=version, samplers=samplers_of(groups, version))
+        self._groups = groups
+        return StepGroups(
+            began,
+            groups,
+            unused={"stale": ready.stale},
+            by_samplers=True,
+            reuse=reuse,
+            given_up=self._says.newly_dead(session.tasks),  # counts `dead`
+            dead=self._says.dead,
+            quarantined=self._says.quarantined,
+        )
 
-    def _wait(self, training: Training, there: int, size: int, interrupts: Interrupts) -> None:
-        asked = interrupts.left(training.parts.experiment.ajet.trainer_common.grace) is not None
-        if asked and self.ends:
+    def may_complete(self) -> bool:
+        """Return whether waiting may complete a step, as of the first look after this process was asked to end."""
+        return self._may_complete
+
+    def end_step(self, session: TrainingSession, update: StepUpdate) -> None:
+        """Compare what samplers say they sampled with what the trainer computes, before the step is saved and announced
+        to other samplers. Raises UserError."""
+        groups, self._groups = self._groups, ()
+        if update.fresh_gap is not None:
+            self._canary.judge(
+                update.fresh_gap, version=self._version, samplers=samplers_of(groups, self._version)
+            )  # fmt: skip
+
+    def save_if_due(self, session: TrainingSession) -> None:
+        """Save every step, and announce what is saved. Raises Fenced if another process trains by now."""
+        if session.step:
+            session.save()
+        most = session.trainer.max_staleness
+        self._probe = extend_probe(self._probe, session.backbone, keep=BACKLOG if most is None else most + 1)
+        self._says.changed()
+        self._announce(session)
+
+    def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
+        """End before the last step; what samplers of this process play may end first, in the time that is left."""
+        super().stop(session, interrupt)
+        grace, interrupts = session.trainer.grace, session.interrupts
+        if session.torn or not self._samplers.end_with_trainer or self._announced is None or not interrupts.left(grace):
+            return
+        self._says.hold()
+        if self._announced != session.backbone.version:
+            self.save_if_due(session)
+        while interrupts.left(grace):
+            with interrupts.held():
+                self._announce(session)
+                if not self._says.leased:
+                    break
+                time.sleep(POLL_S)
+
+    def finish(self, session: TrainingSession) -> None:
+        """End after the last step, and tell samplers."""
+        super().finish(session)
+        self._announce(session, over=True)
+        _shared(session).leave()
+
+    def _wait(self, session: TrainingSession, there: int, size: int) -> None:
+        asked = session.interrupts.left(session.trainer.grace) is not None
+        if asked and self._samplers.end_with_trainer:
             self._says.hold()
         earlier = self._says.leased
-        self._announce(training)
+        self._announce(session)
         held = max(earlier, self._says.leased)  # what closed between the two looks is not in `there` yet
-        self._hopes = not asked or there + held >= size or (self.ends and held > 0)
+        self._may_complete = not asked or there + held >= size or (self._samplers.end_with_trainer and held > 0)
         if not asked:  # then samplers may have been asked, too
-            self._watch()
-        self._says.wait(training.step + 1, there, size, self._stale)
-        time.sleep(LOOK)
+            self._samplers.watch()
+        self._says.wait(session.step + 1, there, size, self._stale)
+        time.sleep(POLL_S)
 
-    def _announce(self, training: Training, *, over: bool = False) -> None:
-        """The present policy, where what may be played has changed with it or with positions that are over."""
-        self._told = training.parts.backbone.version
-        size = training.parts.experiment.ajet.data.train_batch_size
+    def _announce(self, session: TrainingSession, *, over: bool = False) -> None:
+        """Announce the present policy, if what may be played has changed with it or with positions that are over."""
+        self._announced = session.backbone.version
+        size = session.experiment.ajet.data.train_batch_size
         self._says.announce(
-            training.step,
-            training.parts.backbone.version,
-            self._weights(training.step),
-            began=self._began,
+            session.step,
+            session.backbone.version,
+            _find_weights(session.run, session.step),
+            began=self._first_version,
             probe=self._probe,
             stale=self._stale,
-            wanted=size * max(0, training.total_steps - training.step),
+            wanted=size * max(0, session.total_steps - session.step),
             over=over,
         )
 
-    def _weights(self, step: int) -> Path | None:
-        """The folder of the step's weights; None: those of model.path."""
-        own = self._run.checkpoints.folder / f"step-{step}"
-        if own.exists():
-            return own.absolute()
-        return self._run.resumed.path.absolute() if self._run.resumed is not None else None
+
+def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
+    """Return the probe with the log-probabilities of the trainer's present weights.
+
+    Args:
+        keep: number of earlier versions that stay in it.
+    """
+    ids = np.array(probe.ids, np.int32)
+    mask = np.ones(len(ids), np.bool_)
+    mask[0] = False
+    zeros, versions = np.zeros(len(ids), np.float32), np.where(mask, backbone.version, -1).astype(np.int32)
+    line = Timeline(0, "probe", "probe", ids, mask, zeros, zeros, versions, ())
+    with backbone.scorer() as scorer:
+        (logprobs,) = scored(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
+    return probe.grown(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
+
+
+def _shared(session: TrainingSession) -> SharedStore:
+    assert is_shared(session.store), "`open_store` opened it"
+    return session.store
+
+
+def _find_weights(run: RunDirectory, step: int) -> Path | None:
+    """Return the folder of the weights after a step; None: those of model.path."""
+    own = run.checkpoints.folder / f"step-{step}"
+    if own.exists():
+        return own.absolute()
+    return run.resumed.path.absolute() if run.resumed is not None else None

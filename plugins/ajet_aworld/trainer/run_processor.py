@@ -90,7 +90,7 @@ class RunProcessor(TrainerProcessor):
     def train(self) -> None:
         """Run it in this process. Raises UserError for what the person can mend."""
         from ajet.run.launch import launch
-        from ajet.run.options import LaunchOptions
+        from ajet.train.options import LaunchOptions
 
         launch(self.experiment(), LaunchOptions(with_ray=self.with_ray))
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.backbone.runner import RunnerOptions
     from ajet.config import Experiment
+    from ajet.train.options import LaunchOptions
 
 
 def require_gateways(
-    experiment: Experiment, options: RunnerOptions, processes: Callable[[], int], *, named: str
+    experiment: Experiment, options: LaunchOptions, processes: Callable[[], int], *, named: str
 ) -> None:
     """Raises UserError where they could not listen: the port is taken, the address is none of this machine's, or
     several are to share one port. `processes`: how many gateways there will be, which the key `named` says; asked only

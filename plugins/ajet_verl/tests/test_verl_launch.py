@@ -17,9 +17,9 @@ from loguru import logger
 
 from ajet.config import Experiment
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
 from ajet.schema.errors import ConfigError, RunFailed, UserError
 from ajet.train.interrupts import Interrupts
+from ajet.train.options import LaunchOptions
 from ajet.train.sink import RunSink
 from ajet_ray.mailbox import Died, Phase, Stepped
 from ajet_verl import cpu

@@ -11,7 +11,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import value_at
 from ajet.run.launch import launch
-from ajet.run.options import LaunchOptions
+from ajet.train.options import LaunchOptions
 from ajet_verl.config.precedence import apply_sections, find_overridden, overridden_lines
 from tests.verl_fixtures import experiment, without_verl
 

@@ -30,7 +30,7 @@ _IMPORTED = (
     *("ajet.schema.task:Task", "ajet.schema.task:WorkflowTask", "ajet.schema.task:WorkflowOutput"),
     *("ajet.schema.errors:UserError", "ajet.schema.errors:RunFailed", "ajet.schema.errors:JudgeFailure"),
     *("ajet.task_reader:TaskReader", "ajet.record.trackers:Tracker", "ajet.record.trackers:TrackedRun"),
-    *("ajet.config.backbones:Descriptor", "ajet.backbone.contract:Backbone", "ajet.backbone.runner:Runner"),
+    *("ajet.config.backbones:Descriptor", "ajet.backbone.contract:Backbone", "ajet.train.runner:Runner"),
     *("ajet.store:Store", "ajet.store:RunStore", "ajet.store:open_shared", "ajet.store:Policy"),
     *("ajet_proof:prove", "ajet_trl:TrlTrainer"),
 )

@@ -1,30 +1,28 @@
 """Runner: who lays out the processes of a training, and what it is handed for it.
 
 Invariant: a runner decides where optimizer and engine live, and nothing else. What a step promises is kept where its
-`Sink` is: each step that a runner trains, and each validation that it plays, ends in there, in the process that the
+`RunSink` is: each step that a runner trains, and each validation that it plays, ends in there, in the process that the
 person started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome
 
 if TYPE_CHECKING:
-    from ajet.algorithm import Algorithm
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
-    from ajet.record.held_out import Measurement
     from ajet.schema.finding import Finding
     from ajet.store import Address
-    from ajet.task_reader.contamination import Overlap
-    from ajet.tokens import Renderer
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
+    from ajet.train.sink import RunSink
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, total steps, metrics)."""
@@ -69,79 +67,6 @@ class Trained:
         return self.version if trained else self.version + 1
 
 
-class Sink(Protocol):
-    """Takes ended steps and validations, whoever trains: accounting, proof, record, screen."""
-
-    @property
-    def on_step(self) -> OnStep:
-        """For who concludes by itself."""
-        ...
-
-    def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None) -> None:
-        """The tasks are known, `train` of them: what is to be said of the plan is said."""
-        ...
-
-    def begin(self, words: Renderer | None, *, total: int) -> None:
-        """Before the first step. `words`: the run's renderer, by which a sample of each step is proven; `total`: the
-        last step."""
-        ...
-
-    def on_episode(self, episode: Episode) -> None:
-        """An episode ended. Thread-safe."""
-        ...
-
-    def conclude(self, trained: Trained) -> dict[str, float]:
-        """The step's metrics, once it is recorded. Raises AssertionError where a sampled token is neither trained nor
-        counted, UserError where the record cannot be written."""
-        ...
-
-    def conclude_validation(
-        self, groups: Sequence[Group], *, step: int, seconds: float
-    ) -> tuple[dict[str, float], Measurement]:
-        """Record the held-out tasks' episodes after `step`; answers what they came to."""
-        ...
-
-
-class Interrupts(Protocol):
-    """The person's Ctrl-C."""
-
-    def held(self, *, whole: bool = True) -> AbstractContextManager[None]:
-        """Within the block a first one waits. Raises KeyboardInterrupt when the block ends, or before it. `whole`
-        False: it is one look of many, after which a SIGTERM that waits in `patient` waits on."""
-        ...
-
-    def patient(self, seconds: float, worth: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
-        """Within the block a first SIGTERM waits for the end of the next `held`, or of the block, at most so long."""
-        ...
-
-    def left(self, seconds: float) -> float | None:
-        """The seconds left of so many after the first SIGTERM; None: there was none."""
-        ...
-
-    def heard(self) -> None:
-        """For who caught one and goes on to further blocks."""
-        ...
-
-
-class RunnerOptions(Protocol):
-    """Flags of a launch that say how it is laid out."""
-
-    @property
-    def rehearsal(self) -> bool: ...
-
-    @property
-    def from_store(self) -> Address | None: ...
-
-    @property
-    def with_ray(self) -> bool: ...
-
-    @property
-    def with_ray_cluster(self) -> bool: ...
-
-    @property
-    def skip_check_avail_gpu(self) -> bool: ...
-
-
 class Runner:
     """Made without arguments. A backbone with processes of its own derives from it, and names the class in its
     descriptor."""
@@ -179,7 +104,7 @@ class Runner:
             here: True if the training is to run on this machine.
         """
 
-    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+    def require(self, experiment: Experiment, options: LaunchOptions) -> None:
         """Before a training has a folder. Raises UserError for settings and flags that do not go together."""
 
     def shown(self, experiment: Experiment) -> str:
@@ -196,7 +121,7 @@ class Runner:
         return []
 
     def train(
-        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+        self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
         """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it trains")

@@ -1,0 +1,57 @@
+"""The contract of a source: where the groups of each step come from, and what else its kind of training does."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from ajet.train.session import TrainingSession
+    from ajet.train.step import StepGroups, StepUpdate
+
+
+class Source:
+    """Brings the groups of each step. The hooks have the behaviour of a training that plays its own episodes."""
+
+    saves_before_error: ClassVar[bool] = True
+    """A run that ends by a user error saves the steps that are committed."""
+
+    def next_groups(self, session: TrainingSession) -> StepGroups:
+        """Return the groups of the next step, waiting for them. Raises UserError."""
+        raise NotImplementedError
+
+    def running(self, session: TrainingSession) -> AbstractContextManager[None]:
+        """Return a context in which the training runs, from before its first step until after its last."""
+        return nullcontext()
+
+    def start(self, session: TrainingSession) -> None:
+        """Prepare the first step: the weights are loaded, and a validation that was due has run."""
+
+    def is_finished(self, session: TrainingSession) -> bool:
+        """Return whether no further step is to be made."""
+        return session.step >= session.total_steps or session.is_exhausted
+
+    def may_complete(self) -> bool:
+        """Return whether a run that was asked to end should wait for the present step. Called from any thread."""
+        return True
+
+    def end_step(self, session: TrainingSession, update: StepUpdate) -> None:
+        """Look at a step that is committed, before it is saved. Raises UserError."""
+
+    def validate_if_due(self, session: TrainingSession) -> None:
+        """Measure the policy after the present step, if this is due and was not done."""
+
+    def save_if_due(self, session: TrainingSession) -> None:
+        """Save a checkpoint of the present step, if one is due."""
+        if session.is_due(session.trainer.save_freq) or session.step == session.total_steps:
+            session.save()
+
+    def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
+        """End before the last step, and save what is committed."""
+        session.interrupts.heard()
+        with session.interrupts.held():  # a second one does not cost the checkpoint
+            session.save_interrupted()
+
+    def finish(self, session: TrainingSession) -> None:
+        """End after the last step."""
+        session.save()
