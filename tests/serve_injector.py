@@ -220,7 +220,7 @@ class ServedWorld:
         await asyncio.wrap_future(looks)
 
     async def _learn(self) -> None:
-        """As `train_served` takes results and `learn` tells the store of them."""
+        """As `ServedSource` takes results and a session's commit tells the store of them."""
         server, batch = self._server, self.batch
         with contextlib.suppress(queue.Empty):
             while True:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.train.parts import Parts
+    from ajet.train.sources.store import Samplers
+    from ajet.train.step import OnStep
 
 
 class InProcessRunner(Runner):
@@ -36,11 +38,8 @@ class InProcessRunner(Runner):
         """See `ajet.train.loop`."""
         from ajet.run.sampling.beside import half_of_the_cores, sampler_beside
         from ajet.train.footprint import rehearse_update
-        from ajet.train.loop import train
         from ajet.train.parts import assemble, pins_of
-        from ajet.train.session import TrainingSession, open_store, read_resumed_frontier
-        from ajet.train.sources.rollout import RolloutSource, make_task_order
-        from ajet.train.sources.store import Samplers, StoreSource
+        from ajet.train.sources.store import Samplers
 
         samplers = Samplers(options.from_store) if options.from_store is not None else None
         with ExitStack() as stack:
@@ -52,16 +51,28 @@ class InProcessRunner(Runner):
             )
             if options.rehearsal:
                 rehearse_update(experiment, parts.backbone)
-            tasks = make_task_order(parts.tasks("train"), experiment.ajet)
-            source: StoreSource | RolloutSource
-            if samplers is None:
-                source, store = RolloutSource(parts), open_store(run, tasks)
-            else:
-                source = StoreSource(parts, samplers)
-                store = source.open_store(run, tasks, read_resumed_frontier(run, tasks))
-            session = TrainingSession(experiment, parts.backbone, run, store, tasks, interrupts, sink.on_step)
-            warn_of_plan(parts, session.algorithm, len(tasks), plays_here=samplers is None or samplers.end_with_trainer)
-            train(session, source)
+            train_parts(parts, run, samplers, interrupts, sink.on_step)
+
+
+def train_parts(
+    parts: Parts, run: RunDirectory, samplers: Samplers | None, interrupts: Interrupts, on_step: OnStep
+) -> None:
+    """Train with assembled parts. `samplers`: who plays; None: this process, in turns with the updates."""
+    from ajet.train.loop import train
+    from ajet.train.session import TrainingSession, open_store, read_resumed_frontier
+    from ajet.train.sources.rollout import RolloutSource, make_task_order
+    from ajet.train.sources.store import StoreSource
+
+    tasks = make_task_order(parts.tasks("train"), parts.experiment.ajet)
+    source: StoreSource | RolloutSource
+    if samplers is None:
+        source, store = RolloutSource(parts), open_store(run, tasks)
+    else:
+        source = StoreSource(parts, samplers)
+        store = source.open_store(run, tasks, read_resumed_frontier(run, tasks))
+    session = TrainingSession(parts.experiment, parts.backbone, run, store, tasks, interrupts, on_step)
+    warn_of_plan(parts, session.algorithm, len(tasks), plays_here=samplers is None or samplers.end_with_trainer)
+    train(session, source)
 
 
 def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, plays_here: bool) -> None:

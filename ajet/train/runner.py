@@ -7,12 +7,8 @@ person started.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -23,48 +19,6 @@ if TYPE_CHECKING:
     from ajet.train.interrupts import Interrupts
     from ajet.train.options import LaunchOptions
     from ajet.train.sink import RunSink
-
-OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, total steps, metrics)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A step as its optimizer leaves it."""
-
-    step: int
-    version: int
-    """The policy version that it was trained from."""
-    groups: Sequence[Group]
-    """Those that its numbers are over."""
-    outcomes: Mapping[str, Outcome]
-    """Of all its episodes, by uuid."""
-    tokens: Mapping[str, int]
-    """Tokens that were trained, by uuid."""
-    numbers: Mapping[str, float]
-    """What credit, update and clock say."""
-    tasks: Sequence[int]
-    """Orders of the groups that the batch was made of and that no batch was before."""
-    again: Sequence[int] = ()
-    """Orders of the others, which an earlier step trained on, too."""
-    aside: Sequence[Group] = ()
-    """Recorded only."""
-    discarded: Sequence[int] = ()
-    """Orders of the groups that no batch takes."""
-    waiting: Sequence[int] = ()
-    """Orders of tasks that were begun and are in no step yet."""
-    given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """By order, those that samplers failed at until they were given out no more, and why each attempt failed, as far as
-    no step of this process said so."""
-    dead: int = 0
-    """How many there are in all."""
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Those of them that could not be trained on, by the kind of the refusal."""
-
-    def newest(self, episode: Episode) -> int:
-        """The latest policy version that can have sampled it: what no update used may have ended after this one."""
-        trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
-        return self.version if trained else self.version + 1
 
 
 class Runner:

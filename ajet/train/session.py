@@ -26,8 +26,7 @@ from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
 from ajet.train.gaming import GamingWatch
 from ajet.train.interrupts import Interrupts
-from ajet.train.runner import OnStep, Trained
-from ajet.train.step import StepGroups, StepUpdate, UnusedGroups, conclude
+from ajet.train.step import OnStep, StepGroups, StepUpdate, Trained, UnusedGroups, conclude
 from ajet.train.step_observers import StepObservers
 from ajet.train.validation import conclude_held_out
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Group
     from ajet.task_reader.contamination import Overlap
     from ajet.tokens import Renderer
-    from ajet.train.runner import OnStep, Trained
+    from ajet.train.step import OnStep, Trained
 
 
 class RunSink:

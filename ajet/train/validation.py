@@ -23,21 +23,22 @@ from ajet.rollout.sampling import split_repeats
 from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
-from ajet.train.runner import OnStep
+from ajet.train.step import OnStep
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.train.parts import Parts
-    from ajet.train.session import TrainingSession
 
 
-def play_validation(session: TrainingSession, parts: Parts) -> None:
-    """Play every validation task after the present step and conclude.
+def play_validation(
+    parts: Parts, run: RunDirectory, *, step: int, on_step: OnStep, total: int
+) -> tuple[dict[str, float], Measurement]:
+    """Play every validation task after a step, record the episodes, and return their metrics and what they measured.
 
     Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
-    `val_pass_n` times and pass@n and all@n are added. Raises RunFailed if every episode before step 1 failed.
+    `val_pass_n` times and pass@n and all@n are added. Raises UserError if every episode before step 1 failed.
     """
-    began, run, step = time.monotonic(), session.run, session.step
+    began = time.monotonic()
     tasks = list(enumerate(parts.tasks("validation")))
     repeats = split_repeats(parts.experiment.ajet, "validation")
     earlier = _recorded(run, tasks, step, repeats=repeats)
@@ -49,13 +50,13 @@ def play_validation(session: TrainingSession, parts: Parts) -> None:
         run,
         step=step,
         seconds=time.monotonic() - began + _took(earlier),
-        on_step=session.on_step,
-        total=session.total_steps,
+        on_step=on_step,
+        total=total,
         recorded={episode.uuid for episode in earlier},
     )
     if step == 0:
         refuse_if_all_failed(episodes_of(groups), step)
-    session.note_validation(metrics, measured)
+    return metrics, measured
 
 
 def _recorded(run: RunDirectory, tasks: Sequence[tuple[int, Task]], step: int, *, repeats: int) -> list[Episode]:

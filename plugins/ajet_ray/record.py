@@ -25,8 +25,8 @@ from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
-from ajet.train.runner import Trained
 from ajet.train.sink import RunSink
+from ajet.train.step import Trained
 from ajet_ray.mailbox import (
     Closed,
     Died,

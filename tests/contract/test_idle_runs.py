@@ -14,8 +14,8 @@ from loguru import logger
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.run.serving.serve import _warn_idle
 from ajet.schema.commands import command
+from ajet.train.sources.served import ServedSource
 from tests.ajet_command import metric_rows
 
 AGENT = """
@@ -93,8 +93,8 @@ def test_a_server_goes_on_and_says_so(tmp_path: Path) -> None:
         record.metrics.log(step, equal, tasks=[step])
     told: list[str] = []
     sink = logger.add(told.append, format="{message}", level="WARNING")
-    training: Any = SimpleNamespace(idle=2, run=record)
-    _warn_idle(training)
+    training: Any = SimpleNamespace(idle=2, is_exhausted=True, step=2, run=record)
+    ServedSource(None, record.experiment.ajet, None).end_step(training, None)  # type: ignore[arg-type]
     logger.remove(sink)
     record.close("finished")
     assert training.idle == 0, "the next warning comes after as many steps again"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ajet.backbone.local import backbone as backbone_module
 from ajet.config import Experiment
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
-from ajet.train.sources.probing import asked, begun
+from ajet.train.sources.store import extend_probe, start_probe
 from ajet_ray.folder_probe import FolderProbe
 from ajet_verl.trainer.fresh_tokens import canary_gap
 from tests.local_fixtures import sample_of
@@ -101,12 +100,12 @@ def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
     with opened(tmp_path) as backbone:
         experiment = experiment_in(tmp_path)
         folders = FolderProbe(experiment, backbone.tokenizer)
-        known = begun(SimpleNamespace(backbone=backbone, experiment=experiment), None)
+        known = start_probe(backbone, experiment.ajet.trainer_common, None)
         assert folders.known(None, 0) == known
         backbone.update(BATCH)
         (saved := tmp_path / "saved").mkdir()
         backbone.save(saved)
-        there = asked(known, backbone, keep=1).said[1]
+        there = extend_probe(known, backbone, keep=1).said[1]
         first, later = folders.said(None), folders.said(saved)
         assert np.abs(np.array(later) - there).max() < 1e-4 < np.abs(np.array(first) - there).mean()
         earlier = known.grown(0, first, keep=1).grown(1, later, keep=1)

@@ -14,7 +14,7 @@ from ajet.run.summary import Tally
 from ajet.schema.episode import Failure, Group, Verdict
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
-from tests.unit.test_accounting import an_episode
+from tests.train.test_accounting import an_episode
 
 REWARDS = st.floats(-5, 5, allow_nan=False).map(lambda value: round(value, 3))
 

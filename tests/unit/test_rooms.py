@@ -130,8 +130,8 @@ def test_no_two_files_import_each_other(trees: dict[Path, ast.Module]) -> None:
         TopologicalSorter(arrows).prepare()
     except CycleError as circle:
         pytest.fail(" <- ".join(circle.args[1]))
-    assert "ajet.schema.episode" in arrows["ajet.train.learn"], "a name of a file"
-    assert "ajet.config.schema.experiment" in arrows["ajet.train.loop"], "a name that a package hands on"
+    assert "ajet.schema.episode" in arrows["ajet.train.session"], "a name of a file"
+    assert "ajet.config.schema.experiment" in arrows["ajet.train.session"], "a name that a package hands on"
 
 
 def dotted(path: Path) -> str:

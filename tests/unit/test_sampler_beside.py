@@ -14,13 +14,14 @@ import pytest
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
-from ajet.run import parts, train
+from ajet.run import runner
 from ajet.run.companions import RunningCompanion
 from ajet.run.runner import InProcessRunner
 from ajet.run.sampling import beside as sampler_beside_module
 from ajet.run.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
+from ajet.train import parts
 from tests.local_fixtures import config_of, episode_of
 
 
@@ -64,9 +65,9 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
     store = open_shared(Address(tmp_path / STORE), rolls=True)
     store.announce(Policy("run", 1, "", told={OVER: True}))
     store.disconnect()
-    with sampler_beside(experiment, run) as source:
+    with sampler_beside(experiment, run) as samplers:
         assert events == []
-        source._watch()
+        samplers.watch()
         assert events == ["start", "require_running"]
     assert events[-1] == "close"
 
@@ -105,7 +106,7 @@ def test_the_sampler_loads_while_the_trainer_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sampler_beside_module, "half_of_the_cores", lambda experiment: experiment)
     monkeypatch.setattr(parts, "assemble", lambda *given, **more: noted("trainer"))
     monkeypatch.setattr(parts, "pins_of", lambda run: None)
-    monkeypatch.setattr(train, "train", lambda given, run, interrupts, on_step, source: events.append(source))
+    monkeypatch.setattr(runner, "train_parts", lambda given, run, samplers, *more: events.append(samplers))
     experiment: Any = SimpleNamespace(ajet=config_of(mode="async"))
     options: Any = SimpleNamespace(from_store=None, rehearsal=False)
     one: Any = SimpleNamespace(run_id="run", on_episode=None, on_step=None)

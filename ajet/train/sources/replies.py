@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.train.interrupts import Interrupts
-    from ajet.train.runner import OnStep
-    from ajet.train.step import StepGroups
+    from ajet.train.step import OnStep, StepGroups
 
 
 class RepliesSource(Source):

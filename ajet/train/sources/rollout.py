@@ -32,7 +32,7 @@ class LaunchedSource(Source):
 
     def validate_if_due(self, session: TrainingSession) -> None:
         if self.parts.reader.has("validation") and session.is_validation_due(session.total_steps):
-            play_validation(session, self.parts)
+            validate(session, self.parts)
 
 
 class RolloutSource(LaunchedSource):
@@ -57,6 +57,14 @@ class RolloutSource(LaunchedSource):
         kept.sort(key=lambda group: group.order)
         refuse_if_all_failed(episodes_of(kept), step)
         return session.own_groups(began, kept, unused={"oversampled": oversampled}, unfinished=returned)
+
+
+def validate(session: TrainingSession, parts: Parts) -> None:
+    """Play the held-out tasks after the present step."""
+    metrics, measured = play_validation(
+        parts, session.run, step=session.step, on_step=session.on_step, total=session.total_steps
+    )
+    session.note_validation(metrics, measured)
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:

@@ -20,9 +20,10 @@ from ajet.record.learned import advise_given_answers, is_never_right, why_nothin
 from ajet.schema.episode import Episode, Outcome, episodes_of
 from ajet.train.interrupts import Preempted
 from ajet.train.session import is_due
+from ajet.train.sources.rollout import validate
 from ajet.train.sources.served_batch import Batch, take_results
 from ajet.train.sources.source import Source
-from ajet.train.validation import conclude_held_out, groups_by_task, play_validation
+from ajet.train.validation import conclude_held_out, groups_by_task
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -78,7 +79,7 @@ class ServedSource(Source):
     def validate_if_due(self, session: TrainingSession) -> None:
         """Play the held-out tasks, while clients go on and no update is made."""
         if self._held_out is not None and session.is_validation_due(session.trainer.total_training_steps):
-            play_validation(session, self._held_out)
+            validate(session, self._held_out)
 
     def save_if_due(self, session: TrainingSession) -> None:
         batch = self._batch

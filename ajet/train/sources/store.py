@@ -39,6 +39,7 @@ from ajet.train.step import StepGroups, StepUpdate
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
+    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
     from ajet.store import Address, SharedStore
     from ajet.task_reader import TaskOrder
@@ -113,13 +114,10 @@ class StoreSource(LaunchedSource):
         """Announce the weights that the run starts from, with which samplers play."""
         backbone = session.backbone
         self._first_version = backbone.version
-        with backbone.scorer() as scorer:
-            rounded = scorer.dtype != "float32"
-        self._canary = Canary(session.trainer.canary, rounded=rounded)
+        self._canary = Canary(session.trainer.canary, rounded=_is_rounded(backbone))
         earlier = _shared(session).announced()
-        told = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
-        tolerance = session.trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
-        self._probe = Probe.going_on(told, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
+        known = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
+        self._probe = start_probe(backbone, session.trainer, known)
         self.save_if_due(session)
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
@@ -227,6 +225,16 @@ class StoreSource(LaunchedSource):
         )
 
 
+def start_probe(backbone: Backbone, trainer: TrainerCommon, earlier: Probe | None) -> Probe:
+    """Return a probe without any version from the present one on.
+
+    Args:
+        earlier: the probe that another process announced before.
+    """
+    tolerance = trainer.canary_tolerance(rounded=_is_rounded(backbone)) or CANARY_ROUNDED
+    return Probe.going_on(earlier, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
+
+
 def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
     """Return the probe with the log-probabilities of the trainer's present weights.
 
@@ -241,6 +249,11 @@ def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
     with backbone.scorer() as scorer:
         (logprobs,) = scored(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
     return probe.grown(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
+
+
+def _is_rounded(backbone: Backbone) -> bool:
+    with backbone.scorer() as scorer:
+        return scorer.dtype != "float32"
 
 
 def _shared(session: TrainingSession) -> SharedStore:

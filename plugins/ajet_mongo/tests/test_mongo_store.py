@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from loguru import logger
 
+from ajet.config import Experiment
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import RunFailed, UserError
@@ -25,11 +26,12 @@ from ajet.store.contract import Lease, LeaseLost
 from ajet.store.leftovers import Left, left_in_store
 from ajet.store.opening import PASSWORD, USER, note_elsewhere
 from ajet.store.shared import COUNT
-from ajet.train import learn
+from ajet.train import session
+from ajet.train.interrupts import Interrupts
+from ajet.train.step import StepGroups, StepUpdate
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
 from ajet_mongo.documents import documents_of, kept_of
 from ajet_mongo.mongo_store import MongoStore
-from tests.local_fixtures import config_of
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
 
@@ -633,16 +635,13 @@ def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatc
     store.put(lease, Kept(episode("a")))
     store.close(lease)
     group = Group(episode().task, lease.order, [episode("a")])
-    nothing: Any = SimpleNamespace(set=lambda **more: None, held=nullcontext, recomputed=lambda *given: {})
-    batch = SimpleNamespace(outcomes={"a": Outcome(1, 0.5)}, metrics={}, samples=[], trained_by_episode={})
-    training: Any = SimpleNamespace(
-        parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config_of()), backbone=SimpleNamespace(version=0)),
-        run=SimpleNamespace(status=nothing), store=store, step=0, tasks=None, batch=lambda *given: batch,
-        observers=nothing, gaming=None, on_step=None, total_steps=2, idle=0,
-    )  # fmt: skip
-    monkeypatch.setattr(learn, "conclude", lambda *given, **more: {})
-    monkeypatch.setattr(learn, "conclude_held_out", lambda *given, **more: None)
-    learn.learn(training, learn.FirstHalf(0.0, [group], elsewhere=learn.Elsewhere(learn.Reuse(), {}, 0)), nothing)
+    batch: Any = SimpleNamespace(outcomes={"a": Outcome(1, 0.5)}, trained_by_episode={})
+    experiment = Experiment.from_dict({"ajet": {}})
+    run: Any = SimpleNamespace(resumed=None, take_up=lambda: None, episodes=SimpleNamespace(whole_steps=list))
+    backbone: Any = SimpleNamespace(tokenizer=None)
+    monkeypatch.setattr(session, "conclude", lambda *given, **more: {})
+    training = session.TrainingSession(experiment, backbone, run, store, None, Interrupts(), lambda *given: None)
+    training.commit(StepGroups(0.0, [group], by_samplers=True), batch, StepUpdate(0, {}))
     with MongoClient(mongod.uri) as client:
         (record,) = client["ajet"].Record.find()
     assert record["advantages"] == [{"step": 1, "advantage": 0.5}]

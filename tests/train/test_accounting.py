@@ -20,8 +20,7 @@ from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.train.interrupts import Interrupts, Preempted
-from ajet.train.runner import Trained
-from ajet.train.step import conclude
+from ajet.train.step import Trained, conclude
 from ajet_proof.recorded.steps import HeldSteps
 
 

@@ -27,7 +27,8 @@ from ajet.store import Kept, Lease, SharedStore, open_shared
 from ajet.store.digest import ALTERED
 from ajet.store.given_up import LONGEST_REASON
 from ajet.train.sources import store as module
-from ajet.train.sources.store import FromStore
+from ajet.train.sources.store import Samplers, StoreSource
+from ajet.train.step import StepUpdate
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -43,22 +44,21 @@ class Trainer:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         config = config_of(**{"data__train_batch_size": 1, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, max_attempts=2)
-        self.source = FromStore(self.store)  # type: ignore[arg-type]
-        self.source._store, self.source._says = self.store, Announcer(self.store, TERMS, "run", config)
+        self.source = StoreSource(None, Samplers(self.store))  # type: ignore[arg-type]
+        self.source._says = Announcer(self.store, TERMS, "run", config)
         self.source._closed = ClosedGroups(self.store, config.trainer_common)
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
-            parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config), backbone=self.backbone),
-            run=run,
-            step=0,
-            total_steps=100,
-        )
+            experiment=SimpleNamespace(ajet=config), trainer=config.trainer_common, backbone=self.backbone,
+            run=run, store=self.store, tasks=TASKS, interrupts=NOBODY, step=0, torn=False, total_steps=100,
+            save_interrupted=lambda: None,
+        )  # fmt: skip
         self.steps: list[dict[str, Any]] = []
         self.gaps: list[float | None] = []
-        """What `learn` says of what samplers sampled, step by step."""
+        """What updates say of what samplers sampled, step by step."""
         self.source._canary = Canary("auto", rounded=False)
-        monkeypatch.setattr(module, "learn", self._learn)
+        monkeypatch.setattr(module, "_find_weights", lambda run, step: None)
 
     def play(self, order: int, *, version: int = 0) -> None:
         """By a sampler."""
@@ -76,22 +76,20 @@ class Trainer:
         self.store.close(lease)
 
     def step(self) -> dict[str, Any]:
-        """What `learn` got."""
-        self.source.step(self.training, TASKS, NOBODY)
-        return self.steps[-1]
-
-    def _learn(self, training: Any, played: Any, interrupts: Any) -> float | None:
-        """As the real one, with a learner that learns from each group."""
-        groups, elsewhere = played.groups, played.elsewhere
-        orders, reuse = [group.order for group in groups], elsewhere.reuse
-        told = {"given_up": elsewhere.given_up, "dead": elsewhere.dead, "reuse": reuse, "unused": played.unused}
-        self.steps.append({"groups": orders, **told})
+        """What the session got of the source; it learns from each group."""
+        taken = self.source.next_groups(self.training)
+        groups, reuse = taken.groups, taken.reuse
+        told = {"given_up": taken.given_up, "dead": taken.dead, "reuse": reuse, "unused": taken.unused}
+        self.steps.append({"groups": [group.order for group in groups], **told})
+        training = self.training
         training.step += 1
         self.backbone.version += 1
         outcomes = {each.uuid: Outcome(step=training.step) for group in groups for each in group.episodes}
-        self.store.use(orders, training.step, again=reuse.staying(groups, outcomes))
-        self.store.discard([*(group.order for group in played.unused["stale"]), *reuse.worn], training.step, "stale")
-        return self.gaps.pop(0) if self.gaps else None
+        self.store.use(self.steps[-1]["groups"], training.step, again=reuse.staying(groups, outcomes))
+        self.store.discard([*(group.order for group in taken.unused["stale"]), *reuse.worn], training.step, "stale")
+        gap = self.gaps.pop(0) if self.gaps else None
+        self.source.end_step(training, StepUpdate(self.backbone.version - 1, {}, gap))
+        return self.steps[-1]
 
 
 @pytest.fixture
@@ -113,13 +111,12 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
 ) -> None:
     """A batch of two: one of them is there and one is leased, or, later, only one in all."""
     made, asked = trainer(data__train_batch_size=2), list[float]()
-    made.source.ends = ends
+    made.source._samplers = replace(made.source._samplers, end_with_trainer=ends)
     interrupts: Any = SimpleNamespace(
         held=NOBODY.held, left=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None
     )
     below: list[Any] = []
     monkeypatch.setattr(made.store, "announce", below.append)
-    monkeypatch.setattr(made.source, "_weights", lambda step: None)
     made.source._probe = None  # type: ignore[assignment]
     made.play(0)
     (under_way,) = made.store.lease(1)
@@ -128,21 +125,22 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
     def look(seconds: float) -> None:
         at = next(looks)
         if at == 0:
-            assert below[-1] > 0 and made.source.worth()
+            assert below[-1] > 0 and made.source.may_complete()
             asked.append(time.monotonic())
         elif at == 1:
-            assert made.source.worth()
+            assert made.source.may_complete()
             assert (below[-1] == 0) == ends, "nothing new is begun by those who end, too"
             made.end(under_way)
 
     monkeypatch.setattr(module.time, "sleep", look)
-    made.source.step(made.training, TASKS, interrupts)
+    made.training.interrupts = interrupts
+    made.step()
     assert made.steps[-1]["groups"] == [0, 1]
     (under_way,) = made.store.lease(1)
     looks, hopes = iter(range(9)), list[bool]()
 
     def look_again(seconds: float) -> None:
-        hopes.append(made.source.worth())
+        hopes.append(made.source.may_complete())
         if (at := next(looks)) == 1:
             made.store.give_back([under_way])
         if at == 3:
@@ -150,7 +148,7 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
 
     monkeypatch.setattr(module.time, "sleep", look_again)
     with pytest.raises(TimeoutError):
-        made.source.step(made.training, TASKS, interrupts)
+        made.step()
     assert hopes[0] == ends and not hopes[-1], "what one group alone can become is no step, but may be kept"
 
 
@@ -161,12 +159,11 @@ def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
     made, asked = trainer(), list[bool]()
     interrupts: Any = SimpleNamespace(held=NOBODY.held, left=lambda seconds: 60.0 if asked else None)
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
-    monkeypatch.setattr(made.source, "_weights", lambda step: None)
     made.source._probe = None  # type: ignore[assignment]
     begun, read, hopes = list[Lease](), made.source._closed.read, list[bool]()
 
     def look(seconds: float) -> None:
-        hopes.append(made.source.worth())
+        hopes.append(made.source.may_complete())
         if not asked:
             asked.append(True)
             begun.extend(made.store.lease(1))
@@ -178,7 +175,8 @@ def test_asked_to_end_a_trainer_gives_up_nothing_that_just_began_or_just_closed(
 
     monkeypatch.setattr(module.time, "sleep", look)
     monkeypatch.setattr(made.source._closed, "read", and_then_it_closes)
-    made.source.step(made.training, TASKS, interrupts)
+    made.training.interrupts = interrupts
+    made.step()
     assert hopes == [True] * 3 and made.steps[-1]["groups"] == [0]
 
 
@@ -187,7 +185,8 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     made, looks = trainer(), list[int]()
-    made.source.ends, made.source._told = True, 0
+    made.source._samplers = replace(made.source._samplers, end_with_trainer=True)
+    made.source._announced = 0
     (under_way,) = made.store.lease(1)
 
     def look(seconds: float) -> None:
@@ -196,10 +195,10 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
             made.store.give_back([under_way])
 
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
-    monkeypatch.setattr(made.source, "_weights", lambda step: None)
     monkeypatch.setattr(module.time, "sleep", look)
     made.source._probe = None  # type: ignore[assignment]
-    made.source.interrupted(made.training, SimpleNamespace(held=NOBODY.held, left=lambda seconds: left))  # type: ignore[arg-type]
+    made.training.interrupts = SimpleNamespace(held=NOBODY.held, heard=lambda: None, left=lambda seconds: left)
+    made.source.stop(made.training, KeyboardInterrupt())
     assert looks == ([1, 1] if left else [])
 
 
@@ -315,7 +314,6 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
 ) -> None:
     made = trainer(**{TIMES: 2, AGE: 1})
     below: list[int] = []
-    monkeypatch.setattr(made.source, "_weights", lambda step: None)
     monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.play(0)
@@ -335,7 +333,6 @@ def test_nothing_is_played_that_no_step_is_left_for(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, below = trainer(**{AGE: 5}), list[int]()
-    monkeypatch.setattr(made.source, "_weights", lambda step: None)
     monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.training.total_steps = 3
@@ -410,7 +407,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
 
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.01)
     made.source._says = Announcer(made.store, TERMS, "run", config_of(), show=show)
-    with made.source.shown(made.training):
+    with made.source.running(made.training):
         made.training.step = 7
         made.store.lease(1)
         assert seen.wait(60)
@@ -434,32 +431,14 @@ def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
 
 
 @pytest.mark.parametrize("torn", [True, False])
-def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, trainer: Callable[..., Trainer]) -> None:
     """Whoever plays on with weights of no step would play what no trainer knows of."""
-    from ajet.train import loop
-
     did: list[str] = []
-    training: Any = SimpleNamespace(step=3, total_steps=9, exhausted=False, torn=False, algorithm=None)
-    training.save_interrupted = lambda: did.append("save")
-
-    def step(*given: Any) -> None:
-        training.torn = torn
-        raise KeyboardInterrupt
-
-    source: Any = SimpleNamespace(
-        ends=True, open=lambda *given: None, begun=lambda training: None, step=step, worth=lambda: True,
-        shown=lambda training: nullcontext(), interrupted=lambda *given: did.append("announce"),
-    )  # fmt: skip
-    for name in ("task_order", "resumed_state"):
-        monkeypatch.setattr(loop, name, lambda *given: [])
-    monkeypatch.setattr(loop, "_review", lambda *given, **more: None)
-    monkeypatch.setattr(loop.Training, "begin", lambda *given: training)
-    parts: Any = SimpleNamespace(
-        experiment=SimpleNamespace(ajet=config_of()),
-        tasks=lambda split: [],
-        reader=SimpleNamespace(has=lambda of: False),
-    )
-    nobody: Any = SimpleNamespace(held=nullcontext, patient=lambda *given: nullcontext(), heard=lambda: None)
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(parts, training, nobody, lambda *given: None, source)
+    made = trainer()
+    made.source._samplers = replace(made.source._samplers, end_with_trainer=True)
+    made.source._announced = 0
+    made.training.torn, made.training.save_interrupted = torn, lambda: did.append("save")
+    made.training.interrupts = SimpleNamespace(held=NOBODY.held, heard=lambda: None, left=lambda seconds: 60.0)
+    made.source._announce = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
+    made.source.stop(made.training, KeyboardInterrupt())
     assert did == (["save"] if torn else ["save", "announce"])

@@ -34,6 +34,17 @@ def test_a_hangup_waits_for_the_step_as_sigterm_does() -> None:
     assert held
 
 
+@pytest.mark.parametrize("inner", [True, False])
+def test_an_interrupt_waits_for_the_outermost_block(inner: bool) -> None:
+    done: list[str] = []
+    with Interrupts().installed() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.held():
+        with interrupts.held(whole=inner):
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted), (signal.SIGHUP, Preempted)],

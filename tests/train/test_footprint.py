@@ -20,8 +20,8 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model
 from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.record.console import format_bytes
-from ajet.run import footprint, remarks
 from ajet.run.sampling.beside import limit_sampler_cache
+from ajet.train import footprint, remarks
 from ajet.train.footprint import (
     GIB,
     PROGRAM,
