@@ -8,6 +8,7 @@ from __future__ import annotations
 from ajet.config.plugin import Command, Part, Plugin
 
 PUBLISHED = ("training.file_path", "the benchmark's file or folder")
+ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
 PLUGIN = Plugin(
     name="ajet",
     about="what comes with the package ajet itself",
@@ -111,6 +112,31 @@ PLUGIN = Plugin(
         "ajet.engine.teacher_endpoint:services_of",
         "ajet.task_judge.model_judge.reachable:services_of",
     ),
+    exports={
+        "Task": "ajet.schema.task:Task",
+        "WorkflowTask": "ajet.schema.task:WorkflowTask",
+        "WorkflowOutput": "ajet.schema.task:WorkflowOutput",
+        "ProcessReward": "ajet.schema.process_reward:ProcessReward",
+        "Workflow": "ajet.workflow.workflow:Workflow",
+        "AsyncSampler": "ajet.workflow.async_sampler:AsyncSampler",
+        "MCPSampler": "ajet.workflow.mcp_agent.sampler:MCPSampler",
+        "ModelTuner": "ajet.workflow.tuner:ModelTuner",
+        "AjetTuner": "ajet.workflow.tuner:AjetTuner",
+        "bp": "ajet.workflow.breakpoint:bp",
+        "Algorithm": "ajet.algorithm.contract:Algorithm",
+        "AgentJetJob": "ajet.run.job:AgentJetJob",
+        "tune": "ajet.run.tune:tune",
+    },
+    failure_hints={
+        "no_model_call": "give the client the tuner, or the address and key that it hands out: "
+        "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
+        "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
+        "status",
+        "returned_nothing": ANSWER,
+        "wrong_type": ANSWER,
+        "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
+        "timeout": "raise `rollout.episode_timeout`, or find what blocks",
+    },
     commands={
         "init": Command(
             "ajet.cli.init:init",

@@ -91,6 +91,12 @@ class Plugin:
     """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """Names below `ajet` by which users import its code: `NAME` for `from ajet import NAME`, and `workflow.NAME` for
+    `from ajet.workflow import NAME`."""
+    failure_hints: Mapping[str, str] = field(default_factory=dict)
+    """What to do about a failed attempt, by its kind, such as the name of an exception's class; `KIND of CLASS` for
+    attempts of a workflow that is or extends CLASS."""
     start: str = ""
     """Reference to a function without arguments, called once in each process of a run, before code that the YAML names
     is imported there: the command or script that launches it, workers, samplers."""

@@ -110,6 +110,29 @@ def find_renamed(reference: str) -> str:
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
 
+def load_export(name: str) -> Any:
+    """Return what users import by a name below `ajet` (`Plugin.exports`). Raises AttributeError without one."""
+    for shipped in (True, False):
+        for plugin in _list_usable(shipped=shipped):
+            if name in plugin.exports:
+                return load_code(plugin.exports[name])
+    package, _, last = f"{ajet.__name__}.{name}".rpartition(".")
+    raise AttributeError(f"module {package!r} has no attribute {last!r}")
+
+
+def list_exports(package: str = "") -> list[str]:
+    """Return the names of `ajet`, or of a package in it, that plug-ins which ship with ajet export."""
+    named = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
+    return [name for place, _, name in named if place == package]
+
+
+def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
+    """Return what to do about a failed attempt of a workflow (`Plugin.failure_hints`); "" if no plug-in says it."""
+    hints = {key: hint for plugin in _list_usable() for key, hint in plugin.failure_hints.items()}
+    classes = workflow.__mro__ if workflow is not None else ()
+    return next((hints[key] for key in (*(f"{kind} of {each.__name__}" for each in classes), kind) if key in hints), "")
+
+
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of all plug-ins."""
     return [service for plugin in _list_usable() for service in plugin.services]
@@ -286,6 +309,8 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
         names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
         names += [("reference", name) for name in each.plugin.renamed]
+        names += [("exported name", name) for name in each.plugin.exports]
+        names += [("failure hint", name) for name in each.plugin.failure_hints]
         stores = each.plugin.list_parts("store").values()
         names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)

@@ -31,7 +31,7 @@ from ajet.environment.sandbox.walls import Walled
 from ajet.record.files import read_tail
 from ajet.run.restarts import Restarts
 from ajet.schema.errors import SandboxFailure, UserError
-from ajet.workflow.command import keeper
+from ajet.workflow import keeper
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

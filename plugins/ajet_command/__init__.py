@@ -4,9 +4,3 @@ In: the settings of a YAML section, a task, an endpoint. Out: what the command p
 the command gets the episode's address and key by its environment, never by its arguments; whatever it starts ends with
 it, also when ajet is killed; its output and its folder are bounded.
 """
-
-from ajet.workflow.command.running import Ended, Order, Running
-from ajet.workflow.command.settings import CommandSettings, Limits
-from ajet.workflow.command.workflow import CommandWorkflow
-
-__all__ = ["CommandSettings", "CommandWorkflow", "Ended", "Limits", "Order", "Running"]

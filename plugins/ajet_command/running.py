@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-KEEPER = Path(__file__).with_name("keeper.py")
+from ajet.workflow import keeper
+
+KEEPER = Path(keeper.__file__)
 LAST_WORDS = 5.0
 """Seconds that output pipes may stay open after the keeper's report: somebody else holds them."""
 EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stopped"]

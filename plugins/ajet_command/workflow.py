@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import AgentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.workflow.command.environment import inherited
-from ajet.workflow.command.folder import EpisodeFolder
-from ajet.workflow.command.printed import with_score
-from ajet.workflow.command.running import Ended, Order, Running
-from ajet.workflow.command.settings import CommandSettings, base_of, common_values, filled
 from ajet.workflow.workflow import Workflow
+from ajet_command.environment import inherited
+from ajet_command.folder import EpisodeFolder
+from ajet_command.printed import with_score
+from ajet_command.running import Ended, Order, Running
+from ajet_command.settings import CommandSettings, base_of, common_values, filled
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner

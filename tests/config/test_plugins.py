@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from loguru import logger
 
+import ajet
+import ajet.workflow
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.doctor import examine_store
+from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
 from ajet.run.plugins import show_plugins
 from ajet.run.step_observers import StepObservers
+from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
@@ -176,6 +180,8 @@ def test_broken_keys_are_named_and_break_nothing(
         "trackers={'wandb': 'claims.code:Board'}",
         "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
         "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+        "exports={'Workflow': 'claims.code:Flow'}",
+        "failure_hints={'timeout': 'wait'}",
     ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
@@ -260,6 +266,37 @@ class Counter:
     observers = StepObservers(settings, None)
     assert observers.metrics([], 1, lambda _: 0) == {"counter/episodes": 0, "counter/seed": 7}
     assert observers.recomputed([], 3, cast("Backbone", None)) == {"counter/step": 3}
+
+
+def test_exported_names_are_found_below_ajet(install: Install) -> None:
+    exports = "exports={'Kite': 'kites.code:Kite', 'workflow.Kite': 'kites.code:Kite'}"
+    assert not hasattr(ajet, "Kite")
+    install("kites", exports, code="class Kite: ...")
+    import kites.code  # type: ignore[import-not-found]
+
+    assert ajet.Kite is ajet.workflow.Kite is kites.code.Kite
+    assert not hasattr(ajet, "Kites") and not hasattr(ajet.workflow, "AgentJetJob")
+    assert "Kite" not in ajet.__all__, "a star import depends on no other package"
+    assert {"tune", "CommandWorkflow"} <= {*ajet.__all__} and "CommandWorkflow" in ajet.workflow.__all__
+
+
+def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:
+    with pytest.raises(UnresolvedReference) as error:
+        resolve_reference("ajet.workflow->ComandWorkflow", base=tmp_path)
+    assert "ajet.workflow->CommandWorkflow" in error.value.do
+
+
+def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
+    class Sail:
+        """A workflow."""
+
+    class Jib(Sail):
+        """Another one."""
+
+    failure = Failure("agent", "calm", "no wind")
+    assert "wind" not in hint_of(failure, Jib)
+    install("sails", "failure_hints={'calm': 'wait for wind', 'calm of Sail': 'wait for more wind'}")
+    assert [hint_of(failure, flow) for flow in (None, int, Jib)] == ["wait for wind"] * 2 + ["wait for more wind"]
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from ajet.schema.errors import AgentFailure
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
-from ajet.workflow.command.running import Order, Running
+from ajet_command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
 from tests.support.rollouts import HoldsNothing, stage, time_is_up
 
@@ -261,7 +261,7 @@ def test_an_agent_that_never_asks_the_model_is_a_failed_episode(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from ajet.workflow.command.running import Order, Running
+from ajet_command.running import Order, Running
 command = ["sh", "-c", "setsid sleep 600 & echo up > up; sleep 601"]
 running = Running(Order(command, Path(sys.argv[1]), dict(os.environ)))
 print("begun", flush=True)

@@ -314,6 +314,6 @@ def test_a_coding_agent_runs_as_the_page_says(tmp_path, monkeypatch):
 
 
 def test_the_keeper_needs_nothing_but_the_standard_library():
-    keeper = Path(sys.modules["ajet.workflow.command.running"].__file__ or "").with_name("keeper.py")
+    keeper = Path(sys.modules["ajet.workflow.keeper"].__file__ or "")
     done = subprocess.run([sys.executable, "-I", "-S", str(keeper), "1"], stdin=subprocess.DEVNULL, timeout=60)
     assert done.returncode == 0

@@ -29,7 +29,7 @@ _OTHER_FILES = {
     "mcpServers.NAME": "ajet.environment.mcp.servers:_Entry",
     "agent_config, browse_agent": "ajet.environment.browse.agent_config:BrowseAgent",
     "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
-    "command_agent": "ajet.workflow.command.settings:CommandSettings",
+    "command_agent": "ajet_command.settings:CommandSettings",
     "verifiers": "ajet_verifiers.settings:VerifiersSettings",
 }
 """Models of files and sections that the experiment's YAML does not hold under `ajet:`, and where each is defined."""
