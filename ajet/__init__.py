@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ajet.schema.task import WorkflowTask as WorkflowTask
     from ajet.workflow.async_sampler import AsyncSampler as AsyncSampler
     from ajet.workflow.breakpoint import bp as bp
-    from ajet.workflow.mcp_agent.sampler import MCPSampler as MCPSampler
     from ajet.workflow.tuner import AjetTuner as AjetTuner
     from ajet.workflow.tuner import ModelTuner as ModelTuner
     from ajet.workflow.workflow import Workflow as Workflow

@@ -83,12 +83,6 @@ PLUGIN = Plugin(
         "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
         "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
     },
-    workflows={
-        "mcp_agent": Part(
-            "ajet.workflow.mcp_agent:McpAgentWorkflow",
-            variables=("MCP_SERVER_TOKEN", "BROWSE_LLM_BASE_URL", "BROWSE_LLM_MODEL_NAME", "BROWSE_LLM_API_KEY"),
-        ),
-    },
     scorers={
         "exact": "ajet.task_judge.scorers.text:exact",
         "f1": "ajet.task_judge.scorers.text:f1",
@@ -106,8 +100,6 @@ PLUGIN = Plugin(
     },
     services=(
         "ajet.environment.services.chosen:services_of",
-        "ajet.environment.mcp.reachable:services_of",
-        "ajet.environment.browse.reachable:services_of",
         "ajet.engine.endpoint:services_of",
         "ajet.engine.teacher_endpoint:services_of",
         "ajet.task_judge.model_judge.reachable:services_of",
@@ -119,7 +111,6 @@ PLUGIN = Plugin(
         "ProcessReward": "ajet.schema.process_reward:ProcessReward",
         "Workflow": "ajet.workflow.workflow:Workflow",
         "AsyncSampler": "ajet.workflow.async_sampler:AsyncSampler",
-        "MCPSampler": "ajet.workflow.mcp_agent.sampler:MCPSampler",
         "ModelTuner": "ajet.workflow.tuner:ModelTuner",
         "AjetTuner": "ajet.workflow.tuner:AjetTuner",
         "bp": "ajet.workflow.breakpoint:bp",

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import Walls, walled_program
-from ajet.record.held_folder import HeldFolder
+from ajet.record.held_folder import HeldFolder, workdir_in
 
 LOCKS = """
 import fcntl, json, os, sys

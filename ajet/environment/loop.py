@@ -17,7 +17,8 @@ from concurrent import futures
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ajet.environment.mcp.contract import CallFailed
+from ajet.schema.errors import EnvironmentFailure
+from ajet.schema.tool_use import ToolError
 
 T = TypeVar("T")
 Table = TypeVar("Table", dict[Any, Any], list[Any])
@@ -25,6 +26,17 @@ ENDS_S = 5.0
 """In which what lives on the loop closes before the process ends all the same."""
 _of_parents: list[Any] = []
 """What a fork's parent has: kept, for to let go of it would close the parent's connections."""
+LONGEST_MESSAGE = 4_000
+"""Characters of a failure's message: what a server says may be as long as a reply."""
+
+
+class CallFailed(EnvironmentFailure):
+    """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
+    and its state are gone."""
+
+    def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
+        self.kind, self.delivered, self.lost = kind, delivered, lost
 
 
 def of_this_process(table: Table) -> Table:

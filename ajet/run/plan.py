@@ -32,7 +32,7 @@ from ajet.run.footprint import (
     estimate_footprint,
     estimate_needs,
     find_disks,
-    find_tool_servers,
+    find_tool_workflow,
     render_with_tools,
 )
 from ajet.run.gpu_estimate import GpuName, describe_estimate, find_own_gpu
@@ -198,7 +198,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking:
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
         prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
-        later = find_tool_servers(experiment)
+        later = find_tool_workflow(experiment)
         tools = ", without tools: a launch starts their server and counts them" if later else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
 

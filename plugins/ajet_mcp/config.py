@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ajet.config.schema.base import Section, key
+from ajet.config.schema.base import SERVE, Section, key, section
+from ajet.config.schema.extended import PluginKeys
+from ajet.config.schema.reasons import OWN_AGENTS
 
 
 class McpAgent(Section):
@@ -40,4 +42,16 @@ class McpAgent(Section):
         False,
         "Have a second model condense long results of some tools for the purpose of the call, as "
         "`environment.agent_config` says. It is recorded and never trained.",
+    )
+
+
+class AgentKeys(PluginKeys):
+    """The section of the agent."""
+
+    mcp_agent: McpAgent = section(
+        McpAgent,
+        "The agent that comes with ajet, for `user_workflow: mcp_agent`.",
+        idle={SERVE: OWN_AGENTS},
+        when=("rollout.user_workflow", "mcp_agent"),
+        or_own=True,
     )

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ajet.environment.mcp.images import require_images
-from ajet.environment.mcp.servers import Server
 from ajet.environment.sandbox.choose import chosen_mechanism
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
-from ajet.record.held_folder import HeldFolder
+from ajet.record.held_folder import HeldFolder, workdir_in
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
+from ajet_mcp.images import require_images
+from ajet_mcp.servers import Server
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
@@ -71,15 +71,6 @@ class Workdir:
         if self._root is not None:
             self._root.remove()
         self._root = self._made = None
-
-
-def workdir_in(root: Path, name: str, uid: int | None) -> Path:
-    """An empty folder of that user's alone."""
-    folder = root / name
-    folder.mkdir(mode=0o700)
-    if uid is not None:
-        os.chown(folder, uid, uid)
-    return folder
 
 
 def _absolute(word: str, folder: Path) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.schema.errors import EnvironmentFailure
-from ajet.schema.tool_use import ToolError
+from ajet.environment.loop import CallFailed as CallFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +47,6 @@ class Reply:
     failed: bool = False
     """The tool, or the server in its place, said that the call failed."""
     structured: Any = None
-
-
-LONGEST_MESSAGE = 4_000
-"""Characters of a failure's message: what a server says may be as long as a reply."""
-
-
-class CallFailed(EnvironmentFailure):
-    """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
-    and its state are gone."""
-
-    def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
-        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
-        self.kind, self.delivered, self.lost = kind, delivered, lost
 
 
 class Session(Protocol):

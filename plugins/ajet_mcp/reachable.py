@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.config.services import Service
-from ajet.environment.mcp.contract import CallFailed, Limits
-from ajet.environment.mcp.loop import on_tools_loop
-from ajet.environment.mcp.servers import KEY, Server, servers_of
+from ajet.environment.loop import on_tools_loop
 from ajet.environment.replay import replays_alone
 from ajet.environment.services.chosen import is_service_url, is_world
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.servers import KEY, Server, servers_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -56,7 +56,7 @@ def why_not(server: Server, seconds: float) -> str:
 
 
 async def _why_not(server: Server, seconds: float) -> str:
-    from ajet.environment.mcp.thin import ThinClient
+    from ajet_mcp.thin import ThinClient
 
     limits = Limits(start=seconds, call=seconds, close=1.0)
     try:

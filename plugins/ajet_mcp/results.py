@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.environment.mcp.contract import Reply
 from ajet.schema.tool_use import ToolError
+from ajet_mcp.contract import Reply
 
 _IMAGE_KIND = re.compile(r"image/[\w.+-]+")
 CountTokens = Callable[[str], Awaitable[int]]

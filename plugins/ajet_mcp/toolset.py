@@ -21,16 +21,16 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from ajet.environment.mcp.confined import Workdir, behind_walls
-from ajet.environment.mcp.contract import CallFailed, Limits, Session, Tool
-from ajet.environment.mcp.loop import on_tools_loop
-from ajet.environment.mcp.results import CountTokens, Shown, has_image, shown
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin import ThinClient
+from ajet.environment.loop import on_tools_loop
 from ajet.environment.pinned import Pin, Pinned
 from ajet.schema.errors import AjetError, EnvironmentFailure
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet_mcp.confined import Workdir, behind_walls
+from ajet_mcp.contract import CallFailed, Limits, Session, Tool
+from ajet_mcp.results import CountTokens, Shown, has_image, shown
+from ajet_mcp.servers import Server
+from ajet_mcp.thin import ThinClient
 
 TRIES = 4
 PAUSE_S = 0.1

@@ -149,7 +149,7 @@ def test_an_address_that_is_none_is_said_in_words() -> None:
 
 
 def test_an_address_is_a_tool_servers_by_its_path_alone() -> None:
-    from ajet.environment.mcp import servers_of
+    from ajet_mcp import servers_of
 
     for path, kind in {"mcp": "http", "mcp/?key=1": "http", "sse?a=/x": "sse", "mcpapi#top": "dock"}.items():
         assert not is_service_url(f"http://host:1/{path}")

@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 
 from ajet.environment.deployment.state import running, state_file, token_for
-from ajet.environment.mcp import CallFailed
 from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.lifetime import down, listed, show, up
 from ajet.schema.errors import ConfigError, UserError
+from ajet_mcp import CallFailed
 from tests.ajet_command import start
 from tests.mcp_fixtures import attempt, lives
 from tests.waiting import until

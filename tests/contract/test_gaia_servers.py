@@ -27,8 +27,8 @@ from ajet.environment.gaia import (
     with_older_names,
 )
 from ajet.environment.gaia.servers.process import KEPT
-from ajet.environment.mcp.processes import MARK
 from ajet.schema.errors import UserError
+from ajet_mcp.processes import MARK
 
 FORMATS = {"list_supported_formats": ""}
 LEVELS = "temperature?=0.1"

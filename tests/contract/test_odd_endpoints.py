@@ -16,7 +16,7 @@ from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.environment import chat_model
 from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
-from ajet.environment.mcp.loop import tools_loop
+from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway
 from ajet.gateway.turn import Refused
 from ajet.record.seldom import Seldom

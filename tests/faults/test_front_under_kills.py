@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from ajet.environment.deployment.state import RunningEnvironment
-from ajet.environment.mcp.contract import CallFailed, Limits, Session
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin import ThinClient
-from ajet.environment.mcp.thin.server import close_all
 from ajet.run.environment.lifetime import down, up
+from ajet_mcp.contract import CallFailed, Limits, Session
+from ajet_mcp.servers import Server
+from ajet_mcp.thin import ThinClient
+from ajet_mcp.thin.server import close_all
 
 NOTES = Path(__file__).parents[1] / "notes_server.py"
 COMPLETED, LOST = "completed", "lost by the environment"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.sandbox.choose import ENGINES, tried
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import Walls, walled_program
+from ajet.record.held_folder import workdir_in
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.sandbox import Box, Door
 from ajet.schema.endpoint import Endpoint

@@ -40,7 +40,7 @@ def test_a_run_without_any_reward_is_refused(
 
 OWN = """\
 from ajet.schema.task import WorkflowOutput
-from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_mcp.agent import McpAgentWorkflow
 class Own(McpAgentWorkflow):
     def outcome(self, workflow_task, answer, told):
         return WorkflowOutput(reward=1.0)

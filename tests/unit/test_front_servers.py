@@ -16,9 +16,9 @@ from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.front.app import Access, Front
 from ajet.environment.front.episodes import Episodes, NoSuchTool
 from ajet.environment.front.servers import Pool
-from ajet.environment.mcp.contract import CallFailed, Reply
-from ajet.environment.mcp.servers import Server
 from ajet.schema.errors import BoundaryError, EnvironmentFailure, UserError
+from ajet_mcp.contract import CallFailed, Reply
+from ajet_mcp.servers import Server
 from tests.mcp_fixtures import lives
 
 

@@ -38,8 +38,8 @@ from ajet.environment.deployment.state import ALIASES
 from ajet.environment.files import named_in, read_yaml, refused
 from ajet.environment.front.servers import Per
 from ajet.environment.gaia import read_variables
-from ajet.environment.mcp.servers import Resources, Server, server_from
 from ajet.schema.errors import ConfigError
+from ajet_mcp.servers import Resources, Server, server_from
 
 SHIPPED = Path(__file__).with_name("shipped")
 """Files of environments that come with ajet."""

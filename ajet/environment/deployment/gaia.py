@@ -25,13 +25,12 @@ from pydantic import BaseModel, ConfigDict
 from ajet.config.cache import cache_root
 from ajet.environment.gaia import Place, Server, prepare, selected, start, why_off, with_older_names
 from ajet.environment.gaia.command import PROGRAM
-from ajet.environment.mcp.confined import workdir_in
-from ajet.environment.mcp.servers import Server as McpServer
 from ajet.environment.sandbox.bubblewrap import FOLDER
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
-from ajet.record.held_folder import HeldFolder
+from ajet.record.held_folder import HeldFolder, workdir_in
 from ajet.record.remove_folder import remove_folder
+from ajet_mcp.servers import Server as McpServer
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 

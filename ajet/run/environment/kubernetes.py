@@ -16,8 +16,8 @@ from typing import Any
 from ajet.config.document import dump_yaml
 from ajet.environment.deployment import Description, Part
 from ajet.environment.files import read_yaml
-from ajet.environment.mcp.servers import TOKEN
 from ajet.schema.errors import UserError
+from ajet_mcp.servers import TOKEN
 
 PORT = 8000
 FOLDER = "/environment"

@@ -30,13 +30,13 @@ from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.environment.front import Episodes, Front, build_front
 from ajet.environment.front.app import Access
 from ajet.environment.front.servers import Pool
-from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
 from ajet.run.interrupt import end_on_hangup
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
+from ajet_mcp.servers import TOKEN
 
 WISHED_PORT = 8000
 """Taken if it is free: what AWorld's and AgentRL's pages print."""

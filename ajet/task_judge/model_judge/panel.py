@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
-from ajet.environment.mcp.loop import on_tools_loop
+from ajet.environment.loop import on_tools_loop
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.model_judge.prompt import SYSTEM, Question
 from ajet.task_judge.model_judge.reply import Unreadable

@@ -5,6 +5,6 @@ model got wrong is told to it, or ends the attempt, as the keys say, and is coun
 did is never counted so. Nothing that the model wrote is taken back: a context that is shortened is a fork.
 """
 
-from ajet.workflow.mcp_agent.workflow import McpAgentWorkflow
+from ajet_mcp.agent.workflow import McpAgentWorkflow
 
 __all__ = ["McpAgentWorkflow"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ajet.environment.mcp import CountTokens
 from ajet.schema.messages import text_of
+from ajet_mcp.results import CountTokens
 
 Overflow = Literal["disabled", "discard_all_tools", "discard_all", "summarize"]
 FRAME = 16

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.async_sampler import Record, evaluated
-from ajet.workflow.mcp_agent.workflow import McpAgentWorkflow
+from ajet_mcp.agent.workflow import McpAgentWorkflow
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner

@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
+import sys
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.environment.browse import Condenser, browse_agent_of
-from ajet.environment.mcp import Limits, Shown, Toolset, require_sandbox, servers_of
 from ajet.environment.replay import replays_alone
-from ajet.schema.errors import ConfigError, ToolFailure
+from ajet.schema.errors import ConfigError, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import POLICYS_OWN, ToolUse
 from ajet.task_judge.answer_forms import AnswerForm, form_of
-from ajet.workflow.mcp_agent.conversation import Conversation
-from ajet.workflow.mcp_agent.tokens import TokenCounts, forget
 from ajet.workflow.workflow import Workflow
+from ajet_mcp.agent.conversation import Conversation
+from ajet_mcp.agent.tokens import TokenCounts, forget
+from ajet_mcp.browse import Condenser, browse_agent_of
+from ajet_mcp.confined import require_sandbox
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.results import Shown
+from ajet_mcp.servers import KEY, servers_of
+from ajet_mcp.toolset import Toolset
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
     from ajet.workflow.tuner import ModelTuner
 
 REPEATS = 3
@@ -68,6 +79,24 @@ class McpAgentWorkflow(Workflow):
 
         async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
             return opened.told
+
+    @classmethod
+    def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
+        """Return the tools as a model is told them; None if servers that are commands must be started for it.
+
+        Raises:
+            UserError: they cannot be listed.
+        """
+        commands = [server.command for server in _servers(experiment.config) if server.kind == "stdio"]
+        if commands and not start:
+            return None
+        try:
+            with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
+                return thread.submit(asyncio.run, cls.told(experiment.config)).result()
+        except CallFailed as problem:
+            other = next((command[0] for command in commands if _is_other_python(command)), None)
+            do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
+            raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Open the tools, play, say how it ended."""
@@ -276,3 +305,10 @@ def _canonical(arguments: str) -> str:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _is_other_python(command: Sequence[str]) -> bool:
+    """Return True for a Python that is not the one of ajet, and lacks what is installed there."""
+    found = shutil.which(command[0]) if command else None
+    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
+    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()

@@ -5,7 +5,7 @@ plays is shown in their place, and each question as a `ToolUse`, which is never 
 that is written or raised; where no model answers, nothing is made up.
 """
 
-from ajet.environment.browse.agent_config import BrowseAgent, browse_agent_of
-from ajet.environment.browse.condenser import Condenser
+from ajet_mcp.browse.agent_config import BrowseAgent, browse_agent_of
+from ajet_mcp.browse.condenser import Condenser
 
 __all__ = ["BrowseAgent", "Condenser", "browse_agent_of"]

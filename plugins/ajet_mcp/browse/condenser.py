@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from ajet.environment.browse.agent_config import BrowseAgent
 from ajet.environment.chat_model import Model, NoAnswer, asked
-from ajet.environment.mcp.contract import CallFailed, Tool
-from ajet.environment.mcp.loop import on_tools_loop
-from ajet.environment.mcp.results import CountTokens, shortened
+from ajet.environment.loop import on_tools_loop
 from ajet.schema.tool_use import BROWSE_AGENT, ToolError, ToolUse, digest_of
+from ajet_mcp.browse.agent_config import BrowseAgent
+from ajet_mcp.contract import CallFailed, Tool
+from ajet_mcp.results import CountTokens, shortened
 
 BETWEEN_PAGES = "\n=======\n"
 """In a result of several pages, as AgentRL's tools write it."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ajet.config.services import Service
 from ajet.environment.agent_config import KEY
-from ajet.environment.browse.agent_config import SWITCH, browse_agent_of
 from ajet.environment.chat_model import why_none
 from ajet.environment.replay import replays_alone
+from ajet_mcp.browse.agent_config import SWITCH, browse_agent_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ajet.environment.mcp import CallFailed
+from ajet_mcp import CallFailed
 from tests.mcp_fixtures import attempt
 
 URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}

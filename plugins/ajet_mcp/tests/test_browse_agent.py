@@ -13,15 +13,15 @@ import yaml
 
 from ajet.config import Experiment
 from ajet.config.view import View
-from ajet.environment.browse import browse_agent_of
 from ajet.run.services import asked as asked_services
 from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import digest_of
+from ajet_mcp.browse import browse_agent_of
+from ajet_mcp.tests.test_mcp_agent import call, how, played, words  # noqa: F401
 from ajet_proof.tokens.proof_uses import prove_uses
-from tests.contract.test_mcp_agent import call, how, played, words  # noqa: F401
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRET = "sk-do-not-show-4711-abcdef"
 PAGE = "The content from a:\nThe eel costs 3 today. " + "Nothing else is of any interest here. " * 20
 BROWSE = {"default_purpose": {"read": "the default purpose"}, "browse_tools": ["read"], "max_retries": 2,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.mcp import processes
-from ajet.environment.mcp.images import Contained
-from ajet.environment.mcp.processes import ServerProcess
-from ajet.environment.mcp.servers import Server
+from ajet_mcp import processes
+from ajet_mcp.images import Contained
+from ajet_mcp.processes import ServerProcess
+from ajet_mcp.servers import Server
 from tests.waiting import until
 
 

@@ -17,7 +17,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_judge.answer_forms import form_of
 from ajet.tokens import Renderer
-from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_mcp.agent import McpAgentWorkflow
 from ajet_proof.tokens.proof_uses import prove_uses
 from tests.config_reads import KEYS, recorded_reads
 from tests.mcp_fixtures import PLAIN, plain_server  # noqa: F401

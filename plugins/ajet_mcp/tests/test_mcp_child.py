@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from ajet.environment.mcp.child import started
+from ajet_mcp.child import started
 
 SCRIPT = """
 sleep 600 < /dev/null > /dev/null 2>&1 &

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from ajet.environment.mcp import CallFailed, Pins, Server, ToolsChanged
+from ajet.environment.pinned import Pins, ToolsChanged
 from ajet.schema.tool_use import digest_of
+from ajet_mcp import CallFailed, Server
 from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
 from tests.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
@@ -252,6 +253,6 @@ def test_the_reference_server_with_everything():
 def _words(use):
     from pathlib import Path
 
-    from ajet.environment.mcp import servers_of
+    from ajet_mcp import servers_of
 
     return servers_of(use, Path.cwd())[0].command

@@ -10,20 +10,20 @@ import sys
 import pytest
 
 from ajet.config import Experiment
-from ajet.environment import chat_model
+from ajet.environment import chat_model, loop
 from ajet.environment.files import read_yaml
-from ajet.environment.mcp import Reply, loop, servers_of
-from ajet.environment.mcp.loop import at_end, of_this_process, tools_loop
-from ajet.environment.mcp.reachable import services_of
-from ajet.environment.mcp.results import shown
-from ajet.environment.mcp.thin import server as http_server
-from ajet.environment.mcp.thin import stdio
-from ajet.environment.mcp.thin.messages import EventStream, header_value, mirrored
+from ajet.environment.loop import at_end, of_this_process, tools_loop
 from ajet.environment.sandbox.bubblewrap import programs_shown
 from ajet.schema.errors import ConfigError
-from ajet.workflow.mcp_agent import McpAgentWorkflow
-from ajet.workflow.mcp_agent.conversation import Conversation
-from ajet.workflow.mcp_agent.tokens import TokenCounts, forget
+from ajet_mcp import Reply, servers_of
+from ajet_mcp.agent import McpAgentWorkflow
+from ajet_mcp.agent.conversation import Conversation
+from ajet_mcp.agent.tokens import TokenCounts, forget
+from ajet_mcp.reachable import services_of
+from ajet_mcp.results import shown
+from ajet_mcp.thin import server as http_server
+from ajet_mcp.thin import stdio
+from ajet_mcp.thin.messages import EventStream, header_value, mirrored
 
 AWORLD = {
     "mcpServers": {

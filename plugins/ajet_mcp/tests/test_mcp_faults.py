@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.environment.mcp import CallFailed, Limits, Server, processes
-from ajet.environment.mcp.loop import on_tools_loop
+from ajet.environment.loop import on_tools_loop
+from ajet_mcp import CallFailed, Limits, Server, processes
 from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import TOKEN
 from tests.waiting import until

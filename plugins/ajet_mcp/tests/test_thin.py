@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from ajet.environment.mcp.contract import CallFailed, Limits, Reply
-from ajet.environment.mcp.results import shown
-from ajet.environment.mcp.servers import servers_of
-from ajet.environment.mcp.toolset import Toolset
 from ajet.schema.tool_use import ToolUse
+from ajet_mcp.contract import CallFailed, Limits, Reply
+from ajet_mcp.results import shown
+from ajet_mcp.servers import servers_of
+from ajet_mcp.toolset import Toolset
 from tests.mcp_servers import hostile_replies
 from tests.mcp_servers.hostile_replies import CALL, LIST, ODD, PLACES
 

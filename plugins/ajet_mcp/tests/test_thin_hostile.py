@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.mcp.contract import CallFailed, Limits, Reply
-from ajet.environment.mcp.loop import on_tools_loop
-from ajet.environment.mcp.results import shown
-from ajet.environment.mcp.servers import Server, servers_of
-from ajet.environment.mcp.thin import ThinClient
-from ajet.environment.mcp.toolset import Toolset
+from ajet.environment.loop import on_tools_loop
 from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import ToolUse
+from ajet_mcp.contract import CallFailed, Limits, Reply
+from ajet_mcp.results import shown
+from ajet_mcp.servers import Server, servers_of
+from ajet_mcp.thin import ThinClient
+from ajet_mcp.toolset import Toolset
 from tests.mcp_servers.hostile_table import BODIES, RAW
 from tests.mcp_servers.scripted import RESULTS, Asked, Part, Parts, ScriptedServer, chunked, http, rpc, stdio_command
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from loguru import logger
 
-import ajet.environment.mcp.toolset as toolset_module
-from ajet.environment.mcp.contract import Reply, Tool
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.toolset import Toolset
+import ajet_mcp.toolset as toolset_module
+from ajet_mcp.contract import Reply, Tool
+from ajet_mcp.servers import Server
+from ajet_mcp.toolset import Toolset
 
 
 class OddClient:

@@ -5,6 +5,6 @@ both eras: sessions (`initialize`, `Mcp-Session-Id`) and the stateless revision 
 HTTP, once a server.
 """
 
-from ajet.environment.mcp.thin.client import ThinClient
+from ajet_mcp.thin.client import ThinClient
 
 __all__ = ["ThinClient"]

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
+from ajet_mcp.contract import CallFailed
+from ajet_mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
 
 MOST_REFUSALS = 100
 """Requests of a server's that wait to be refused, at most: one that asks more does not read."""

@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ajet.environment.mcp.contract import CallFailed, Limits, Reply, Session, Tool
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.dock import DockSession
-from ajet.environment.mcp.thin.http import HttpChannel
-from ajet.environment.mcp.thin.messages import RpcError, mirrored
-from ajet.environment.mcp.thin.server import HttpServer
-from ajet.environment.mcp.thin.sse import SseChannel
-from ajet.environment.mcp.thin.stdio import StdioChannel
-from ajet.environment.mcp.thin.told import CALL_ID, lost_at_front, reply_of, tool_of
+from ajet_mcp.contract import CallFailed, Limits, Reply, Session, Tool
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.dock import DockSession
+from ajet_mcp.thin.http import HttpChannel
+from ajet_mcp.thin.messages import RpcError, mirrored
+from ajet_mcp.thin.server import HttpServer
+from ajet_mcp.thin.sse import SseChannel
+from ajet_mcp.thin.stdio import StdioChannel
+from ajet_mcp.thin.told import CALL_ID, lost_at_front, reply_of, tool_of
 
 PAGES = 100
 """Of a server's list of tools, at most."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ajet.environment.mcp.contract import CallFailed, Limits, Reply, Tool
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.episodes import OwnEpisode
-from ajet.environment.mcp.thin.server import HttpServer
-from ajet.environment.mcp.thin.told import lost_at_front, tool_of
+from ajet_mcp.contract import CallFailed, Limits, Reply, Tool
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.episodes import OwnEpisode
+from ajet_mcp.thin.server import HttpServer
+from ajet_mcp.thin.told import lost_at_front, tool_of
 
 MOST_SERVERS = 1_000
 AWAY = (429, 502, 503, 504)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from urllib.parse import urljoin, urlsplit
 
-from ajet.environment.mcp.thin.server import HttpServer
+from ajet_mcp.thin.server import HttpServer
 
 FULL = 503
 SHORTEST_PAUSE_S = 0.1

@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.thin.episodes import OwnEpisode
-from ajet.environment.mcp.thin.messages import (
+from ajet_mcp.contract import CallFailed
+from ajet_mcp.thin.episodes import OwnEpisode
+from ajet_mcp.thin.messages import (
     HELLO,
     STATELESS,
     UNSUPPORTED_VERSION,
@@ -27,7 +27,7 @@ from ajet.environment.mcp.thin.messages import (
     request,
     result_of,
 )
-from ajet.environment.mcp.thin.server import KEPT_S, SESSION, HttpServer
+from ajet_mcp.thin.server import KEPT_S, SESSION, HttpServer
 
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
 """In the `_meta` of what `server/discover` answers: the path below which a client makes an episode of its own; whether

@@ -15,10 +15,12 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from ajet.environment.addresses import origin_of
-from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.loop import at_end, of_this_process
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.messages import (
+from ajet.environment.loop import at_end, of_this_process
+from ajet.schema.addresses import is_loopback
+from ajet.schema.tool_use import ToolError
+from ajet_mcp.contract import CallFailed
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.messages import (
     EventStream,
     asks,
     decoded,
@@ -27,8 +29,6 @@ from ajet.environment.mcp.thin.messages import (
     load_reply,
     refusal,
 )
-from ajet.schema.addresses import is_loopback
-from ajet.schema.tool_use import ToolError
 
 KEPT_S = 4.0
 """Seconds an idle connection is kept: less than servers do (uvicorn: 5), so that none is used as it is closed."""

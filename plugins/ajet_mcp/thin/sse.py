@@ -13,11 +13,11 @@ from urllib.parse import urljoin
 import aiohttp
 
 from ajet.environment.addresses import origin_of
-from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.thin.answers import Answers
-from ajet.environment.mcp.thin.messages import HELLO, EventStream, decoded, encoded, notification
-from ajet.environment.mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 from ajet.schema.tool_use import ToolError
+from ajet_mcp.contract import CallFailed
+from ajet_mcp.thin.answers import Answers
+from ajet_mcp.thin.messages import HELLO, EventStream, decoded, encoded, notification
+from ajet_mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 
 
 class SseChannel:

@@ -14,12 +14,12 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.environment.mcp.contract import CallFailed, Limits
-from ajet.environment.mcp.loop import of_this_process
-from ajet.environment.mcp.processes import ServerProcess
-from ajet.environment.mcp.servers import Server
-from ajet.environment.mcp.thin.answers import Answers
-from ajet.environment.mcp.thin.messages import (
+from ajet.environment.loop import of_this_process
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.processes import ServerProcess
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.answers import Answers
+from ajet_mcp.thin.messages import (
     HELLO,
     UNSUPPORTED_VERSION,
     RpcError,

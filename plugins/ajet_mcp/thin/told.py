@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.environment.mcp.contract import CallFailed, Reply, Tool
 from ajet.schema.json_schema import DATA, NAMED
+from ajet_mcp.contract import CallFailed, Reply, Tool
 
 CALL_ID = "ajet/callId"
 

@@ -26,8 +26,8 @@ from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 _OTHER_FILES = {
     "environment file": "ajet.environment.deployment.description:_File",
     "environment file, mcpServers.NAME": "ajet.environment.deployment.description:_Terms",
-    "mcpServers.NAME": "ajet.environment.mcp.servers:_Entry",
-    "agent_config, browse_agent": "ajet.environment.browse.agent_config:BrowseAgent",
+    "mcpServers.NAME": "ajet_mcp.servers:_Entry",
+    "agent_config, browse_agent": "ajet_mcp.browse.agent_config:BrowseAgent",
     "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
     "command_agent": "ajet_command.settings:CommandSettings",
     "verifiers": "ajet_verifiers.settings:VerifiersSettings",
