@@ -104,6 +104,17 @@ def handed_to_workers() -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+def list_versions() -> dict[str, str]:
+    """Return the version of each plug-in that could be loaded, by its name; "" for one that is not installed here.
+
+    The machines of a cluster are compared by it: each loads the plug-ins that the driver listed.
+    """
+    files = _find_entry_points(tuple(sys.path))
+    installed = {place: _read_version(file) for file in files for place in _read_places(file)}
+    installed |= {each.place: ajet.__version__ for each in _list_shipped()}
+    return {each.plugin.name: installed.get(each.place, "") for each in list_plugins() if each.plugin is not None}
+
+
 def find_renamed(reference: str) -> str:
     """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
     plugins = _list_usable()
@@ -254,6 +265,11 @@ def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
             is_foreign = name.endswith("-info") and not name.startswith(f"{DISTRIBUTION}-")
             if is_foreign and file.is_file() and f"[{GROUP}]" in file.read_text(encoding="utf-8"):
                 yield file
+
+
+def _read_version(file: Path) -> str:
+    """Return the version of a distribution, which its folder is named by: `NAME-VERSION.dist-info`."""
+    return file.parent.name.partition("-")[2].rpartition(".")[0]
 
 
 def _read_places(file: Path) -> list[str]:
