@@ -24,7 +24,7 @@ def up(
         typer.Argument(
             metavar="NAME|FILE",
             help="A YAML file that describes one, or one that comes with ajet: "
-            f"{', '.join(list_first_names('environment'))}.",
+            f"{', '.join(list_first_names('environment_file'))}.",
         ),
     ],
     host: Annotated[str, typer.Option("--host", help="0.0.0.0: other machines reach it.")] = "127.0.0.1",

@@ -7,7 +7,7 @@ from ajet.config.plugin import Plugin
 PLUGIN = Plugin(
     name="ajet_gaia",
     about="tool servers by the names that agents of AWorld's GAIA environment know",
-    environments={
+    environment_files={
         "gaia-local": "ajet_gaia.deployment:GAIA_LOCAL",
         "gaia-mcp-server": "ajet_gaia.deployment:GAIA_LOCAL",  # AWorld's name for it
     },

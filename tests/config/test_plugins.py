@@ -317,7 +317,7 @@ def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path
     install(
         "orchards",
         "environment_families={'orchard': 'orchards.code:FAMILY'}, "
-        "environments={'garden': 'orchards.code:FILE', 'park': 'orchards.code:FILE'}",
+        "environment_files={'garden': 'orchards.code:FILE', 'park': 'orchards.code:FILE'}",
         code=FAMILY,
     )
     parts = described(tmp_path / "x.yaml").parts
@@ -336,7 +336,7 @@ def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path
     with pytest.raises(ConfigError) as error:
         described(tmp_path / "z.yaml")
     assert "orchard" in error.value.what and "mcpServers" in error.value.what
-    assert file_of("garden").name == "garden.yaml" and find_first_name("environment", "park") == "garden"
+    assert file_of("garden").name == "garden.yaml" and find_first_name("environment_file", "park") == "garden"
 
 
 def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:

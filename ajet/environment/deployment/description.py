@@ -129,7 +129,7 @@ class _File(BaseModel):
 
 def file_of(named: str) -> Path:
     """The file that a name or a path on the command line means: the path, or an environment that a plug-in brings."""
-    part = None if Path(named).is_file() else find_part("environment", named)
+    part = None if Path(named).is_file() else find_part("environment_file", named)
     file: Path = load_code(part.code) if part is not None else Path(named).absolute()
     return file
 
@@ -167,7 +167,7 @@ def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseMod
     try:
         tree = read_yaml(file)
     except FileNotFoundError:
-        shipped = ", ".join(list_first_names("environment"))
+        shipped = ", ".join(list_first_names("environment_file"))
         raise ConfigError(
             f"There is no environment {file}.",
             expected=f"a YAML file that describes one, or one that comes with ajet: {shipped}",

@@ -247,7 +247,7 @@ def _running(name: str) -> Server | None:
     """The environment of that name, or of another name for it, which runs on this machine."""
     from ajet.environment.deployment.state import running
 
-    found = running(find_first_name("environment", name))
+    found = running(find_first_name("environment_file", name))
     return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))
 
 

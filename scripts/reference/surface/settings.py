@@ -57,7 +57,7 @@ def list_accepted_keys(root: Path) -> Iterator[str]:
 def list_parts(root: Path) -> Iterator[str]:
     """Yield the names that a YAML may give to a part of a kind, and the entry points by which packages add some."""
     for kind in NAMED_KINDS:
-        if kind not in ("backbone", "train_engine", "environment", "environment_family"):
+        if kind not in ("backbone", "train_engine", "environment_file", "environment_family"):
             for name, part in find_parts(kind).items():
                 reads = f": reads {', '.join(part.variables)}" if part.variables else ""
                 yield f"{kind.replace('reader', 'task reader')} {name}{reads}"
@@ -78,7 +78,7 @@ def list_other_files(root: Path) -> Iterator[str]:
         yield f"task file: {field} is the first of {', '.join(columns)}"
     for name, part in find_parts("environment_family").items():
         yield from _list_model(f"environment file: {name}", load_code(part.code).section)
-    yield from (f"environment that comes with ajet: {name}" for name in list_first_names("environment"))
+    yield from (f"environment that comes with ajet: {name}" for name in list_first_names("environment_file"))
 
 
 def list_layers(root: Path) -> Iterator[str]:
