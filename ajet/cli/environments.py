@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from ajet.config.plugins import list_first_names
 from ajet.schema.errors import UserError
 
 
@@ -21,7 +22,9 @@ def up(
     environment: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|FILE", help="A YAML file that describes one, or one that comes with ajet: gaia-local."
+            metavar="NAME|FILE",
+            help="A YAML file that describes one, or one that comes with ajet: "
+            f"{', '.join(list_first_names('environment_file'))}.",
         ),
     ],
     host: Annotated[str, typer.Option("--host", help="0.0.0.0: other machines reach it.")] = "127.0.0.1",

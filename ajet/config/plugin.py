@@ -17,7 +17,7 @@ GROUP = "ajet.plugins"
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NamedKind = Literal[Kind, "backbone", "embedder", "train_engine"]
+NamedKind = Literal[Kind, "backbone", "embedder", "train_engine", "environment_file", "environment_family"]
 """All kinds of parts that have a name."""
 
 
@@ -85,6 +85,10 @@ class Plugin:
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
+    environment_files: Mapping[str, str] = field(default_factory=dict)
+    """Environments that `ajet env up NAME` starts: references to the path of the file that describes one."""
+    environment_families: Mapping[str, str] = field(default_factory=dict)
+    """Sections of such a file, which name tool servers: `ajet.environment.deployment.description.EnvironmentFamily`."""
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     step_observers: tuple[str, ...] = ()
@@ -121,6 +125,8 @@ _TABLES: Mapping[NamedKind, str] = {
     "backbone": "backbones",
     "embedder": "embedders",
     "train_engine": "train_engines",
+    "environment_file": "environment_files",
+    "environment_family": "environment_families",
 }
 NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 

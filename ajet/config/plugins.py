@@ -75,6 +75,17 @@ def find_part(kind: NamedKind, name: object) -> Part | None:
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 
 
+def list_first_names(kind: NamedKind) -> list[str]:
+    """Return the names of the parts that ship with ajet; of one that has several names, the first."""
+    return list({part.code: name for name, part in reversed(find_parts(kind).items())}.values())[::-1]
+
+
+def find_first_name(kind: NamedKind, name: str) -> str:
+    """Return the first name of a part that may have several; of what is no part, the name itself."""
+    part = find_part(kind, name)
+    return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
+
+
 def find_shared_store(scheme: str) -> Part | None:
     """Return the store whose addresses have a scheme; None if no plug-in has it."""
     for stores in (find_parts, find_all_parts):

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ajet.config.other_models import key_in
+from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
 from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
@@ -243,10 +244,10 @@ def _addressed(url: str) -> Server:
 
 
 def _running(name: str) -> Server | None:
-    """The environment of that name, or AWorld's for it, which runs on this machine."""
-    from ajet.environment.deployment.state import ALIASES, running
+    """The environment of that name, or of another name for it, which runs on this machine."""
+    from ajet.environment.deployment.state import running
 
-    found = running(ALIASES.get(name, name))
+    found = running(find_first_name("environment_file", name))
     return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))
 
 

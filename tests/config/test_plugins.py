@@ -16,9 +16,11 @@ import ajet
 import ajet.workflow
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_keys
-from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
+from ajet.environment.deployment import described, file_of
+from ajet.environment.deployment.description import prepare_families
 from ajet.run.doctor import examine_store
 from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
@@ -74,6 +76,33 @@ class ShelfDriver:
 
     def find_leftovers(self, address, *, remove=False):
         return Left(3, 30)
+"""
+FAMILY = """
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict
+from ajet.environment.deployment.description import EnvironmentFamily, Part
+from ajet_mcp.servers import Server
+
+
+class Orchard(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    trees: list[str]
+
+
+def list_parts(section, base, where):
+    def started(tree):
+        return lambda workdir, uid: Server(tree, "stdio", command=(tree,), cwd=workdir)
+
+    return [Part(tree, start=started(tree), off="ill" if tree == "plum" else "") for tree in section.trees]
+
+
+def prepare(names, say):
+    say(*names)
+    return ["no ladder"]
+
+
+FAMILY = EnvironmentFamily(Orchard, list_parts, prepare)
+FILE = Path(__file__).with_name("garden.yaml")
 """
 Install = Callable[..., None]
 
@@ -278,6 +307,36 @@ def test_exported_names_are_found_below_ajet(install: Install) -> None:
     assert not hasattr(ajet, "Kites") and not hasattr(ajet.workflow, "AgentJetJob")
     assert "Kite" not in ajet.__all__, "a star import depends on no other package"
     assert {"tune", "CommandWorkflow"} <= {*ajet.__all__} and "CommandWorkflow" in ajet.workflow.__all__
+
+
+def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("orchard: {trees: [pear, plum]}")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "x.yaml")
+    assert "orchard" in error.value.what and "mcpServers" in error.value.expected
+    install(
+        "orchards",
+        "environment_families={'orchard': 'orchards.code:FAMILY'}, "
+        "environment_files={'garden': 'orchards.code:FILE', 'park': 'orchards.code:FILE'}",
+        code=FAMILY,
+    )
+    parts = described(tmp_path / "x.yaml").parts
+    assert [(part.name, part.family, part.off) for part in parts] == [
+        ("pear", "orchard", ""),
+        ("plum", "orchard", "ill"),
+    ]
+    assert parts[0].start is not None and parts[0].start(tmp_path, None).command == ("pear",)
+    said: list[str] = []
+    assert prepare_families(parts, said.append) == ["no ladder"] and said == ["pear"], "not for those that are off"
+    (tmp_path / "y.yaml").write_text("orchard: {trees: [pear], tree: plum}")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "y.yaml")
+    assert "orchard.tree" in error.value.what and "trees" in error.value.expected
+    (tmp_path / "z.yaml").write_text("orchard:\n")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "z.yaml")
+    assert "orchard" in error.value.what and "mcpServers" in error.value.what
+    assert file_of("garden").name == "garden.yaml" and find_first_name("environment_file", "park") == "garden"
 
 
 def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.deployment.gaia import Workdirs
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.record import held_folder
 from ajet.record.held_folder import HeldFolder
 from ajet.record.remove_folder import remove_folder

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ajet.environment.deployment.description import Part
-from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import McpInstance, starter
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.front.app import Access, Front
 from ajet.environment.front.episodes import Episodes, NoSuchTool
 from ajet.environment.front.servers import Pool

@@ -17,7 +17,7 @@
     capacity: 64             # episodes at once
     idle: 600                # seconds without a call after which an episode is ended
     env_file: .env           # beside this file; variables that are set win
-    gaia: {}                 # tool servers by name: deployment/gaia.py
+    gaia: {}                 # tool servers that a plug-in knows by name: a section of its own
 
 Invariant: what cannot be used is one ConfigError before anything is started; a server that is off is still one of the
 environment's.
@@ -26,23 +26,20 @@ environment's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ajet.environment.deployment.gaia import Gaia, Tools, tools_of
-from ajet.environment.deployment.state import ALIASES
-from ajet.environment.files import named_in, read_yaml, refused
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_all_parts, find_part, list_first_names
+from ajet.environment.files import named_in, read_variables, read_yaml, refused
 from ajet.environment.front.servers import Per
-from ajet.environment.gaia import read_variables
 from ajet.schema.errors import ConfigError
 from ajet_mcp.servers import Resources, Server, server_from
 
-SHIPPED = Path(__file__).with_name("shipped")
-"""Files of environments that come with ajet."""
 DEFAULT_SECONDS = 120.0
 """Of a call."""
 
@@ -53,8 +50,11 @@ class Part:
 
     name: str
     server: Server | None = None
-    """None where it is off, or one of `gaia`'s."""
-    gaia: Tools | None = None
+    """None where it is off, or one of a family's."""
+    family: str = ""
+    """The section of the file that names it, if a plug-in reads that."""
+    start: Callable[[Path, int | None], Server] | None = None
+    """Of a family's: returns the server for an episode's working folder and user."""
     per: Per = "episode"
     spare: int = 1
     limit: int = 64
@@ -68,6 +68,19 @@ class Part:
     """Of one process."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """As far as they are known before it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFamily:
+    """Servers that a section of an environment's file names, as a plug-in registers them."""
+
+    section: type[BaseModel]
+    list_parts: Callable[[Any, Path, str], list[Part]]
+    """Returns the servers of a section, given the file's folder and the section's place. Raises UserError."""
+    prepare: Callable[[Sequence[str], Callable[[str], None]], list[str]]
+    """Installs what the servers of these names need, saying what takes time; returns a sentence for each failure."""
+    env_template: Path | None = None
+    """An env file with every variable that they read, to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,71 +121,78 @@ class _File(BaseModel):
 
     name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
     mcpServers: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    gaia: Gaia | None = None
     tools: list[str] = Field(default_factory=list)
     capacity: int = Field(default=64, ge=1)
     idle: float = Field(default=600.0, gt=0)
     env_file: str = ""
 
-    @model_validator(mode="after")
-    def _something(self) -> _File:
-        if not self.mcpServers and self.gaia is None:
-            raise ValueError("expected servers: `mcpServers`, or `gaia`")
-        return self
-
-
-def shipped_names() -> list[str]:
-    """The names of the environments that come with ajet."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
-
 
 def file_of(named: str) -> Path:
-    """The file that a name or a path on the command line means: the path, or an environment that comes with ajet."""
-    shipped = SHIPPED / f"{ALIASES.get(named, named)}.yaml"
-    return shipped if shipped.is_file() and not Path(named).is_file() else Path(named).absolute()
+    """The file that a name or a path on the command line means: the path, or an environment that a plug-in brings."""
+    part = None if Path(named).is_file() else find_part("environment_file", named)
+    file: Path = load_code(part.code) if part is not None else Path(named).absolute()
+    return file
 
 
 def described(file: Path) -> Description:
     """The description in a file, whose env file's variables are set here. Raises ConfigError, UserError."""
-    read = _read(file)
-    _set_variables(file, read.env_file)
+    read, sections = _read(file)
+    templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
+    _set_variables(file, read.env_file, next(iter(templates), None))
     parts = [part for name, entry in read.mcpServers.items() if (part := _part(name, entry, file)) is not None]
-    if read.gaia is not None:
-        parts += [_of_gaia(each) for each in tools_of(read.gaia, file.absolute().parent, f"{file}: gaia.servers")]
+    for name, family, section in sections:
+        found = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
+        parts += [replace(part, family=name) for part in found]
     name = read.name or file.stem
     named = named_in(read.mcpServers)
     return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named)
 
 
-def _of_gaia(tools: Tools) -> Part:
-    server, off = tools.server, tools.off()
-    return Part(
-        server.name,
-        gaia=tools,
-        per="episode" if server.per_episode else "shared",
-        spare=0,
-        off=off,
-        aliases=server.aliases,
-        requires=server.variables,
-        tools=tools.listed() if off or server.program else (),
-    )
+def prepare_families(parts: Iterable[Part], say: Callable[[str], None]) -> list[str]:
+    """Install what servers of families need and is not there; returns a sentence for each thing that could not be."""
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        if part.family and not part.off:
+            names.setdefault(part.family, []).append(part.name)
+    return [missing for name in names for missing in _load_family(name).prepare(names[name], say)]
 
 
-def _read(file: Path) -> _File:
+def _load_family(name: str) -> EnvironmentFamily:
+    family: EnvironmentFamily = load_code(find_all_parts("environment_family")[name].code)
+    return family
+
+
+def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseModel]]]:
+    """Return the file's own keys, and the sections of plug-ins' families: name, family, values."""
     try:
         tree = read_yaml(file)
     except FileNotFoundError:
+        shipped = ", ".join(list_first_names("environment_file"))
         raise ConfigError(
             f"There is no environment {file}.",
-            expected=f"a YAML file that describes one, or one that comes with ajet: {', '.join(shipped_names())}",
+            expected=f"a YAML file that describes one, or one that comes with ajet: {shipped}",
             do="see docs/env_up.md",
         ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=str(file)) from None
+    families = find_all_parts("environment_family")
+    given = {name: tree[name] for name in families if tree.get(name) is not None} if isinstance(tree, dict) else {}
+    own = {name: tree[name] for name in tree if name not in families} if isinstance(tree, dict) else tree
     try:
-        return _File.model_validate(tree)
+        read = _File.model_validate(own)
     except ValidationError as error:
-        raise refused(error, file, _File.model_fields) from None
+        raise refused(error, file, (*_File.model_fields, *families)) from None
+    if not read.mcpServers and not given:
+        accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
+        raise ConfigError(f"There are no servers: expected {accepted}.", where=str(file))
+    return read, [(name, (family := _load_family(name)), _parse(family, name, given[name], file)) for name in given]
+
+
+def _parse(family: EnvironmentFamily, name: str, given: Any, file: Path) -> BaseModel:
+    try:
+        return family.section.model_validate(given)
+    except ValidationError as error:
+        raise refused(error, file, family.section.model_fields, name) from None
 
 
 def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
@@ -209,8 +229,8 @@ def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
     )
 
 
-def _set_variables(file: Path, named: str) -> None:
+def _set_variables(file: Path, named: str, template: Path | None) -> None:
     if named:
-        for name, value in read_variables(file.parent / named).items():
+        for name, value in read_variables(file.parent / named, template=template).items():
             if value:
                 os.environ.setdefault(name, value)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ajet.environment.deployment.description import Part
-from ajet.environment.deployment.gaia import Workdirs
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet_mcp.confined import behind_walls
 from ajet_mcp.contract import CallFailed, Limits, Session, Tool
 from ajet_mcp.thin import ThinClient
@@ -58,7 +58,7 @@ def starter(part: Part, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInst
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:
-        server = part.server if part.gaia is None else part.gaia.at(*workdirs.of(episode))
+        server = part.server if part.start is None else part.start(*workdirs.of(episode))
         assert server is not None, "one that is off is not started"
         if server.confined:
             server = behind_walls(server, *workdirs.of(episode))

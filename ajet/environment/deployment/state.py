@@ -18,9 +18,6 @@ from ajet.record.files import write_atomically
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.addresses import LOOPBACK, is_loopback
 
-ALIASES = {"gaia-mcp-server": "gaia-local"}
-"""Names of environments that AWorld's users know, and ours for them."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunningEnvironment:

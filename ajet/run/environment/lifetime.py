@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.config.programs import program
-from ajet.environment.deployment.description import Description, described, file_of
-from ajet.environment.deployment.gaia import prepared
+from ajet.environment.deployment.description import Description, described, file_of, prepare_families
 from ajet.environment.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
@@ -144,7 +143,7 @@ def _prepare(description: Description) -> None:
             what = " and ".join(server.not_held)
             console.print(f"{server.name}: nothing here keeps a command to its {what}; an image is kept to it.",
                           markup=False, soft_wrap=True)  # fmt: skip
-    for missing in prepared([part.gaia for part in description.parts if part.gaia is not None], console.print):
+    for missing in prepare_families(description.parts, console.print):
         console.print(missing, markup=False, soft_wrap=True)
 
 

@@ -24,8 +24,8 @@ import psutil
 from starlette.types import ASGIApp
 
 from ajet.environment.deployment import Description, Part, RunningEnvironment, described
-from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import starter
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.environment.front import Episodes, Front, build_front
 from ajet.environment.front.app import Access
@@ -70,7 +70,7 @@ def run(*, file: str, host: str, port: int | None, token: bool, drain: float = 0
 def suits_uvloop(description: Description) -> bool:
     """Whether it is served on uvloop, where a call costs less: it must be installed, and starts no process as another
     user, as those behind walls are."""
-    walled = any(part.gaia is not None or (part.server and part.server.confined) for part in description.parts)
+    walled = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
     return not walled and find_spec("uvloop") is not None
 
 

@@ -20,8 +20,8 @@ import psutil
 from rich.table import Table
 
 from ajet.environment.deployment import Description, Part, described, file_of, running
-from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import McpInstance, starter
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
 from ajet.record.processors import usable_cpus

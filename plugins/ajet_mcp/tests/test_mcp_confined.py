@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ajet.environment.deployment import described
-from ajet.environment.deployment.gaia import Workdirs
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.front import Episodes
 from ajet.environment.sandbox import choose
 from ajet.environment.sandbox.choose import tried

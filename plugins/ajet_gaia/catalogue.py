@@ -5,7 +5,7 @@ Invariant: every name is here once, as a name or as an alias; SEED_NAMES are the
 
 from __future__ import annotations
 
-from ajet.environment.gaia.server import Server
+from ajet_gaia.server import Server
 
 FOLDER = "the working folder"
 

@@ -14,20 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.gaia import (
-    ENV_TEMPLATE,
-    SEED_NAMES,
-    SERVERS,
-    Place,
-    prepare,
-    read_variables,
-    selected,
-    start,
-    why_off,
-    with_older_names,
-)
-from ajet.environment.gaia.servers.process import KEPT
+from ajet.environment.files import read_variables
 from ajet.schema.errors import UserError
+from ajet_gaia.catalogue import SEED_NAMES, SERVERS
+from ajet_gaia.command import Place, start
+from ajet_gaia.environments import prepare
+from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
+from ajet_gaia.selection import selected
+from ajet_gaia.servers.process import KEPT
 from ajet_mcp.processes import MARK
 
 FORMATS = {"list_supported_formats": ""}
@@ -250,7 +244,7 @@ def listed(wire: Wire) -> list[tuple[str, str, dict]]:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A place whose environments are this interpreter's own, for servers that need no package beside the SDK."""
-    monkeypatch.setattr("ajet.environment.gaia.command.interpreter_of", lambda *_: Path(sys.executable))
+    monkeypatch.setattr("ajet_gaia.command.interpreter_of", lambda *_: Path(sys.executable))
     work = tmp_path / "work"
     work.mkdir()
     (work / "mcp.py").write_text("raise SystemExit('what a model wrote was imported')")
@@ -297,7 +291,7 @@ def test_every_server_in_an_environment_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_server() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "gaia.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "gaia.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert [row[0].strip("|` ") for row in rows] == [server.name for server in SERVERS]
     for server, row in zip(SERVERS, rows, strict=True):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.environment.gaia.server import Server
 from ajet.environment.venvs import READY, alone_in, digest, made, ran, venv
+from ajet_gaia.server import Server
 
 PINS = Path(__file__).with_name("pins")
 

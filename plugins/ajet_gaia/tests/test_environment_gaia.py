@@ -8,13 +8,13 @@ import subprocess
 import pytest
 
 from ajet.environment.deployment import described, file_of
-from ajet.environment.deployment.gaia import Workdirs
+from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.front import Episodes
-from ajet.environment.gaia import SEED_NAMES
 from ajet.environment.sandbox.choose import tried
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
 from ajet_aworld.packages import folder as names_folder
+from ajet_gaia.catalogue import SEED_NAMES
 from tests.gaia_packages import packages
 
 __all__ = ["packages"]
@@ -27,8 +27,8 @@ def test_it_is_there_by_the_names_that_people_know(packages, tmp_path):
     names = {part.name for part in description.parts} | set(description.aliases)
     assert set(SEED_NAMES) <= names
     by_name = {part.name: part for part in description.parts}
-    assert by_name["terminal-server"].gaia.confined and by_name["terminal-server"].off == ""
-    assert by_name["terminal-server"].gaia.at(tmp_path, None).walls is not None, "it is never this user's"
+    terminal = by_name["terminal-server"]
+    assert terminal.off == "" and terminal.start(tmp_path, None).walls is not None, "it is never this user's"
     assert "sandbox" in by_name["download-server"].off and by_name["calculator-server"].off == ""
     assert "GOOGLE_API_KEY" in by_name["googlesearch-server"].off
     assert [tool["name"] for tool in by_name["time-server"].tools] == ["get_current_time", "convert_time"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.gaia.servers import (
+from ajet_gaia.servers import (
     calculator,
     clock,
     corpus_search,
@@ -34,11 +34,11 @@ from ajet.environment.gaia.servers import (
     web,
     wikipedia,
 )
-from ajet.environment.gaia.servers.html_text import readable
-from ajet.environment.gaia.servers.mcp import answered
-from ajet.environment.gaia.servers.settings import Settings
-from ajet.environment.gaia.servers.tool import Tool, ToolError
-from ajet.environment.gaia.servers.web import refused
+from ajet_gaia.servers.html_text import readable
+from ajet_gaia.servers.mcp import answered
+from ajet_gaia.servers.settings import Settings
+from ajet_gaia.servers.tool import Tool, ToolError
+from ajet_gaia.servers.web import refused
 
 
 class Server:

@@ -71,9 +71,9 @@ class Server:
 
 @cache
 def _tools(program: str) -> tuple[Tool, ...]:
-    from ajet.environment.gaia.servers.settings import Settings
-    from ajet.environment.gaia.servers.tool import Tool as Listed
+    from ajet_gaia.servers.settings import Settings
+    from ajet_gaia.servers.tool import Tool as Listed
 
-    functions = import_module(f"ajet.environment.gaia.servers.{program}").tools(Settings())
+    functions = import_module(f"ajet_gaia.servers.{program}").tools(Settings())
     listed = [Listed(function) for function in functions]
     return tuple(Tool(tool.name, tool.description, tool.schema) for tool in listed)

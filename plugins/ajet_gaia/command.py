@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet.environment.gaia.environments import interpreter_of, npm_folder
-from ajet.environment.gaia.needs import found, why_off
-from ajet.environment.gaia.server import Server
+from ajet_gaia.environments import interpreter_of, npm_folder
+from ajet_gaia.needs import found, why_off
+from ajet_gaia.server import Server
 
 PROGRAM = Path(__file__).with_name("servers") / "serve.py"
 ALWAYS = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")

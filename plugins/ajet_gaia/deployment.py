@@ -8,14 +8,14 @@
       private: false              # those of this machine and its network, too
       confined: true              # false: files, commands and code of a model run as this user
 
-Invariant: all servers of an episode share one working folder of its own, which is removed with it; one that must be
-confined and cannot be answers why.
+Invariant: all servers of an episode share one working folder of its own (`Workdirs`); one that must be confined
+and cannot be answers why.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ajet.config.cache import cache_root
-from ajet.environment.gaia import Place, Server, prepare, selected, start, why_off, with_older_names
-from ajet.environment.gaia.command import PROGRAM
+from ajet.environment.deployment.description import EnvironmentFamily, Part
 from ajet.environment.sandbox.bubblewrap import FOLDER
-from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.program import FOR_SERVERS, Walls
-from ajet.record.held_folder import HeldFolder, workdir_in
-from ajet.record.remove_folder import remove_folder
+from ajet_gaia.command import PROGRAM, Place, start
+from ajet_gaia.environments import prepare
+from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
+from ajet_gaia.selection import selected
+from ajet_gaia.server import Server
 from ajet_mcp.servers import Server as McpServer
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
@@ -102,45 +103,35 @@ class Tools:
         return None if named is None else (self.base / Path(named).expanduser()).absolute()
 
 
-class Workdirs:
-    """A working folder for each episode. `of` on the front's loop; `remove` in any thread."""
-
-    def __init__(self) -> None:
-        self._root: HeldFolder | None = None
-        self._users: dict[Path, int | None] = {}
-
-    def of(self, episode: str) -> tuple[Path, int | None]:
-        """Made when it is asked for first; and the user whose it is, where it can be one's own."""
-        if self._root is None:
-            self._root = HeldFolder("ajet-env-", mode=0o711)
-        folder = self._root.path / (episode or "ahead")
-        if folder not in self._users:
-            uid = self._users[folder] = fresh_uid()
-            workdir_in(self._root.path, folder.name, uid)
-        return folder, self._users[folder]
-
-    def remove(self, episode: str) -> None:
-        """Remove an episode's folder with what is in it."""
-        if self._root is not None:
-            self._users.pop(self._root.path / episode, None)
-            remove_folder(self._root.path / episode)
-
-    def close(self) -> None:
-        """Remove all folders."""
-        if self._root is not None:
-            self._root.remove()
+def list_parts(section: Gaia, base: Path, where: str) -> list[Part]:
+    """Return the servers of a section. Raises UserError for a name that is in no table."""
+    return [_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
 
 
-def tools_of(section: Gaia, base: Path, where: str) -> list[Tools]:
-    """Raises UserError for a name that is in no table."""
-    return [Tools(server, section, base) for server in selected(section.servers, where=where)]
+def _part(tools: Tools) -> Part:
+    server, off = tools.server, tools.off()
+    return Part(
+        server.name,
+        start=tools.at,
+        per="episode" if server.per_episode else "shared",
+        spare=0,
+        off=off,
+        aliases=server.aliases,
+        requires=server.variables,
+        tools=tools.listed() if off or server.program else (),
+    )
 
 
-def prepared(tools: Iterable[Tools], say: Callable[[str], None]) -> list[str]:
-    """Make what those that are on need; a sentence for each thing that could not be made."""
-    return prepare([each.server for each in tools if not each.off()], packages_folder(), say=say)
+def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """Make what the servers of these names need; returns a sentence for each thing that could not be made."""
+    return prepare(selected(names), packages_folder(), say=say)
 
 
 def packages_folder() -> Path:
     """The folder of the servers' packages."""
     return cache_root() / "tools"
+
+
+FAMILY = EnvironmentFamily(Gaia, list_parts, prepare_packages, ENV_TEMPLATE)
+GAIA_LOCAL = Path(__file__).with_name("gaia-local.yaml")
+"""All of them, on this machine."""

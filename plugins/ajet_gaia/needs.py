@@ -5,18 +5,11 @@ Invariant: nothing is asked over a network to find out; a server that is off say
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
-from io import StringIO
 from pathlib import Path
 
-from dotenv import dotenv_values
-
-from ajet.environment.files import expanded
-from ajet.environment.gaia.server import Server
-from ajet.schema.errors import UserError
-from ajet.schema.text_files import read_text
+from ajet_gaia.server import Server
 
 ENV_TEMPLATE = Path(__file__).with_name("env_template")
 """Every variable that a server reads, to be filled in."""
@@ -68,16 +61,3 @@ def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:
             newer = f"BROWSER_LLM_{name.removeprefix(OLDER)}"
             made[newer] = made.get(newer) or value
     return made
-
-
-def read_variables(file: Path, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables of an env file, `${NAME}` and `${NAME:-default}` in them expanded by the environment and by what stands
-    above; over them those that the environment has. Raises UserError for a file that is not there, or a `${NAME}` that
-    nobody set."""
-    given = dict(os.environ if environment is None else environment)
-    if not file.is_file():
-        raise UserError(f"There is no env file {file}.", do=f"copy {ENV_TEMPLATE} there and fill it in")
-    values: dict[str, str] = {}
-    for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
-        values[name] = given.get(name) or expanded(value or "", f"{file}: {name}", {**values, **given})
-    return {**given, **values}

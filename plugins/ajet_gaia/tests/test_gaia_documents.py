@@ -14,7 +14,7 @@ import pptx
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from ajet.environment.gaia.servers import (
+from ajet_gaia.servers import (
     documents_csv,
     documents_docx,
     documents_pdf,
@@ -22,9 +22,9 @@ from ajet.environment.gaia.servers import (
     documents_txt,
     excel,
 )
-from ajet.environment.gaia.servers.mcp import answered
-from ajet.environment.gaia.servers.settings import Settings
-from ajet.environment.gaia.servers.tool import Tool
+from ajet_gaia.servers.mcp import answered
+from ajet_gaia.servers.settings import Settings
+from ajet_gaia.servers.tool import Tool
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db0"

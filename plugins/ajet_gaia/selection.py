@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from ajet.environment.gaia.catalogue import SERVERS
-from ajet.environment.gaia.server import Server
 from ajet.schema.errors import UserError
+from ajet_gaia.catalogue import SERVERS
+from ajet_gaia.server import Server
 
 BY_NAME = {name: server for server in SERVERS for name in (server.name, *server.aliases)}
 
