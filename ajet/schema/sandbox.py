@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from ajet.schema.errors import SandboxFailure
 
@@ -102,6 +103,24 @@ class Sandbox(Protocol):
 
     def close(self) -> None:
         """End all that runs here and remove what it left. Idempotent."""
+        ...
+
+
+class SandboxMaker(Protocol):
+    """Opens the sandboxes of an experiment: what a value of `environment.sandbox` stands for."""
+
+    mechanism: str
+    """What holds them; `none` if nothing does."""
+    limits: Limits
+    """Of a call that names none."""
+
+    @classmethod
+    def of(cls, config: Any, base: Path) -> SandboxMaker:
+        """Return one for the section `environment`; `base`: where relative paths begin. Raises ConfigError."""
+        ...
+
+    def open(self, environment: Mapping[str, str] = NOTHING) -> Sandbox:
+        """Open a sandbox with these variables. Raises SandboxFailure, ConfigError."""
         ...
 
 

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
-from ajet.environment.sandbox.contract import NOTHING, Limits
-from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, fresh_uid, has_capability
-from ajet.environment.sandbox.interpreter import NEUTRAL, Interpreter, own_interpreter
-from ajet.environment.sandbox.seccomp import seccomp_filter
-from ajet.environment.sandbox.warm import Plan, Warm
 from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, fresh_uid, has_capability
+from ajet_sandbox.interpreter import NEUTRAL, Interpreter, own_interpreter
+from ajet_sandbox.seccomp import seccomp_filter
+from ajet_sandbox.warm import Plan, Warm
 
 FOLDER = "/box"
 _SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -13,8 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-_ROOM = "ajet.environment.sandbox.inside"
-_MODULES = ("frames", "files", "kernel", "usage", "call", "session", "piped", "resident")
+from ajet.schema import frames
+
+_ROOM = "ajet_sandbox.inside"
+_MODULES = ("files", "kernel", "usage", "call", "session", "piped", "resident")
 _GO = """\
 import marshal,os,sys
 def go(settings,parts):
@@ -25,7 +27,7 @@ def go(settings,parts):
         def create_module(self,spec): return None
         def exec_module(self,module): exec(parts[module.__name__],module.__dict__)
     sys.meta_path.insert(0,Loader())
-    from ajet.environment.sandbox.inside.resident import main
+    from ajet_sandbox.inside.resident import main
     main(settings)
 """
 START = f"{_GO}with open(%d,'rb') as file: given=marshal.load(file)\ngo(*given)\n"
@@ -51,13 +53,14 @@ def bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
 
 @lru_cache(maxsize=2)
 def _parts(compiled: bool) -> dict[str, Any]:
-    above = ["ajet", "ajet.environment", "ajet.environment.sandbox", _ROOM]
+    above = ["ajet", "ajet.schema", "ajet_sandbox", _ROOM]
     parts: dict[str, Any] = dict.fromkeys(above, "")
     folder = Path(__file__).parent / "inside"
-    for name in _MODULES:
-        text = (folder / f"{name}.py").read_text(encoding="utf-8")
-        where = f"<sandbox {name}>"
-        parts[f"{_ROOM}.{name}"] = compile(text, where, "exec", dont_inherit=True) if compiled else text
+    files = {f"{_ROOM}.{name}": folder / f"{name}.py" for name in _MODULES}
+    for name, file in {frames.__name__: Path(frames.__file__), **files}.items():
+        text = file.read_text(encoding="utf-8")
+        where = f"<sandbox {file.stem}>"
+        parts[name] = compile(text, where, "exec", dont_inherit=True) if compiled else text
     return parts
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ajet.environment.sandbox.contract import Limits
+from ajet.schema.sandbox import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "ajet-sandbox-"

@@ -13,32 +13,33 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from ajet.environment.sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.inside.kernel import landlock_version
-from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
 from ajet.record.process_identity import read_start_ticks
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.finding import Finding
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
+from ajet_sandbox.config import SandboxKeys
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.open_rule import LEAST_ABI
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
+    from ajet.config import Experiment
 
 REACHED = f"reached-{secrets.token_hex(8)}"
 """Printed by a probe that gets through."""
 
 
-def sandbox(config: AjetConfig | None, *, probed: bool = True) -> list[Finding]:
+def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
     """Return the findings about sandboxes.
 
     A sandbox that the experiment names and that does not work here is a problem; that none works at all is only a
-    note, since not every agent runs code.
-
-    Args:
-        probed: True to try the walls of the sandbox that would be used, which starts one.
+    note, since not every agent runs code. The walls of the one that would be used are tried, which starts it, unless
+    the question is about a model or the experiment sets nothing of sandboxes.
     """
+    config = experiment.ajet if experiment is not None else None
+    probed = model is None and (experiment is None or _sets_sandbox(experiment))
     wanted = config.environment.sandbox if config is not None else "auto"
-    image = config.environment.sandbox_image if config is not None else None
+    image = SandboxKeys.of(config).sandbox_image if config is not None else None
     trials = [tried(name, image if name in ENGINES else None) for name in AUTOMATIC]
     whole = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
     found = [_mechanism(each, needed=each.mechanism in (wanted, "bubblewrap" if whole else wanted)) for each in trials]
@@ -49,6 +50,10 @@ def sandbox(config: AjetConfig | None, *, probed: bool = True) -> list[Finding]:
     if not usable:
         return [*found, Finding("sandbox", "note", "none here for code that a model writes", what_helps())]
     return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
+
+
+def _sets_sandbox(experiment: Experiment) -> bool:
+    return any(name.startswith("ajet.environment.sandbox") for name in experiment.given())
 
 
 def _mechanism(trial: Trial, *, needed: bool) -> Finding:

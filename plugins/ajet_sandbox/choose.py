@@ -14,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.sandbox.contract import NOTHING, Limits
-from ajet.environment.sandbox.engine import ENGINES, missing
-from ajet.environment.sandbox.warm import Warm
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.engine import ENGINES, missing
+from ajet_sandbox.warm import Warm
 
 AUTOMATIC = ("bubblewrap", "landlock", "podman", "docker")
 """In the order in which they are tried."""
@@ -57,10 +57,10 @@ def open_sandbox(
 ) -> Warm:
     """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
     `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
-    from ajet.environment.sandbox.bubblewrap import Bubblewrap
-    from ajet.environment.sandbox.container import Container
-    from ajet.environment.sandbox.interpreter import interpreter_at
-    from ajet.environment.sandbox.landlock import Landlock, Unconfined
+    from ajet_sandbox.bubblewrap import Bubblewrap
+    from ajet_sandbox.container import Container
+    from ajet_sandbox.interpreter import interpreter_at
+    from ajet_sandbox.landlock import Landlock, Unconfined
 
     given = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
     takes = _TAKES.get(mechanism, ("sandbox_python",))
@@ -85,7 +85,7 @@ def open_sandbox(
 def tried(mechanism: str, image: str | None = None) -> Trial:
     """Try it: open one, run a line of code, close it."""
     if mechanism in ENGINES:
-        from ajet.environment.sandbox.container import IMAGE
+        from ajet_sandbox.container import IMAGE
 
         try:
             why = missing(mechanism, image or IMAGE, "environment.sandbox_image names another")

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ajet.environment.sandbox.contract import NOTHING, Limits
-from ajet.environment.sandbox.engine import LABEL, owner, remove, swept
-from ajet.environment.sandbox.identity import uid_of_a_container
-from ajet.environment.sandbox.seccomp import seccomp_filter
-from ajet.environment.sandbox.warm import Plan, Warm
 from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.engine import LABEL, owner, remove, swept
+from ajet_sandbox.identity import uid_of_a_container
+from ajet_sandbox.seccomp import seccomp_filter
+from ajet_sandbox.warm import Plan, Warm
 
 IMAGE = "docker.io/library/python:3.12-slim"
 """Where none is named."""

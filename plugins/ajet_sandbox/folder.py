@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ajet.environment.sandbox.contract import UnsafePath
-from ajet.environment.sandbox.inside.files import Folder, LeadsOut
+from ajet.schema.sandbox import UnsafePath
+from ajet_sandbox.inside.files import Folder, LeadsOut
 
 Ask = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
 """An order for the resident, with bytes; its answer. Raises SandboxFailure."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ajet.environment.sandbox.bundle import same_version
 from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet_sandbox.bundle import same_version
 
 _ASK = (
     "import importlib.util,json,sys,sysconfig;"

@@ -23,14 +23,6 @@ from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
 from ajet.config.programs import program
-from ajet.environment.sandbox.bubblewrap import FOLDER, told_pid
-from ajet.environment.sandbox.cgroup import control_group
-from ajet.environment.sandbox.choose import limits_of
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.inside import door
-from ajet.environment.sandbox.walls import Shown, holds_more, walled
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.priority import give_way
@@ -39,6 +31,14 @@ from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
 from ajet.schema.commands import installs_extra
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.bubblewrap import FOLDER, told_pid
+from ajet_sandbox.cgroup import control_group
+from ajet_sandbox.choose import limits_of
+from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.inside import door
+from ajet_sandbox.walls import Shown, holds_more, walled
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -61,6 +61,12 @@ class SandboxIsolation(ProcessIsolation):
     """See the module."""
 
     keeps_workers = False
+
+    @classmethod
+    def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
+        """Raise ConfigError if another process could not import the workflow, or if it needs what no sandbox has."""
+        super().require_isolable(experiment, workflow_class)
+        require_no_network(experiment)
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""

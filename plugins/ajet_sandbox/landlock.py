@@ -11,14 +11,14 @@ import os
 import tempfile
 from collections.abc import Mapping
 
-from ajet.environment.sandbox.contract import NOTHING, Limits
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.inside.kernel import landlock_version
-from ajet.environment.sandbox.interpreter import Interpreter, own_interpreter, reachable
-from ajet.environment.sandbox.seccomp import seccomp_filter
-from ajet.environment.sandbox.warm import Plan, Warm
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.interpreter import Interpreter, own_interpreter, reachable
+from ajet_sandbox.seccomp import seccomp_filter
+from ajet_sandbox.warm import Plan, Warm
 
 KEEPS_SIGNALS = 6
 """The ABI from which on Landlock keeps signals inside."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.environment.sandbox.bubblewrap import FOLDER, filled
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.inside import first
-from ajet.environment.sandbox.walls import Shown, Walled, walled
 from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.bubblewrap import FOLDER, filled
+from ajet_sandbox.inside import first
+from ajet_sandbox.walls import Shown, Walled, walled
 
 FOR_SERVERS = Limits(memory=2 << 30, processes=128)
 """What a tool server may use."""

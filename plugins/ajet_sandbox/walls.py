@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.sandbox.bubblewrap import (
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.bubblewrap import (
     FOLDER,
     bubblewrap_program,
     confined,
@@ -29,22 +31,20 @@ from ajet.environment.sandbox.bubblewrap import (
     programs_shown,
     writable,
 )
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
-from ajet.environment.sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
-from ajet.environment.sandbox.inside.kernel import landlock_version
-from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
-from ajet.schema.errors import SandboxFailure
+from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
+from ajet_sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.open_rule import LEAST_ABI
 
 _WRITABLE = ("/tmp", "/dev/shm")
 _START = """\
 import os, sys
 from importlib import import_module
 here, file = os.path.split(sys.argv.pop(1))
-package = "ajet.environment.sandbox.inside"
-for end in (4, 16, 24, 31):
-    sys.modules[package[:end]] = type(sys)(package[:end])
-    sys.modules[package[:end]].__path__ = [here]
+package = "ajet_sandbox.inside"
+for name in (package.partition(".")[0], package):
+    sys.modules[name] = type(sys)(name)
+    sys.modules[name].__path__ = [here]
 import_module(f"{package}.{file.removesuffix('.py')}").main()
 """
 """Starts a program of `inside` with its neighbours as modules: of the package nothing else is there."""

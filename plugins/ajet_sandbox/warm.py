@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from ajet.environment.family import end_tree
-from ajet.environment.sandbox.bundle import START, START_PIPED, bundle
-from ajet.environment.sandbox.cgroup import ControlGroup, control_group
-from ajet.environment.sandbox.contract import NOTHING, Ended, Limits, Result
-from ajet.environment.sandbox.folder import Asked, Files, Held
-from ajet.environment.sandbox.identity import running_here
-from ajet.environment.sandbox.inside.frames import BadFrame, Frames, packed
 from ajet.schema.errors import SandboxFailure
+from ajet.schema.frames import BadFrame, Frames, packed
+from ajet.schema.sandbox import NOTHING, Ended, Limits, Result
+from ajet_sandbox.bundle import START, START_PIPED, bundle
+from ajet_sandbox.cgroup import ControlGroup, control_group
+from ajet_sandbox.folder import Asked, Files, Held
+from ajet_sandbox.identity import running_here
 
 START_SECONDS = 120.0
 """In which a resident must be there: one that ends before it says so ends the wait, so this is for one that hangs."""

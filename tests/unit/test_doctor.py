@@ -16,10 +16,10 @@ from ajet.cli import launcher
 from ajet.engine.weight_shapes import embedding_shapes
 from ajet.run.checkup.network import network
 from ajet.run.checkup.packages import packages
-from ajet.run.checkup.sandbox import probe_walls
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
+from ajet_sandbox.checkup import probe_walls
 from ajet_verl.checkup import verl_findings as verl
 from tests.ajet_command import environment
 from tests.chat_templates import SMOLLM2, made, variant

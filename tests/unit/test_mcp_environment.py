@@ -19,11 +19,11 @@ from ajet.environment.mcp.results import shown
 from ajet.environment.mcp.thin import server as http_server
 from ajet.environment.mcp.thin import stdio
 from ajet.environment.mcp.thin.messages import EventStream, header_value, mirrored
-from ajet.environment.sandbox.bubblewrap import programs_shown
 from ajet.schema.errors import ConfigError
 from ajet.workflow.mcp_agent import McpAgentWorkflow
 from ajet.workflow.mcp_agent.conversation import Conversation
 from ajet.workflow.mcp_agent.tokens import TokenCounts, forget
+from ajet_sandbox.bubblewrap import programs_shown
 
 AWORLD = {
     "mcpServers": {

@@ -27,11 +27,11 @@ from ajet.environment.gaia import Place, Server, prepare, selected, start, why_o
 from ajet.environment.gaia.command import PROGRAM
 from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.mcp.servers import Server as McpServer
-from ajet.environment.sandbox.bubblewrap import FOLDER
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.program import FOR_SERVERS, Walls
 from ajet.record.held_folder import HeldFolder
 from ajet.record.remove_folder import remove_folder
+from ajet_sandbox.bubblewrap import FOLDER
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.program import FOR_SERVERS, Walls
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 

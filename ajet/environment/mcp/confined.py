@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ajet.environment.mcp.images import require_images
 from ajet.environment.mcp.servers import Server
-from ajet.environment.sandbox.choose import chosen_mechanism
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.program import FOR_SERVERS, Walls
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
+from ajet_sandbox.choose import chosen_mechanism
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.program import FOR_SERVERS, Walls
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet.environment.mcp.servers import Server
-from ajet.environment.sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
 from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet_sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
 
 
 @dataclass(frozen=True, slots=True)

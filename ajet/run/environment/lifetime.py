@@ -24,13 +24,13 @@ from ajet.environment.deployment.gaia import prepared
 from ajet.environment.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet.environment.mcp.images import require_images
 from ajet.environment.mcp.servers import TOKEN
-from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
+from ajet_sandbox.engine import engine_of
 
 READY_S = 300.0
 """How long all servers together may take to start."""

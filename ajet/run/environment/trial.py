@@ -23,10 +23,10 @@ from ajet.environment.deployment import Description, Part, described, file_of, r
 from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.mcp.images import require_images
-from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
 from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
+from ajet_sandbox.engine import engine_of, processes_of_containers
 
 RULE = (2, 4.0)
 """Cores and GiB for each worker: what AWorld's pages recommend."""

@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-from ajet.environment.sandbox.inside import kernel
+from ajet_sandbox.inside import kernel
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ def main() -> None:
         os.close(told["says"])
     os.chdir(told["folder"])
     if told.get("projects"):
-        from ajet.environment.sandbox.inside.open_rule import restrict_opening
+        from ajet_sandbox.inside.open_rule import restrict_opening
 
         restrict_opening(told["projects"])
     os.execvp(told["command"][0], told["command"])

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-from ajet.environment.sandbox.inside.open_rule import restrict_opening
+from ajet_sandbox.inside.open_rule import restrict_opening
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from ajet.environment.sandbox.inside import kernel
-from ajet.environment.sandbox.inside.file_rule import is_lock, is_secret, walk_project
+from ajet_sandbox.inside import kernel
+from ajet_sandbox.inside.file_rule import is_lock, is_secret, walk_project
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from ajet.environment.sandbox.inside.files import Folder, LeadsOut
-from ajet.environment.sandbox.inside.frames import send
+from ajet.schema.frames import send
+from ajet_sandbox.inside.files import Folder, LeadsOut
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ def main(settings: Mapping[str, Any]) -> None:
     sys.path += settings["packages"]
     settings["environment"].setdefault("PATH", os.environ.get("PATH", os.defpath))
     if settings["line"] is None:
-        from ajet.environment.sandbox.inside.piped import Piped
-        from ajet.environment.sandbox.inside.usage import limit
+        from ajet_sandbox.inside.piped import Piped
+        from ajet_sandbox.inside.usage import limit
 
         piped = Piped()
         piped.sendall(b"!g" if 0 < limit() <= settings["memory"] else b"!.")
@@ -56,8 +56,8 @@ class Resident:
     """See the module."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
-        from ajet.environment.sandbox.inside import kernel
-        from ajet.environment.sandbox.inside.frames import Frames
+        from ajet.schema.frames import Frames
+        from ajet_sandbox.inside import kernel
 
         self._line, self._settings = line, settings
         self._frames = Frames(settings["longest"])
@@ -71,7 +71,7 @@ class Resident:
         """Calls until the line closes."""
         import gc
 
-        from ajet.environment.sandbox.inside.frames import packed
+        from ajet.schema.frames import packed
 
         exec(compile(b"0", "<code>", "exec"), {})  # what this sets up, no fork has to
         gc.disable()
@@ -84,7 +84,7 @@ class Resident:
             if head["do"] == "call":
                 self._line.sendall(packed(*self.call(head, blobs)))
             elif head["do"] in ("put", "read"):
-                from ajet.environment.sandbox.inside import piped
+                from ajet_sandbox.inside import piped
 
                 self._line.sendall(packed(*piped.file(head, blobs)))
 
@@ -125,14 +125,14 @@ class Resident:
         self.clear()
         head = {"ended": ended[0], "code": ended[1], "kept": kept, "seconds": time.monotonic() - began}
         if self._settings["line"] is None:
-            from ajet.environment.sandbox.inside import usage
+            from ajet_sandbox.inside import usage
 
             head["killed"] = usage.killed()
         return head, text[0], text[1]
 
     def _begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
         """Start it; the process to wait for, 0 where it is the session."""
-        from ajet.environment.sandbox.inside import call, session
+        from ajet_sandbox.inside import call, session
 
         if order["keep"]:
             if self._session is None:
@@ -300,7 +300,7 @@ class Watched:
         return ("time" if code == -signal.SIGXCPU else "signal"), code
 
     def _over(self) -> str:
-        from ajet.environment.sandbox.inside import usage
+        from ajet_sandbox.inside import usage
 
         tree = self._resident.tree()
         apart = self._resident.whole_namespace

@@ -10,8 +10,8 @@ import _socket
 import os
 import resource
 
-from ajet.environment.sandbox.inside import call
-from ajet.environment.sandbox.inside.frames import Frames, packed
+from ajet.schema.frames import Frames, packed
+from ajet_sandbox.inside import call
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
 if TYPE_CHECKING:

@@ -16,14 +16,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure, SandboxFailure
 from ajet.schema.fenced import read_program
-from ajet.task_judge.scorers.code_assertions import DEFINE_REPORT, REPORT, find_failed, split_assertions
-from ajet.task_judge.scorers.code_tests import (
+from ajet.schema.sandbox import Limits, Result, Sandbox
+from ajet.workflow.sandboxes import find_sandbox_maker
+from ajet_sandbox.scorers.code_assertions import DEFINE_REPORT, REPORT, find_failed, split_assertions
+from ajet_sandbox.scorers.code_tests import (
     CallTest,
     CodeTest,
     InputOutputTest,
@@ -32,9 +33,6 @@ from ajet.task_judge.scorers.code_tests import (
     read_imports,
     read_tests,
 )
-
-if TYPE_CHECKING:
-    from ajet.environment.sandbox.contract import Limits, Result, Sandbox
 
 _ANY_LENGTH = """\
 import sys
@@ -104,9 +102,7 @@ class CodeScorer:
     """1 where all tests pass, else 0; `partial`: the share that passes. timeout: seconds of each test."""
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
-        from ajet.environment.sandbox.choose import Maker
-
-        self._maker = Maker.of(config.ajet.environment, Path(config.ajet.base_dir or "."))
+        self._maker = find_sandbox_maker(config)
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:

@@ -1,7 +1,7 @@
 """Attacks on a sandbox, each a piece of code that runs inside it and says what it could do.
 
-As a program, `python tests/support/sandbox_attacks.py MECHANISM WITH_CGROUPS`, it prints what came of each, as JSON. It
-imports no more than a sandbox needs, so that any user of the machine can run it.
+As a program, `python sandbox_attacks.py MECHANISM WITH_CGROUPS`, it prints what came of each, as JSON. It imports no
+more than a sandbox needs, so that any user of the machine can run it.
 
 Invariant: an attack that succeeds harms nothing: it reads a secret made for it, calls a socket made for it, asks the
 kernel whether it might, or uses a little more than it may.
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits, Result, UnsafePath
-from ajet.environment.sandbox.warm import Warm
 from ajet.schema.errors import SandboxFailure
-from tests.support.attack_targets import SECRET, Targets, targets
+from ajet.schema.sandbox import Limits, Result, UnsafePath
+from ajet_sandbox.choose import open_sandbox
+from ajet_sandbox.tests.attack_targets import SECRET, Targets, targets
+from ajet_sandbox.warm import Warm
 
 MIB = 1 << 20
 LIMITS = Limits(wall=4, cpu=1, memory=96 * MIB, processes=24, files=64, disk=16 * MIB, output=64 * 1024)

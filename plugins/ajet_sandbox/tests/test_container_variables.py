@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ajet.environment.sandbox.engine import given
+from ajet_sandbox.engine import given
 
 
 def test_values_stand_in_the_file_as_they_are_and_those_that_it_cannot_hold_beside_it() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import open_sandbox
 from tests.sandbox_fixtures import require
 
 CLOSED = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandbox.doorway import sweep
+from ajet_sandbox.doorway import sweep
 
 
 def _fill_backlog(path: Path) -> list[socket.socket]:

@@ -1,5 +1,5 @@
 """Memory that no process maps counts, with a control group and without one. Each way to take it is an attack of
-`tests/faults/test_sandbox_attacks.py`; these are the ways around what counts it."""
+`plugins/ajet_sandbox/tests/test_sandbox_attacks.py`; these are the ways around what counts it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from ajet.environment.sandbox.cgroup import ControlGroup
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.warm import Warm
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.cgroup import ControlGroup
+from ajet_sandbox.choose import open_sandbox
+from ajet_sandbox.warm import Warm
 from tests.sandbox_fixtures import require
 
 MIB = 1 << 20

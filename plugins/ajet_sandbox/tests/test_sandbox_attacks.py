@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from ajet.environment.mcp.confined import workdir_in
-from ajet.environment.sandbox.choose import ENGINES, tried
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.program import Walls, walled_program
 from ajet.rollout.isolation.messages import Home
-from ajet.rollout.isolation.sandbox import Box, Door
 from ajet.schema.endpoint import Endpoint
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import ENGINES, tried
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.isolation import Box, Door
+from ajet_sandbox.program import Walls, walled_program
+from ajet_sandbox.tests.attack_targets import targets
+from ajet_sandbox.tests.sandbox_attacks import ATTACKS, REACHES, reached, verdicts
 from tests.container_fixtures import IMAGE
 from tests.sandbox_fixtures import require, run_as_nobody
-from tests.support.attack_targets import targets
-from tests.support.sandbox_attacks import ATTACKS, REACHES, reached, verdicts
 
 LIMITS_OF_ITS_OWN = Limits()
 TREE = "memory in four processes"
@@ -60,7 +60,7 @@ def test_as_an_ordinary_user(mechanism: str) -> None:
     require(mechanism)
     if os.geteuid() != 0:
         pytest.skip("test_as_this_user is that")
-    found = run_as_nobody("support/sandbox_attacks.py", mechanism, "False")
+    found = run_as_nobody("plugins/ajet_sandbox/tests/sandbox_attacks.py", mechanism, "False")
     held({name: tuple(outcome) for name, outcome in found.items()}, watched=True)
 
 

@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from ajet.config import Experiment, resolve_reference
-from ajet.environment.sandbox import walls
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.rollout.isolation import sandbox
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
+from ajet_sandbox import isolation as sandbox
+from ajet_sandbox import walls
+from ajet_sandbox.identity import fresh_uid
 from tests.sandbox_fixtures import require
 from tests.support.rollouts import stage, time_is_up
 from tests.waiting import until

@@ -19,17 +19,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet.environment.sandbox import engine as engine_room
-from ajet.environment.sandbox.bubblewrap import Bubblewrap
-from ajet.environment.sandbox.cgroup import control_group
-from ajet.environment.sandbox.choose import ENGINES, Maker, open_sandbox, tried
-from ajet.environment.sandbox.contract import Limits, UnsafePath
-from ajet.environment.sandbox.engine import LABEL, swept
-from ajet.environment.sandbox.inside.frames import BadFrame, Frames, packed
-from ajet.environment.sandbox.landlock import Landlock, Unconfined
-from ajet.environment.sandbox.warm import Warm
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet.schema.frames import BadFrame, Frames, packed
+from ajet.schema.sandbox import Limits, UnsafePath
+from ajet_sandbox import engine as engine_room
+from ajet_sandbox.bubblewrap import Bubblewrap
+from ajet_sandbox.cgroup import control_group
+from ajet_sandbox.choose import ENGINES, Maker, open_sandbox, tried
+from ajet_sandbox.engine import LABEL, swept
+from ajet_sandbox.landlock import Landlock, Unconfined
+from ajet_sandbox.warm import Warm
 from tests.container_fixtures import IMAGE, PACKAGE
 from tests.sandbox_fixtures import require
 
@@ -307,8 +307,8 @@ def test_an_engine_that_hangs_is_said_and_hides_no_other_error(tmp_path: Path, m
 
 _OPENS = """
 import os, signal, sys
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits
+from ajet_sandbox.choose import open_sandbox
+from ajet.schema.sandbox import Limits
 box = open_sandbox("podman", Limits(), image=sys.argv[1])
 print(box.python("print(1)").good, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.inside.kernel import landlock_version
-from ajet.environment.sandbox.inside.open_rule import LEAST_ABI
-from ajet.environment.sandbox.interpreter import systems_interpreter
-from ajet.environment.sandbox.walls import Shown
 from ajet.rollout.isolation.messages import Home
-from ajet.rollout.isolation.sandbox import Box
 from ajet.schema.endpoint import Endpoint
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import open_sandbox
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.open_rule import LEAST_ABI
+from ajet_sandbox.interpreter import systems_interpreter
+from ajet_sandbox.isolation import Box
+from ajet_sandbox.tests.wall_attacks import ATTACKS
+from ajet_sandbox.walls import Shown
 from tests.sandbox_fixtures import require, run_as_nobody
-from tests.wall_attacks import ATTACKS
 
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
@@ -40,7 +40,7 @@ def attack(name: str, top: Path, user: str) -> object:
         return ATTACKS[name](top)
     if os.geteuid() != 0:
         pytest.skip("this user is an ordinary one")
-    found: object = run_as_nobody("wall_attacks.py", name, top)
+    found: object = run_as_nobody("plugins/ajet_sandbox/tests/wall_attacks.py", name, top)
     return found
 
 

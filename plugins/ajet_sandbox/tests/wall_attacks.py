@@ -1,6 +1,5 @@
-"""Code behind walls against what a project holds, as a program: `python tests/wall_attacks.py ATTACK FOLDER` prints
-what the code inside got hold of, as JSON. It imports no more than walls need, so that any user of the machine can run
-it."""
+"""Code behind walls against what a project holds, as a program: `python wall_attacks.py ATTACK FOLDER` prints what the
+code inside got hold of, as JSON. It imports no more than walls need, so that any user of the machine can run it."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet.environment.mcp.confined import workdir_in
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.program import Walls, walled_program
 from ajet.record.held_folder import HeldFolder
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.program import Walls, walled_program
 
 LOCKS = """
 import fcntl, json, os, sys
