@@ -1,7 +1,8 @@
 """Frames: a JSON object and byte strings, over a stream; the same code on both sides.
 
 Invariant: sizes are bounded before a byte of them is kept; what arrives is data and is never executed or unpickled.
-Eight bytes of lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON says how they are split. Sandboxes run this file on other Pythons: it imports the standard library alone.
+Eight bytes of lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON says how they are split.
+Sandboxes run this file on other Pythons: it imports the standard library alone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from ajet.run.checkup.packages import packages
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
-from ajet_sandbox.checkup import probe_walls
 from ajet_verl.checkup import verl_findings as verl
 from tests.ajet_command import environment
 from tests.chat_templates import SMOLLM2, made, variant
@@ -320,10 +319,3 @@ def test_a_hub_model_is_looked_at_without_its_weights(tmp_path: Path, monkeypatc
     assert locate("some/model", weights=False).folder == snapshot
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         locate("some/model")
-
-
-def test_open_walls_are_reported():
-    """Without a sandbox each probe gets through: a probe that cannot would report walls that are not there."""
-    [finding] = probe_walls("none", None)
-    assert finding.state == "warning"
-    assert all(wall in finding.text for wall in ("file", "network", "process"))
