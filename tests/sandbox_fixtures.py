@@ -42,7 +42,7 @@ def lacks(mechanism: str) -> str:
 
 
 def run_as_nobody(script: str, *arguments: str | Path) -> Any:
-    """Run a script of the repository as an ordinary user, and read what it prints as JSON. Skips where none can run it."""
+    """Run a script of the repository as an ordinary user and read its JSON. Skips where no such user can run it."""
     python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
     if python is None or not reachable(str(ROOT)):
         pytest.skip("no Python, or not this folder, can be reached by another user")

@@ -20,8 +20,11 @@ import psutil
 import pytest
 
 from ajet.config import Experiment, resolve_reference
+from ajet.config.plugins import list_package_roots
+from ajet.rollout.isolation.messages import Home
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
+from ajet.schema.sandbox import Limits
 from ajet_sandbox import isolation as sandbox
 from ajet_sandbox import walls
 from ajet_sandbox.identity import fresh_uid
@@ -99,6 +102,17 @@ class Sees(Workflow):
 """
 
 
+IMPORTS = """
+import ajet_proof.plugin, ajet_sandbox.plugin
+from ajet import Workflow, WorkflowOutput
+
+class Imports(Workflow):
+    def execute(self, task, tuner):
+        names = [ajet_proof.plugin.__name__, ajet_sandbox.plugin.__name__]
+        return WorkflowOutput(reward=1.0, metadata={"names": names})
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     require("bubblewrap")
@@ -168,6 +182,24 @@ def test_environment_outside_the_project_starts_sandboxes(project: Path, monkeyp
     assert episode.metadata.get("here") == [True, True], (episode.failure, episode.printed)
 
 
+def test_a_workflow_imports_code_of_plugins(project: Path) -> None:
+    (project / "flow.py").write_text(IMPORTS)
+    with play(project, "Imports") as made:
+        episode = made.episode()
+    assert episode.metadata.get("names") == ["ajet_proof.plugin", "ajet_sandbox.plugin"], episode.failure
+
+
+def test_every_package_of_ajet_is_shown(tmp_path: Path) -> None:
+    """Its folders alone, where no folder on the path holds them."""
+    address = Endpoint("http://127.0.0.1:9/v1", "")
+    box = sandbox.Box(Home("flow.py->W", tmp_path, (), address), "", "", Limits())
+    shown = [Path(each) for each in box.find_shown().folders]
+    names = {each.name for each in list_package_roots()}
+    assert {"ajet", "ajet_sandbox", "ajet_verl"} <= names
+    for root in list_package_roots():
+        assert any(root.is_relative_to(each) for each in shown), root
+
+
 @pytest.mark.extra_slow
 def test_a_hang_is_killed_with_all_that_it_started(project: Path) -> None:
     stages: list[Any] = []
@@ -199,7 +231,7 @@ def short() -> Iterator[Path]:
 @pytest.mark.extra_slow
 def test_a_killed_run_leaves_no_sandbox(project: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.contract.test_sandbox_isolation import play\n"
+        "import sys\nfrom pathlib import Path\nfrom ajet_sandbox.tests.test_sandbox_isolation import play\n"
         "with play(Path(sys.argv[1]), 'Hangs', episode_timeout=None) as made: made.play(1)\n"
     )
     environment = {**os.environ, "TMPDIR": str(short)}  # what it leaves there, the next run would remove
