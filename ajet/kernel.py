@@ -55,7 +55,6 @@ PLUGIN = Plugin(
         "loop": "ajet.rollout.isolation.loop:LoopIsolation",
         "loops": Part("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
         "process": Part("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
-        "sandbox": Part("ajet.rollout.isolation.sandbox:SandboxIsolation", interactive=False),
     },
     stores={
         "run_directory": "ajet.store.run_store:RunStore",
@@ -93,7 +92,6 @@ PLUGIN = Plugin(
         "math": "ajet.task_judge.scorers.mathematics:MathScorer",
         "gaia": "ajet.task_judge.scorers.gaia:gaia",
         "json_schema": "ajet.task_judge.scorers.json_schema:JsonSchemaScorer",
-        "code": "ajet.task_judge.scorers.code:CodeScorer",
         "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
         "llm": "ajet.task_judge.model_judge:ModelJudge",
         "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 GROUP = "ajet.plugins"
 """Entry-point group of a distribution's plug-ins: `NAME = package.plugin:PLUGIN`."""
-Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
+Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer", "sandbox"]
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NamedKind = Literal[Kind, "backbone", "embedder", "train_engine", "environment_file", "environment_family"]
@@ -81,6 +81,8 @@ class Plugin:
     readers: Mapping[str, str | Part] = field(default_factory=dict)
     workflows: Mapping[str, str | Part] = field(default_factory=dict)
     scorers: Mapping[str, str | Part] = field(default_factory=dict)
+    sandboxes: Mapping[str, str | Part] = field(default_factory=dict)
+    """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxMaker`."""
     embedders: Mapping[str, str | Part] = field(default_factory=dict)
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +95,9 @@ class Plugin:
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
+    doctor_checks: Mapping[str, str] = field(default_factory=dict)
+    """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`. `experiment` is None without a YAML,
+    `model` is the one of the command line or None. Without findings a section is left out."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     config_keys: tuple[ConfigKeys, ...] = ()
     exports: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +127,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "reader": "readers",
     "workflow": "workflows",
     "scorer": "scorers",
+    "sandbox": "sandboxes",
     "backbone": "backbones",
     "embedder": "embedders",
     "train_engine": "train_engines",

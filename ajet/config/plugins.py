@@ -177,6 +177,11 @@ def list_step_observers() -> list[str]:
     return [observer for plugin in _list_usable() for observer in plugin.step_observers]
 
 
+def find_doctor_checks() -> dict[str, str]:
+    """Return the references of `Plugin.doctor_checks` of all plug-ins, by section."""
+    return {title: check for plugin in _list_usable() for title, check in plugin.doctor_checks.items()}
+
+
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
     """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
     plugins = _list_usable(shipped=shipped)
@@ -338,6 +343,7 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
         names += [("reference", name) for name in each.plugin.renamed]
         names += [("exported name", name) for name in each.plugin.exports]
         names += [("failure hint", name) for name in each.plugin.failure_hints]
+        names += [("section of ajet doctor", name) for name in each.plugin.doctor_checks]
         stores = each.plugin.list_parts("store").values()
         names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 from loguru import logger
 
 from ajet.config.schema.services import Companion
-from ajet.environment.sandbox.walls import Walled
 from ajet.record.files import read_tail
 from ajet.run.restarts import Restarts
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet.workflow import keeper
+from ajet_sandbox.walls import Walled
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

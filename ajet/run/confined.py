@@ -22,17 +22,18 @@ from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
 from ajet.config.schema.services import Companion
-from ajet.environment.sandbox.choose import chosen_mechanism
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.inside import door
-from ajet.environment.sandbox.program import Walls, walled_program
-from ajet.environment.sandbox.walls import Walled, holds_more
 from ajet.record.held_folder import workdir_in
 from ajet.record.remove_folder import remove_folder
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
+from ajet.schema.sandbox import Limits
+from ajet_mcp.confined import workdir_in
+from ajet_sandbox.choose import chosen_mechanism
+from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.inside import door
+from ajet_sandbox.program import Walls, walled_program
+from ajet_sandbox.walls import Walled, holds_more
 
 FOLDERS = "ajet-service-"
 HERE = ("127.0.0.1", "localhost")

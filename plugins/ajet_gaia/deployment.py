@@ -24,14 +24,14 @@ from pydantic import BaseModel, ConfigDict
 
 from ajet.config.cache import cache_root
 from ajet.environment.deployment.description import EnvironmentFamily, Part
-from ajet.environment.sandbox.bubblewrap import FOLDER
-from ajet.environment.sandbox.program import FOR_SERVERS, Walls
 from ajet_gaia.command import PROGRAM, Place, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
 from ajet_gaia.selection import selected
 from ajet_gaia.server import Server
 from ajet_mcp.servers import Server as McpServer
+from ajet_sandbox.bubblewrap import FOLDER
+from ajet_sandbox.program import FOR_SERVERS, Walls
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ajet.environment.sandbox.choose import chosen_mechanism
-from ajet.environment.sandbox.identity import fresh_uid
-from ajet.environment.sandbox.program import FOR_SERVERS, Walls
 from ajet.record.held_folder import HeldFolder, workdir_in
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 from ajet_mcp.images import require_images
 from ajet_mcp.servers import Server
+from ajet_sandbox.choose import chosen_mechanism
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.program import FOR_SERVERS, Walls
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:

@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ajet.environment.sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet_mcp.servers import Server
+from ajet_sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
 
 
 @dataclass(frozen=True, slots=True)

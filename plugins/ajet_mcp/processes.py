@@ -16,15 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.sandbox.choose import chosen_mechanism
-from ajet.environment.sandbox.engine import remove
-from ajet.environment.sandbox.program import walled_program
-from ajet.environment.sandbox.walls import Shown
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet_mcp.child import Child, started
 from ajet_mcp.contract import CallFailed
 from ajet_mcp.images import Contained, contained
 from ajet_mcp.servers import Server
+from ajet_sandbox.choose import chosen_mechanism
+from ajet_sandbox.engine import remove
+from ajet_sandbox.program import walled_program
+from ajet_sandbox.walls import Shown
 
 MARK = "AJET_TOOL_SERVER"
 KEPT = 2_000

@@ -23,9 +23,9 @@ from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
 from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
-from ajet.environment.sandbox.engine import OF_THE_ENGINE, one_line
-from ajet.environment.sandbox.program import Walls
 from ajet.schema.errors import ConfigError
+from ajet_sandbox.engine import OF_THE_ENGINE, one_line
+from ajet_sandbox.program import Walls
 
 KEY = "ajet.environment.use"
 Kind = ToolKind | Literal["stdio"]

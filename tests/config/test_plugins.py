@@ -21,15 +21,18 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.environment.deployment import described, file_of
 from ajet.environment.deployment.description import prepare_families
-from ajet.run.doctor import examine_store
+from ajet.run.doctor import examine, examine_store
 from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
 from ajet.run.plugins import show_plugins
 from ajet.run.step_observers import StepObservers
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+from ajet.workflow.resources import Resources
+from ajet.workflow.sandboxes import opened_sandbox
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -208,6 +211,8 @@ def test_broken_keys_are_named_and_break_nothing(
     [
         "trackers={'wandb': 'claims.code:Board'}",
         "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
+        "sandboxes={'landlock': 'claims.code:Maker'}",
+        "doctor_checks={'sandbox': 'claims.code:check'}",
         "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
         "exports={'Workflow': 'claims.code:Flow'}",
         "failure_hints={'timeout': 'wait'}",
@@ -216,7 +221,7 @@ def test_broken_keys_are_named_and_break_nothing(
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
     install("claims", arguments)
     (found,) = [each for each in list_plugins() if each.place == "claims.plugin:PLUGIN"]
-    assert found.plugin is None and "which the plug-in ajet has" in found.problem
+    assert found.plugin is None and "which the plug-in ajet" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
 
@@ -363,6 +368,57 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
     install("lists", "trackers={'list': 'lists.code:List'}")
     monkeypatch.setenv("AJET_PLUGINS", "lists.plugin:PLUGIN")
     assert find_part("tracker", "list") is not None and find_part("tracker", "board") is None
+
+
+BOXES = """
+from ajet.schema.finding import Finding
+from ajet.schema.sandbox import Limits, Result
+
+
+class Maker:
+    mechanism = "shoe_box"
+    limits = Limits()
+
+    @classmethod
+    def of(cls, config, base):
+        return cls()
+
+    def open(self, environment=None):
+        return Box()
+
+
+class Box:
+    mechanism, folder, lost = "shoe_box", "/shoes", ""
+
+    def python(self, code, **options):
+        return Result(b"", b"shoes", 1, "exit", 0.0)
+
+    def close(self):
+        pass
+
+
+def check(experiment, model):
+    return [Finding("shoes", "note", f"{experiment} {model}")] if model != "none" else []
+"""
+
+
+def test_a_sandbox_of_a_package_works(install: Install, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        load(tmp_path, "ajet: {environment: {sandbox: shoe_box}}")
+    install("boxes", "sandboxes={'shoe_box': 'boxes.code:Maker'}", code=BOXES)
+    experiment = load(tmp_path, "ajet: {environment: {sandbox: shoe_box}}")
+    used: list[ToolUse] = []
+    assert opened_sandbox(experiment, Resources(), used.append, {}).python("1 / 0").stderr == b"shoes"
+    assert used[0].arguments == {"mechanism": "shoe_box", "confined": True}
+
+
+def test_a_check_of_a_package_is_a_section(install: Install, tmp_path: Path) -> None:
+    checks = "{'shoes': 'shoes.code:check', 'gone': 'shoes.code:nothing'}"
+    install("shoes", f"doctor_checks={checks}", code=BOXES)
+    sections = examine("none", None, exp_dir=tmp_path).sections
+    assert "shoes" not in sections and sections["gone"][0].state == "warning"
+    assert "shoes.code:nothing" in sections["gone"][0].text
+    assert examine(None, None, exp_dir=tmp_path).sections["shoes"][0].text == "None None"
 
 
 PLAIN = """

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from ajet.environment.deployment import described
 from ajet.environment.deployment.state import RunningEnvironment
-from ajet.environment.sandbox.engine import LABEL
 from ajet.run.environment.lifetime import down, up
 from ajet.run.environment.trial import plan
 from ajet.schema.errors import ConfigError
 from ajet_mcp.servers import servers_of
+from ajet_sandbox.engine import LABEL
 from tests.container_fixtures import IMAGE, NOTES
 from tests.sandbox_fixtures import require
 

@@ -21,12 +21,13 @@ import psutil
 import pytest
 
 from ajet.environment.deployment import described
-from ajet.environment.sandbox.engine import swept
+from ajet.environment.mcp import CallFailed, Limits
 from ajet.run.environment.kubernetes import PORT, kubernetes
 from ajet.run.environment.lifetime import down, up
 from ajet.schema.errors import UserError
 from ajet_mcp import CallFailed, Limits
 from ajet_mcp.servers import Server
+from ajet_sandbox.engine import swept
 from tests.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
 from tests.contract.test_environment_images import containers, episode
 from tests.mcp_fixtures import attempt

@@ -25,12 +25,12 @@ import pytest
 
 from ajet.config import Experiment
 from ajet.config.schema.services import Companion
-from ajet.environment.sandbox.choose import Trial, chosen_mechanism, tried
 from ajet.run import companions
 from ajet.run.companions import RunningCompanion, beside, wanted, why_not
 from ajet.run.confined import Cell
 from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
+from ajet_sandbox.choose import Trial, chosen_mechanism, tried
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -275,7 +275,7 @@ def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monke
 def test_one_that_cannot_be_confined_is_refused_by_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr("ajet.environment.sandbox.choose.tried", lambda *_: Trial("bubblewrap", "off"))
+    monkeypatch.setattr("ajet_sandbox.choose.tried", lambda *_: Trial("bubblewrap", "off"))
     chosen_mechanism.cache_clear()
     told = experiment(tmp_path, lake={"command": "sleep 9", "confined": True, **lake})
     with pytest.raises(ConfigError) as caught, beside(told, tmp_path):

@@ -66,7 +66,7 @@ def test_whatever_gives_a_reward_is_enough(tmp_path: Path, override: str) -> Non
 @pytest.mark.parametrize("score", ["judge", "printed"])
 def test_a_command_needs_a_judge_unless_it_prints(tmp_path: Path, score: str) -> None:
     (tmp_path / "m.yaml").write_text(
-        AGENT.replace("mcp_agent", "ajet.workflow.command->CommandWorkflow")
+        AGENT.replace("mcp_agent", "ajet_command->CommandWorkflow")
         + f"command_agent: {{command: [echo, a], score: {score}}}\n"
     )
     experiment = load_experiment(tmp_path / "m.yaml")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.environment.sandbox.identity import fresh_uid
 from ajet.record.held_folder import HeldFolder, workdir_in
 from ajet.record.remove_folder import remove_folder
+from ajet_sandbox.identity import fresh_uid
 
 
 class Workdirs:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from ajet.environment.deployment import Description, RunningEnvironment, described
 from ajet.environment.deployment.description import find_shipped_name
-from ajet.environment.sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.kubernetes import sizes
 from ajet.run.environment.lifetime import DOWN_S, READY_S
@@ -29,6 +28,7 @@ from ajet.run.environment.program import listening_at
 from ajet.run.interrupt import end_on_hangup
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_mcp.servers import TOKEN
+from ajet_sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 
 FOLDER = "/environment"
 """Where the description's folder is inside, read-only."""

@@ -21,7 +21,6 @@ from rich.text import Text
 from ajet.config.programs import program
 from ajet.environment.deployment.description import Description, described, file_of, prepare_families
 from ajet.environment.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
-from ajet.environment.sandbox.engine import engine_of
 from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.schema.addresses import own_address, require_key_or_loopback
@@ -30,6 +29,7 @@ from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_mcp.images import require_images
 from ajet_mcp.servers import TOKEN
+from ajet_sandbox.engine import engine_of
 
 READY_S = 300.0
 """How long all servers together may take to start."""

@@ -22,11 +22,11 @@ from rich.table import Table
 from ajet.environment.deployment import Description, Part, described, file_of, running
 from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.deployment.workdirs import Workdirs
-from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
 from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
 from ajet_mcp.images import require_images
+from ajet_sandbox.engine import engine_of, processes_of_containers
 
 RULE = (2, 4.0)
 """Cores and GiB for each worker: what AWorld's pages recommend."""

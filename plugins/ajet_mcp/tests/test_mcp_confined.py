@@ -15,12 +15,12 @@ import pytest
 from ajet.environment.deployment import described
 from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.front import Episodes
-from ajet.environment.sandbox import choose
-from ajet.environment.sandbox.choose import tried
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet_mcp import CallFailed, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
+from ajet_sandbox import choose
+from ajet_sandbox.choose import tried
 from tests.mcp_fixtures import attempt
 from tests.waiting import until
 

@@ -13,7 +13,6 @@ from ajet.config import Experiment
 from ajet.environment import chat_model, loop
 from ajet.environment.files import read_yaml
 from ajet.environment.loop import at_end, of_this_process, tools_loop
-from ajet.environment.sandbox.bubblewrap import programs_shown
 from ajet.schema.errors import ConfigError
 from ajet_mcp import Reply, servers_of
 from ajet_mcp.agent import McpAgentWorkflow
@@ -24,6 +23,7 @@ from ajet_mcp.results import shown
 from ajet_mcp.thin import server as http_server
 from ajet_mcp.thin import stdio
 from ajet_mcp.thin.messages import EventStream, header_value, mirrored
+from ajet_sandbox.bubblewrap import programs_shown
 
 AWORLD = {
     "mcpServers": {
