@@ -68,7 +68,7 @@ async def main(calls: int, rounds: int) -> int:
     from ajet.environment.mcp.contract import Limits
     from ajet.environment.mcp.servers import Server
     from ajet.environment.mcp.thin import ThinClient
-    from ajet.run.environment.lifetime import down, up
+    from ajet_environments.hosting.lifetime import down, up
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AJET_STATE"] = folder

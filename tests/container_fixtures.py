@@ -94,7 +94,7 @@ def lacks_ajet_image() -> str:
         f"/usr/lib/python3/dist-packages/{name}": site / name for name in _PACKAGES.split() if (site / name).exists()
     }
     added["/usr/lib/python3/dist-packages/ajet"] = ours
-    return _imported(_image(added), AJET_IMAGE, "import ajet.run.environment.program, ajet.cli.launcher")
+    return _imported(_image(added), AJET_IMAGE, "import ajet_environments.hosting.program, ajet.cli.launcher")
 
 
 def remove_network() -> None:

@@ -17,7 +17,7 @@ GROUP = "ajet.plugins"
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NamedKind = Literal[Kind, "backbone", "embedder", "train_engine"]
+NamedKind = Literal[Kind, "backbone", "embedder", "train_engine", "environment"]
 """All kinds of parts that have a name."""
 
 
@@ -85,8 +85,13 @@ class Plugin:
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
+    environments: Mapping[str, str | Part] = field(default_factory=dict)
+    """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> Chosen`
+    (`ajet.environment.services.chosen`). `class` serves a reference to a class of the user's own."""
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
+    run_hooks: tuple[str, ...] = ()
+    """References to `ajet.run.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
     commands: Mapping[str, Command] = field(default_factory=dict)
@@ -115,6 +120,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "backbone": "backbones",
     "embedder": "embedders",
     "train_engine": "train_engines",
+    "environment": "environments",
 }
 NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
-from ajet.config.schema.services import Companion
 from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.sandbox.choose import chosen_mechanism
 from ajet.environment.sandbox.contract import Limits
@@ -33,6 +32,7 @@ from ajet.environment.sandbox.walls import Walled, holds_more
 from ajet.record.remove_folder import remove_folder
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
+from ajet_environments.config import Companion
 
 FOLDERS = "ajet-service-"
 HERE = ("127.0.0.1", "localhost")

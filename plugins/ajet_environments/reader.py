@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.environment.services import EnvService
-from ajet.environment.services.chosen import how_to_start
 from ajet.schema.commands import command
 from ajet.schema.errors import EnvironmentFailure, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit
+from ajet_environments.services.reachable import how_to_start
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from ajet.environment.deployment import described, file_of
-from ajet.environment.deployment.gaia import Workdirs
-from ajet.environment.front import Episodes
 from ajet.environment.gaia import SEED_NAMES
 from ajet.environment.sandbox.choose import tried
-from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
 from ajet_aworld.packages import folder as names_folder
+from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment.gaia import Workdirs
+from ajet_environments.front import Episodes
+from ajet_environments.hosting.program import server_of
 from tests.gaia_packages import packages
 
 __all__ = ["packages"]

@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.environment.deployment import described
-from ajet.environment.deployment.gaia import Workdirs
-from ajet.environment.front import Episodes
 from ajet.environment.mcp import CallFailed, require_sandbox, servers_of
 from ajet.environment.mcp import processes as mcp_processes
 from ajet.environment.sandbox import choose
 from ajet.environment.sandbox.choose import tried
-from ajet.run.environment.program import server_of
 from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.deployment import described
+from ajet_environments.deployment.gaia import Workdirs
+from ajet_environments.front import Episodes
+from ajet_environments.hosting.program import server_of
 from tests.mcp_fixtures import attempt
 from tests.waiting import until
 

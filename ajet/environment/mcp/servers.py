@@ -235,7 +235,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
 
 
 def _addressed(url: str) -> Server:
-    from ajet.environment.deployment.state import token_for
+    from ajet_environments.deployment.state import token_for
 
     checked(url, KEY, *_SERVERS)
     token = key_in(TOKEN) or token_for(url)
@@ -244,7 +244,7 @@ def _addressed(url: str) -> Server:
 
 def _running(name: str) -> Server | None:
     """The environment of that name, or AWorld's for it, which runs on this machine."""
-    from ajet.environment.deployment.state import ALIASES, running
+    from ajet_environments.deployment.state import ALIASES, running
 
     found = running(ALIASES.get(name, name))
     return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli import environments
+from ajet_environments.cli import environments
 
 app = typer.Typer(help="Tools and worlds that agents act in.", no_args_is_help=True)
 app.command("up")(environments.up)
@@ -44,7 +44,7 @@ def serve(
     ] = None,
 ) -> int:
     """Serve an environment to rollouts (task_reader.type: env_service). A token in ENV_SERVICE_TOKEN is asked for."""
-    from ajet.environment.services.serving import serve as run
+    from ajet_environments.services.serving import serve as run
 
     return run(environment, host=host, port=port, instances=instances, idle_s=idle, tasks=tasks, data=data)
 
@@ -72,6 +72,6 @@ def check(
     ] = None,
 ) -> int:
     """Play one episode and say what works and what is missing. Exit code 1 where an episode could not be played."""
-    from ajet.environment.services.check import check as run
+    from ajet_environments.services.check import check as run
 
     return run(uri, env_type=env_type, split=split, actions=action or [], steps=steps, data=data)

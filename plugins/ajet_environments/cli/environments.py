@@ -61,7 +61,7 @@ def up(
     ] = False,
 ) -> int:
     """Start an environment and leave it running: one MCP address before all its servers."""
-    from ajet.run.environment import lifetime
+    from ajet_environments.hosting import lifetime
 
     if docker and (foreground or image is None):
         raise UserError(
@@ -87,7 +87,7 @@ def up(
 def list_() -> int:
     """The environments that run on this machine."""
     from ajet.record.console import console
-    from ajet.run.environment.lifetime import listed
+    from ajet_environments.hosting.lifetime import listed
 
     console.print(listed())
     return 0
@@ -95,7 +95,7 @@ def list_() -> int:
 
 def logs(name: Name) -> int:
     """What an environment's processes said since it was started."""
-    from ajet.run.environment.lifetime import logged
+    from ajet_environments.hosting.lifetime import logged
 
     for line in logged(name):
         typer.echo(line, nl=False)
@@ -104,7 +104,7 @@ def logs(name: Name) -> int:
 
 def down(name: Name) -> int:
     """End an environment: what runs is waited for."""
-    from ajet.run.environment.lifetime import down
+    from ajet_environments.hosting.lifetime import down
 
     down(name)
     return 0
@@ -117,8 +117,8 @@ def render(
     count: Annotated[int, typer.Option("--count", min=1, help="Pods, behind one Service.")] = 1,
 ) -> int:
     """Print the environment as manifests."""
-    from ajet.environment.deployment import described, file_of
-    from ajet.run.environment.kubernetes import kubernetes
+    from ajet_environments.deployment import described, file_of
+    from ajet_environments.hosting.kubernetes import kubernetes
 
     typer.echo(kubernetes(described(file_of(environment)), image=image, count=count), nl=False)
     return 0
@@ -130,7 +130,7 @@ def try_(
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="The tool's arguments.")] = "{}",
 ) -> int:
     """Call an environment's tools by hand, and see what a call costs."""
-    from ajet.run.environment.trial import call_by_hand
+    from ajet_environments.hosting.trial import call_by_hand
 
     call_by_hand(environment, tool, arguments)
     return 0
@@ -142,7 +142,7 @@ def plan(
 ) -> int:
     """What so many episodes at once need, measured here: processes, memory, processor time."""
     from ajet.record.console import console
-    from ajet.run.environment.trial import plan
+    from ajet_environments.hosting.trial import plan
 
     console.print(plan(environment, episodes))
     return 0

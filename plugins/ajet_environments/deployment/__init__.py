@@ -3,7 +3,7 @@
 What enters: a YAML file or a name. What leaves: a description (values), and a running environment's state, by its name.
 """
 
-from ajet.environment.deployment.description import Description, Part, described, file_of
-from ajet.environment.deployment.state import RunningEnvironment, running, state_folder
+from ajet_environments.deployment.description import Description, Part, described, file_of
+from ajet_environments.deployment.state import RunningEnvironment, running, state_folder
 
 __all__ = ["Description", "Part", "RunningEnvironment", "described", "file_of", "running", "state_folder"]

@@ -33,13 +33,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ajet.environment.deployment.gaia import Gaia, Tools, tools_of
-from ajet.environment.deployment.state import ALIASES
 from ajet.environment.files import named_in, read_yaml, refused
-from ajet.environment.front.servers import Per
 from ajet.environment.gaia import read_variables
 from ajet.environment.mcp.servers import Resources, Server, server_from
 from ajet.schema.errors import ConfigError
+from ajet_environments.deployment.gaia import Gaia, Tools, tools_of
+from ajet_environments.deployment.state import ALIASES
+from ajet_environments.front.servers import Per
 
 SHIPPED = Path(__file__).with_name("shipped")
 """Files of environments that come with ajet."""

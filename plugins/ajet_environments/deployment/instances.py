@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ajet.environment.deployment.description import Part
-from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.mcp.confined import behind_walls
 from ajet.environment.mcp.contract import CallFailed, Limits, Session, Tool
 from ajet.environment.mcp.thin import ThinClient
+from ajet_environments.deployment.description import Part
+from ajet_environments.deployment.gaia import Workdirs
 
 OF_ONE_CALL = ("timeout", "too_large")
 """Failures that say nothing of other calls."""

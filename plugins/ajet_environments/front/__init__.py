@@ -6,7 +6,7 @@ servers of its own where they keep state; a server that dies loses the episodes 
 of them silently goes on with another; nothing of the caller's (its token, its Origin) reaches a server.
 """
 
-from ajet.environment.front.app import Front, build_front
-from ajet.environment.front.episodes import Episodes, Full, Lost
+from ajet_environments.front.app import Front, build_front
+from ajet_environments.front.episodes import Episodes, Full, Lost
 
 __all__ = ["Episodes", "Front", "Full", "Lost", "build_front"]

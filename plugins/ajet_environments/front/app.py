@@ -31,13 +31,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ajet.environment.front import speech
-from ajet.environment.front.dock import dock_routes
-from ajet.environment.front.episodes import Episode, Episodes, Full, NoSuchTool
-from ajet.environment.front.http import BODY_LIMIT, EscapingJsonResponse, TooLong, json_body, refused
-from ajet.environment.front.speech import Wrong
 from ajet.schema.addresses import host_of
 from ajet.schema.errors import BoundaryError
+from ajet_environments.front import speech
+from ajet_environments.front.dock import dock_routes
+from ajet_environments.front.episodes import Episode, Episodes, Full, NoSuchTool
+from ajet_environments.front.http import BODY_LIMIT, EscapingJsonResponse, TooLong, json_body, refused
+from ajet_environments.front.speech import Wrong
 
 REAP_EVERY = 5.0
 SESSION = "mcp-session-id"

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ajet.environment.front.episodes import Episode, Episodes, NoSuchTool
-from ajet.environment.front.http import EscapingJsonResponse, json_body
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
+from ajet_environments.front.episodes import Episode, Episodes, NoSuchTool
+from ajet_environments.front.http import EscapingJsonResponse, json_body
 
 _FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
 """A tool as AgentDock's clients read it, and where MCP has that."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.environment.front.servers import Instance, Json, Pool
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, UserError
+from ajet_environments.front.servers import Instance, Json, Pool
 
 MOST_TABLES = 256
 """Choices of servers whose tools are kept sorted out."""

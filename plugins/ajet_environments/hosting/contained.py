@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ajet.environment.deployment import Description, RunningEnvironment, described
-from ajet.environment.deployment.description import SHIPPED
 from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 from ajet.record.process_identity import ProcessIdentity
-from ajet.run.environment.kubernetes import sizes
-from ajet.run.environment.lifetime import DOWN_S, READY_S
-from ajet.run.environment.program import listening_at
 from ajet.run.interrupt import end_on_hangup
 from ajet.schema.errors import SandboxFailure, UserError
+from ajet_environments.deployment import Description, RunningEnvironment, described
+from ajet_environments.deployment.description import SHIPPED
+from ajet_environments.hosting.kubernetes import sizes
+from ajet_environments.hosting.lifetime import DOWN_S, READY_S
+from ajet_environments.hosting.program import listening_at
 
 FOLDER = "/environment"
 """Where the description's folder is inside, read-only."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.document import dump_yaml
-from ajet.environment.deployment import Description, Part
 from ajet.environment.files import read_yaml
 from ajet.environment.mcp.servers import TOKEN
 from ajet.schema.errors import UserError
+from ajet_environments.deployment import Description, Part
 
 PORT = 8000
 FOLDER = "/environment"

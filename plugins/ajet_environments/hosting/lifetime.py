@@ -19,9 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.config.programs import program
-from ajet.environment.deployment.description import Description, described, file_of
-from ajet.environment.deployment.gaia import prepared
-from ajet.environment.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet.environment.mcp.images import require_images
 from ajet.environment.mcp.servers import TOKEN
 from ajet.environment.sandbox.engine import engine_of
@@ -31,6 +28,9 @@ from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
+from ajet_environments.deployment.description import Description, described, file_of
+from ajet_environments.deployment.gaia import prepared
+from ajet_environments.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
 
 READY_S = 300.0
 """How long all servers together may take to start."""
@@ -68,7 +68,7 @@ def up(
         with log.open("ab") as said:  # so that whoever shortens it does not leave a hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(
-                program(f"ajet.run.environment.{module}", json.dumps(settings)),
+                program(f"ajet_environments.hosting.{module}", json.dumps(settings)),
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
                 env=environment,
             )  # fmt: skip
@@ -107,7 +107,7 @@ def foreground(
 ) -> int:
     """Run the environment in this process, until it is interrupted: for containers. `drain`: seconds that open episodes
     then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
-    from ajet.run.environment.program import run
+    from ajet_environments.hosting.program import run
 
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
     file = file_of(named)

@@ -23,13 +23,7 @@ from types import FrameType
 import psutil
 from starlette.types import ASGIApp
 
-from ajet.environment.deployment import Description, Part, RunningEnvironment, described
-from ajet.environment.deployment.gaia import Workdirs
-from ajet.environment.deployment.instances import starter
 from ajet.environment.family import adopt_orphans, end_descendants
-from ajet.environment.front import Episodes, Front, build_front
-from ajet.environment.front.app import Access
-from ajet.environment.front.servers import Pool
 from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
@@ -37,6 +31,12 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.run.interrupt import end_on_hangup
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
+from ajet_environments.deployment import Description, Part, RunningEnvironment, described
+from ajet_environments.deployment.gaia import Workdirs
+from ajet_environments.deployment.instances import starter
+from ajet_environments.front import Episodes, Front, build_front
+from ajet_environments.front.app import Access
+from ajet_environments.front.servers import Pool
 
 WISHED_PORT = 8000
 """Taken if it is free: what AWorld's and AgentRL's pages print."""

@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-from ajet.environment.deployment import Description, Part, described, file_of, running
-from ajet.environment.deployment.gaia import Workdirs
-from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.mcp.images import require_images
 from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
 from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
+from ajet_environments.deployment import Description, Part, described, file_of, running
+from ajet_environments.deployment.gaia import Workdirs
+from ajet_environments.deployment.instances import McpInstance, starter
 
 RULE = (2, 4.0)
 """Cores and GiB for each worker: what AWorld's pages recommend."""

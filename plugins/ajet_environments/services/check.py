@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from ajet.environment.services.chosen import is_service_url, service_at
 from ajet.environment.services.gym_env import GymEnv
-from ajet.environment.services.serving import Beside
-from ajet.environment.services.sources import TASKS, open_world
 from ajet.environment.services.wire import EnvService
 from ajet.schema.errors import EnvironmentFailure
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import TASKS, open_world
 
 T = TypeVar("T")
 SHOWN = 300

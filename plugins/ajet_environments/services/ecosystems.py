@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ajet.environment.services.hosted import (
+from ajet.schema.bounded_json import load_json
+from ajet_environments.services.hosted import (
     Message,
     Opened,
     Stepped,
@@ -20,7 +21,6 @@ from ajet.environment.services.hosted import (
     seeds,
     text_of,
 )
-from ajet.schema.bounded_json import load_json
 
 _BOXED = re.compile(r"\\boxed\{\s*([^{}]*?)\s*\}|<action>\s*(.*?)\s*</action>", re.S)
 _NUMBER = re.compile(r"-?\d+")

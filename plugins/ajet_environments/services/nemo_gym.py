@@ -16,10 +16,10 @@ from typing import Any
 
 import aiohttp
 
-from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, text_of
-from ajet.environment.services.openenv import ANSWER_S, LONGEST, Broken
 from ajet.schema.bounded_json import load_json
 from ajet.schema.json_schema import problem_of_value
+from ajet_environments.services.hosted import Message, Opened, Stepped, as_reward, as_state, text_of
+from ajet_environments.services.openenv import ANSWER_S, LONGEST, Broken
 
 ROW = "responses_create_params"
 """What every row of theirs has: the request that opens the dialogue, in the form of OpenAI's Responses."""

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from ajet.environment.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import read_fenced_blocks
 from ajet.schema.json_schema import problem_of_value
+from ajet_environments.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
 
 ANSWER_S = 100.0
 """Seconds that an answer may take: fewer than who asked for it waits."""

@@ -23,10 +23,10 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet.environment.services.hosted import Instance, Opened, Stepped, World, called
 from ajet.schema.addresses import host_of, is_loopback, loopback_hosts
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
+from ajet_environments.services.hosted import Instance, Opened, Stepped, World, called
 
 REQUESTS = ("get_env_profile", "create", "step", "evaluate", "get_info", "release")
 """The requests of the protocol, each a path."""

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.environment.services.hosted import World
-from ajet.environment.services.server import END_S, IDLE_S, WorldServer
-from ajet.environment.services.sources import open_world
+from ajet.environment.services.chosen import Chosen
 from ajet.environment.services.wire import TOKEN, EnvService
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.errors import UserError
+from ajet_environments.services.hosted import World
+from ajet_environments.services.server import END_S, IDLE_S, WorldServer
+from ajet_environments.services.sources import open_world
 
 
 def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None) -> int:
@@ -80,3 +81,9 @@ class Beside:
         self._thread.join(5)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def serve_beside(used: str, base: Path) -> Chosen:
+    """Serve the world that `environment.use` names for this process alone. Raises UserError."""
+    beside = Beside(open_world(used, base=base))
+    return Chosen(beside.service, leave=beside.close)

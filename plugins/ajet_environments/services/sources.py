@@ -17,10 +17,10 @@ from urllib.parse import parse_qsl
 from ajet.config import resolve_reference
 from ajet.config.functions import place_of
 from ajet.environment.addresses import checked
-from ajet.environment.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld
-from ajet.environment.services.hosted import AgentJetWorld, OwnWorld, World
 from ajet.schema.commands import installs
 from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld
+from ajet_environments.services.hosted import AgentJetWorld, OwnWorld, World
 
 PACKAGES = {"gymnasium": "gymnasium", "textarena": "textarena", "skyrl": "skyrl_gym"}
 """How an ecosystem is named, and its package, whose `make(ID)` makes an environment."""
@@ -34,12 +34,12 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
     UserError."""
     kind, _, rest = source.partition(":")
     if kind == "openenv":
-        from ajet.environment.services.openenv import OpenEnvWorld
+        from ajet_environments.services.openenv import OpenEnvWorld
 
         schemes = ("ws", "wss", "http", "https")
         return OpenEnvWorld(checked(rest, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks)
     if kind == "nemo_gym":
-        from ajet.environment.services.nemo_gym import NemoGymWorld
+        from ajet_environments.services.nemo_gym import NemoGymWorld
 
         return NemoGymWorld(
             checked(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),

@@ -24,13 +24,13 @@ import psutil
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.schema.services import Companion
 from ajet.environment.sandbox.choose import Trial, chosen_mechanism, tried
-from ajet.run import companions
-from ajet.run.companions import RunningCompanion, beside, wanted, why_not
-from ajet.run.confined import Cell
-from ajet.run.restarts import Watched
+from ajet.run import kept_process
 from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.companions import RunningCompanion, beside, wanted, why_not
+from ajet_environments.config import Companion
+from ajet_environments.confined import Cell
+from ajet_environments.restarts import Watched
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -45,7 +45,7 @@ RUN = """
 import sys, time
 from pathlib import Path
 from ajet.config import Experiment
-from ajet.run.companions import beside
+from ajet_environments.companions import beside
 lake = {"command": sys.argv[1], "ready": "pids", "env": {"COLOUR": "red"}}
 experiment = Experiment.from_dict({"ajet": {"services": {"lake": lake}}}, base=Path.cwd())
 with beside(experiment, Path.cwd()):
@@ -112,13 +112,13 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
 
 def test_one_that_ran_for_longer_than_its_grace_still_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it cleans up, once it is asked to end: the folders of an environment, say."""
-    monkeypatch.setattr(companions, "GRACE_S", 2.0)
+    monkeypatch.setattr(kept_process, "GRACE_S", 2.0)
     cleans = "trap 'touch cleaned; exit 3' TERM; echo ready; while true; do sleep 0.05; done"
     lake = Companion(command=["/bin/sh", "-c", cleans], ready="ready")
     running = RunningCompanion("lake", lake, tmp_path, tmp_path / "lake.log")
     running.start()
     running.wait()
-    time.sleep(companions.GRACE_S + 0.1)
+    time.sleep(kept_process.GRACE_S + 0.1)
     running.close()
     assert (tmp_path / "cleaned").exists() and running.how().startswith(" with code 3")
 
@@ -188,7 +188,7 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
         made.append(make(**of))
         return made[-1]
 
-    monkeypatch.setattr("ajet.run.confined.tempfile.mkdtemp", noted)
+    monkeypatch.setattr("ajet_environments.confined.tempfile.mkdtemp", noted)
     monkeypatch.setenv("SOME_SECRET", "of mine")
     home, more = tmp_path / "lake", tmp_path / "more"
     files = {"looks.py": LOOKS, "data.txt": "read", ".env": "KEY=1", "sub/.env": "KEY=2", "../more/book.txt": "shown"}
@@ -421,7 +421,7 @@ def test_a_log_may_be_shortened_while_it_is_written(tmp_path: Path) -> None:
 
 def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
     (tmp_path / "run.py").write_text(RUN)
-    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "run.py", service]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=paths) as run:
         assert run.stdout is not None and run.stdout.readline() == b"ready\n"

@@ -11,11 +11,11 @@ import pytest
 from ajet.config import Experiment
 from ajet.environment.services import EnvService
 from ajet.environment.services.chosen import is_service_url
-from ajet.environment.services.serving import Beside
-from ajet.environment.services.sources import open_world
 from ajet.schema.errors import ConfigError, EnvironmentFailure, TaskError
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import open_world
 from tests import world_fixtures, world_workflows
 from tests.support.rollouts import stage
 from tests.waiting import until
@@ -127,8 +127,9 @@ def test_a_recorded_run_cannot_stand_for_an_environment_with_a_state(environment
 
 
 def test_an_address_that_is_none_is_said_in_words() -> None:
-    from ajet.environment.services.check import check
-    from ajet.environment.services.chosen import chosen, services_of
+    from ajet.environment.services.chosen import chosen
+    from ajet_environments.services.check import check
+    from ajet_environments.services.reachable import services_of
 
     def open_openenv(url: str) -> None:
         open_world(f"openenv:{url.replace('http', 'ws')}", base=HERE)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from ajet.environment.services import EnvService, GymEnv, wire
-from ajet.environment.services.serving import Beside
-from ajet.environment.services.sources import open_world
 from ajet.rollout import worlds
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.judge import Judge
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import open_world
 from tests import world_fixtures, world_workflows
 from tests.support.rollouts import Stage, stage
 from tests.waiting import until

@@ -19,17 +19,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from ajet.environment.deployment.state import running, state_file, token_for
 from ajet.environment.mcp import CallFailed
 from ajet.record.process_identity import ProcessIdentity
-from ajet.run.environment.lifetime import down, listed, show, up
 from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.deployment.state import running, state_file, token_for
+from ajet_environments.hosting.lifetime import down, listed, show, up
 from tests.ajet_command import start
 from tests.mcp_fixtures import attempt, lives
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
-NOTES = Path(__file__).parents[1] / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
 META = "io.modelcontextprotocol/"
 
 

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from ajet.environment.deployment import described
-from ajet.environment.deployment.state import RunningEnvironment
 from ajet.environment.mcp.servers import servers_of
 from ajet.environment.sandbox.engine import LABEL
-from ajet.run.environment.lifetime import down, up
-from ajet.run.environment.trial import plan
 from ajet.schema.errors import ConfigError
+from ajet_environments.deployment import described
+from ajet_environments.deployment.state import RunningEnvironment
+from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.hosting.trial import plan
 from tests.container_fixtures import IMAGE, NOTES
 from tests.sandbox_fixtures import require
 

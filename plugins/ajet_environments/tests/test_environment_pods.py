@@ -20,15 +20,15 @@ import httpx
 import psutil
 import pytest
 
-from ajet.environment.deployment import described
 from ajet.environment.mcp import CallFailed, Limits
 from ajet.environment.mcp.servers import Server
 from ajet.environment.sandbox.engine import swept
-from ajet.run.environment.kubernetes import PORT, kubernetes
-from ajet.run.environment.lifetime import down, up
 from ajet.schema.errors import UserError
+from ajet_environments.deployment import described
+from ajet_environments.hosting.kubernetes import PORT, kubernetes
+from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.tests.test_environment_images import containers, episode
 from tests.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
-from tests.contract.test_environment_images import containers, episode
 from tests.mcp_fixtures import attempt
 from tests.sandbox_fixtures import require
 

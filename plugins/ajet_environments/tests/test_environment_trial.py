@@ -11,12 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from ajet.environment.deployment import described
-from ajet.run.environment.kubernetes import faults, kubernetes
-from ajet.run.environment.trial import call_by_hand, plan
 from ajet.schema.errors import UserError
+from ajet_environments.deployment import described
+from ajet_environments.hosting.kubernetes import faults, kubernetes
+from ajet_environments.hosting.trial import call_by_hand, plan
 
-NOTES = Path(__file__).parents[1] / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_tools_are_listed_and_called_by_hand(file, capsys):
 
 
 def test_the_plan_is_what_was_measured(file, monkeypatch):
-    monkeypatch.setattr("ajet.run.environment.trial.machine", lambda: (2, 6.0))
+    monkeypatch.setattr("ajet_environments.hosting.trial.machine", lambda: (2, 6.0))
     console = Console(width=160, record=True, file=StringIO())
     console.print(plan(str(file), 20))
     shown = console.export_text()

@@ -5,8 +5,8 @@ import json
 
 import httpx
 
-from ajet.environment.front import Episodes, Front, build_front
-from ajet.environment.front.app import Access
+from ajet_environments.front import Episodes, Front, build_front
+from ajet_environments.front.app import Access
 from tests.hostile_requests import objects
 
 JSON = {"content-type": "application/json"}

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.deployment.description import Part
-from ajet.environment.deployment.gaia import Workdirs
-from ajet.environment.deployment.instances import McpInstance, starter
-from ajet.environment.front.app import Access, Front
-from ajet.environment.front.episodes import Episodes, NoSuchTool
-from ajet.environment.front.servers import Pool
 from ajet.environment.mcp.contract import CallFailed, Reply
 from ajet.environment.mcp.servers import Server
 from ajet.schema.errors import BoundaryError, EnvironmentFailure, UserError
+from ajet_environments.deployment.description import Part
+from ajet_environments.deployment.gaia import Workdirs
+from ajet_environments.deployment.instances import McpInstance, starter
+from ajet_environments.front.app import Access, Front
+from ajet_environments.front.episodes import Episodes, NoSuchTool
+from ajet_environments.front.servers import Pool
 from tests.mcp_fixtures import lives
 
 

@@ -14,14 +14,14 @@ import httpx
 import psutil
 import pytest
 
-from ajet.environment.deployment.state import RunningEnvironment
 from ajet.environment.mcp.contract import CallFailed, Limits, Session
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin import ThinClient
 from ajet.environment.mcp.thin.server import close_all
-from ajet.run.environment.lifetime import down, up
+from ajet_environments.deployment.state import RunningEnvironment
+from ajet_environments.hosting.lifetime import down, up
 
-NOTES = Path(__file__).parents[1] / "notes_server.py"
+NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
 COMPLETED, LOST = "completed", "lost by the environment"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.environment.services.openenv import action_of
+from ajet_environments.services.openenv import action_of
 
 SCHEMA = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.environment.services.check import check
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.schema.errors import EnvironmentFailure
+from ajet_environments.services.check import check
 
 SERVER = Path(__file__).with_name("guess_server.mjs")
 PAGE = Path(__file__).parents[3] / "docs/environment_protocol.md"

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.services import EnvService, GymEnv, serving
-from ajet.environment.services.ecosystems import SkyRLWorld
-from ajet.environment.services.hosted import OwnWorld
-from ajet.environment.services.server import Unanswerable, WorldServer
-from ajet.environment.services.serving import Beside
-from ajet.environment.services.sources import open_world
+from ajet.environment.services import EnvService, GymEnv
 from ajet.schema.errors import EnvironmentFailure, UserError
 from ajet.schema.tool_use import ToolUse
+from ajet_environments.services import serving
+from ajet_environments.services.ecosystems import SkyRLWorld
+from ajet_environments.services.hosted import OwnWorld
+from ajet_environments.services.server import Unanswerable, WorldServer
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import open_world
 from tests import world_fixtures
 from tests.waiting import until
 from tests.world_fixtures import (
@@ -164,7 +165,7 @@ def test_training_tasks_are_never_held_out_ones() -> None:
 
 
 def test_there_are_at_most_as_many_as_allowed_and_those_that_are_idle_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.environment.services.server.LOOK_S", 0.05)
+    monkeypatch.setattr("ajet_environments.services.server.LOOK_S", 0.05)
     beside = Beside(open_world("world_fixtures.py->Count", base=HERE), instances=2, idle_s=900)
     try:
         envs = [GymEnv(beside.service, "1") for _ in range(3)]
@@ -424,7 +425,7 @@ def test_a_check_plays_an_episode_and_says_what_is_missing(
     monkeypatch: Any,
     tmp_path: Path,
 ) -> None:
-    from ajet.environment.services.check import check
+    from ajet_environments.services.check import check
 
     monkeypatch.chdir(HERE)
     with ExitStack() as stack:

@@ -24,8 +24,8 @@ from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 
 _OTHER_FILES = {
-    "environment file": "ajet.environment.deployment.description:_File",
-    "environment file, mcpServers.NAME": "ajet.environment.deployment.description:_Terms",
+    "environment file": "ajet_environments.deployment.description:_File",
+    "environment file, mcpServers.NAME": "ajet_environments.deployment.description:_Terms",
     "mcpServers.NAME": "ajet.environment.mcp.servers:_Entry",
     "agent_config, browse_agent": "ajet.environment.browse.agent_config:BrowseAgent",
     "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
@@ -76,7 +76,7 @@ def list_other_files(root: Path) -> Iterator[str]:
         yield from _list_model(f"{title}:", getattr(import_module(module), name), " ")
     for field, columns in {"question": QUERY_COLUMNS, "id": ID_COLUMNS, "answer": ANSWER_COLUMNS}.items():
         yield f"task file: {field} is the first of {', '.join(columns)}"
-    for file in sorted((root / "ajet" / "environment" / "deployment" / "shipped").glob("*.yaml")):
+    for file in sorted((root / "plugins" / "ajet_environments" / "deployment" / "shipped").glob("*.yaml")):
         yield f"environment that comes with ajet: {file.stem}"
 
 

@@ -16,6 +16,8 @@ PLUGIN = Plugin(
     readers={"toy_sums": "ajet_toys.reader:ToyReader"},
     workflows={"toy_agent": "ajet_toys.workflow:ToyWorkflow"},
     scorers={"toy_letters": "ajet_toys.scorer:count_letters"},
+    environments={"toy_world": "ajet_toys.world:serve_toy"},
+    run_hooks=("ajet_toys.hook:note_run",),
     commands={"toy": Command("ajet_toys.command:toy", "Count to a number.")},
     config_keys=(ConfigKeys("task_reader", "ajet_toys.keys:ToyReaderKeys"),),
 )

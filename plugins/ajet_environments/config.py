@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ajet.config.schema.base import Section, key
+from ajet.config.schema.extended import PluginKeys
 
 
 class Companion(Section):
@@ -33,3 +34,14 @@ class Companion(Section):
     )
     shows: list[str] = key([], "Folders that one that is confined reads, too.", training=False)
     only_with_flag: bool = key(False, "Start it only where `--with-NAME` is given.", training=False)
+
+
+class ServiceKeys(PluginKeys):
+    """Programs beside a run."""
+
+    services: dict[str, Companion] = key(
+        {},
+        "Programs that a run needs beside it, by name: each is started before it and ended after it. "
+        "`{command, cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
+        training=False,
+    )
