@@ -71,7 +71,6 @@ PLUGIN = Plugin(
         "reasoning_gym": Part(
             "ajet.task_reader.reasoning_gym:ReasoningGymReader", first_key=("dataset", "the task family")
         ),
-        "env_service": "ajet.task_reader.env_service:EnvServiceReader",
         "agentrl": Part(
             "ajet.task_reader.agentrl:AgentrlReader",
             first_key=("training.file_path", "the task file"),
@@ -97,7 +96,6 @@ PLUGIN = Plugin(
         "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
     },
     services=(
-        "ajet.environment.services.chosen:services_of",
         "ajet.engine.endpoint:services_of",
         "ajet.engine.teacher_endpoint:services_of",
         "ajet.task_judge.model_judge.reachable:services_of",
@@ -181,7 +179,6 @@ PLUGIN = Plugin(
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
-        "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
         "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },
 )

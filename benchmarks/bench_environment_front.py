@@ -65,7 +65,7 @@ TEXT = "x" * 100
 
 
 async def main(calls: int, rounds: int) -> int:
-    from ajet.run.environment.lifetime import down, up
+    from ajet_environments.hosting.lifetime import down, up
     from ajet_mcp.contract import Limits
     from ajet_mcp.servers import Server
     from ajet_mcp.thin import ThinClient

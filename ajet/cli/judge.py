@@ -74,8 +74,8 @@ def rubrics(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.run.companions import beside
     from ajet.run.judging.rubrics import JUDGE, show
+    from ajet.run.run_hooks import enter_run_hooks
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
     from ajet.task_judge.rubrics.judge import RubricsJudge
@@ -97,7 +97,7 @@ def rubrics(
         def say(text: str) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-        with beside(experiment, experiment.root / experiment.name / "rubrics"):
+        with enter_run_hooks(experiment, experiment.root / experiment.name / "rubrics"):
             judge.made(say, again=again)
     assert judge.rubrics is not None
     show(judge.rubrics, console)

@@ -17,7 +17,9 @@ GROUP = "ajet.plugins"
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer", "sandbox"]
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NamedKind = Literal[Kind, "backbone", "embedder", "train_engine", "environment_file", "environment_family"]
+NamedKind = Literal[
+    Kind, "backbone", "embedder", "train_engine", "environment", "environment_file", "environment_family"
+]
 """All kinds of parts that have a name."""
 
 
@@ -87,12 +89,17 @@ class Plugin:
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
+    environments: Mapping[str, str | Part] = field(default_factory=dict)
+    """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> Chosen`
+    (`ajet.environment.services.chosen`). `class` serves a reference to a class of the user's own."""
     environment_files: Mapping[str, str] = field(default_factory=dict)
     """Environments that `ajet env up NAME` starts: references to the path of the file that describes one."""
     environment_families: Mapping[str, str] = field(default_factory=dict)
-    """Sections of such a file, which name tool servers: `ajet.environment.deployment.description.EnvironmentFamily`."""
+    """Sections of such a file that name tool servers: `ajet_environments.deployment.description.EnvironmentFamily`."""
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
+    run_hooks: tuple[str, ...] = ()
+    """References to `ajet.run.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +138,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "backbone": "backbones",
     "embedder": "embedders",
     "train_engine": "train_engines",
+    "environment": "environments",
     "environment_file": "environment_files",
     "environment_family": "environment_families",
 }

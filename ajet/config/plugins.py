@@ -160,6 +160,11 @@ def list_services() -> list[str]:
     return [service for plugin in _list_usable() for service in plugin.services]
 
 
+def list_run_hooks() -> list[str]:
+    """Return the references of `Plugin.run_hooks` of all plug-ins."""
+    return [hook for plugin in _list_usable() for hook in plugin.run_hooks]
+
+
 def start_plugins() -> None:
     """Call `Plugin.start` of each plug-in, once in this process: before user code is searched for.
 

@@ -67,10 +67,10 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         fresh=options.fresh,
     )
     experiment = run.experiment
-    from ajet.run.companions import beside
     from ajet.run.footprint import require_tools_fit
     from ajet.run.interrupt import Interrupts
     from ajet.run.judging.rubrics import require_rubrics
+    from ajet.run.run_hooks import enter_run_hooks
     from ajet.run.services import require_services
 
     interrupts = Interrupts()
@@ -79,7 +79,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         recorded(experiment, run),
         interrupts.installed(),  # before anything is started that must be ended
         viewed(run, options.with_logview),
-        beside(experiment, run.path, options.services, options.prefix),
+        enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
         if overridden:
             logger.warning("{}", overridden)

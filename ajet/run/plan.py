@@ -92,7 +92,7 @@ def show_plan(
     Raises:
         UserError: a launch would be refused.
     """
-    from ajet.run.companions import beside
+    from ajet.run.run_hooks import enter_run_hooks
     from ajet.run.services import require_services
 
     is_own = here and experiment.backbone.shares_gpus
@@ -115,13 +115,13 @@ def show_plan(
             look_at_store(from_store)
         own_store = look_at_own_store(experiment, experiment.root / experiment.name)
         store = from_store or own_store
-    with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
+    with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
         addresses = [f"{each.name} at {each.address}" for each in require_services(experiment)]
         more = {"services": "; ".join(addresses) + ": there"} if addresses else {}
         _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
-    return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
+    return f"Nothing was started but {', '.join(started)}, ended again"
 
 
 def _print_plan(

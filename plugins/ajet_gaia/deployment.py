@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ajet.config.cache import cache_root
-from ajet.environment.deployment.description import EnvironmentFamily, Part
+from ajet_environments.deployment.description import EnvironmentFamily, Part
 from ajet_gaia.command import PROGRAM, Place, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names

@@ -19,12 +19,12 @@ from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
-from ajet.environment.deployment import described, file_of
-from ajet.environment.deployment.description import prepare_families
+from ajet.environment.services.chosen import chosen, is_world
 from ajet.run.doctor import examine, examine_store
 from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
 from ajet.run.plugins import show_plugins
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.step_observers import StepObservers
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference
@@ -33,6 +33,8 @@ from ajet.store import Address, look_at_store, note_elsewhere, open_reading, ope
 from ajet.store.leftovers import left_in_store
 from ajet.workflow.resources import Resources
 from ajet.workflow.sandboxes import opened_sandbox
+from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment.description import prepare_families
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -83,7 +85,7 @@ class ShelfDriver:
 FAMILY = """
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
-from ajet.environment.deployment.description import EnvironmentFamily, Part
+from ajet_environments.deployment.description import EnvironmentFamily, Part
 from ajet_mcp.servers import Server
 
 
@@ -361,6 +363,67 @@ def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
     assert "wind" not in hint_of(failure, Jib)
     install("sails", "failure_hints={'calm': 'wait for wind', 'calm of Sail': 'wait for more wind'}")
     assert [hint_of(failure, flow) for flow in (None, int, Jib)] == ["wait for wind"] * 2 + ["wait for more wind"]
+
+
+MAZE = """
+from ajet.environment.services import EnvService
+from ajet.environment.services.chosen import Chosen
+
+left = []
+
+
+def serve(use, base):
+    return Chosen(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
+"""
+
+
+def test_worlds_of_plugins_are_used_by_name(install: Install, tmp_path: Path) -> None:
+    used = load(tmp_path, "ajet: {environment: {use: 'maze:3'}}")
+    assert chosen(used) is None and not is_world("maze:3"), "it is left to tools"
+    install("mazes", "environments={'maze': 'mazes.code:serve', 'stub': 'mazes.code:serve'}", code=MAZE)
+    assert is_world("maze:3") and not is_world("maze") and not is_world("class:Maze") and is_world("maze.py->Maze")
+    world = chosen(used)
+    assert world is not None and world.service.env_type == "maze:3" and world.params == {"folder": tmp_path.name}
+    world.close()
+    import mazes.code  # type: ignore[import-not-found]
+
+    assert mazes.code.left == ["maze:3"]
+    install("older", "environments={'gymnasium': 'older.code:serve'}")
+    assert "environment 'gymnasium'" in next(each.problem for each in list_plugins() if "older" in each.place)
+
+
+HOOKS = """
+from contextlib import contextmanager
+
+seen = []
+
+
+@contextmanager
+def reserve(experiment, folder, flags, prefix):
+    seen.append((experiment.name, folder.name, list(flags), prefix))
+    yield "a lamp"
+    seen.append("left")
+
+
+@contextmanager
+def idle(experiment, folder, flags, prefix):
+    yield ""
+"""
+
+
+def test_hooks_of_plugins_surround_a_run(install: Install, tmp_path: Path) -> None:
+    experiment = load(tmp_path, "ajet: {}")
+    hooks = "run_hooks=('lights.no_such:reserve', 'lights.code:reserve', 'lights.code:idle')"
+    install("lights", hooks, code=HOOKS)
+    import lights.code  # type: ignore[import-not-found]
+
+    lines: list[str] = []
+    sink = logger.add(lines.append, level="WARNING")
+    with pytest.raises(ZeroDivisionError), enter_run_hooks(experiment, tmp_path / "x", prefix="p-") as started:
+        assert started == ["a lamp"] and lights.code.seen == [("x", "x", [], "p-")]
+        raise ZeroDivisionError
+    logger.remove(sink)
+    assert [line for line in lines if "lights.no_such" in line]
 
 
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

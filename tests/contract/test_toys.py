@@ -107,6 +107,7 @@ def test_a_plugins_command_and_list(run: Command) -> None:
 @pytest.mark.slow
 def test_every_command_works_with_another_packages_parts(run: Command, tmp_path: Path) -> None:
     from ajet_toys.backbone import ToyScorer  # type: ignore[import-not-found]
+    from ajet_toys.hook import noted  # type: ignore[import-not-found]
     from ajet_toys.isolation import ToyIsolation  # type: ignore[import-not-found]
     from ajet_toys.store import ToyStore  # type: ignore[import-not-found]
 
@@ -121,9 +122,10 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert sections["experiment"][0]["state"] == "ok"
     code, said = run(*CONF, "--dry-run")
     assert code == 0 and "1 task × 2 episodes" in said, "its layer"
+    assert "Nothing was started but a toy beside the run, ended again" in said and noted == ["entered", "left"]
     code, said = run("plan", *CONF)
     assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
-    assert f"Nothing was started. Start it: {program()} --conf x.yaml --backbone toy" in said, said
+    assert f"a toy beside the run, ended again. Start it: {program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 

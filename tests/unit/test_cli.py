@@ -107,7 +107,9 @@ def test_only_the_command_that_is_named_is_built(tmp_path):
         done = subprocess.run(given, cwd=tmp_path, text=True, capture_output=True, env=environment())
         loaded[argument] = set(done.stdout.splitlines()[-1].split())
     assert loaded["stop"] - loaded["--help"] == {"ajet.cli.stop"}
-    assert not {"ajet.cli.stop", "ajet_proof.cli.audit", "ajet.cli.env", "ajet.cli.config"} & loaded["--help"]
+    assert (
+        not {"ajet.cli.stop", "ajet_proof.cli.audit", "ajet_environments.cli.env", "ajet.cli.config"} & loaded["--help"]
+    )
 
 
 def test_composing_imports_neither_torch_nor_transformers(tmp_path):

@@ -20,7 +20,6 @@ from ajet.record.console import console
 from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
-from ajet.run.companions import beside
 from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
@@ -29,6 +28,7 @@ from ajet.run.footprint import render_with_tools
 from ajet.run.interrupt import Interrupts
 from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
 from ajet.run.judging.rubrics import require_rubrics
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.services import require_answers, services_of
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
@@ -120,7 +120,7 @@ class Result:
 def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
-    with Interrupts().installed(), beside(experiment, experiment.root / experiment.name / "eval"):
+    with Interrupts().installed(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
         return _evaluated(experiment, models, asked)
 
 

@@ -27,7 +27,6 @@ from ajet.record.console import console, counted, printable
 from ajet.record.learned import is_never_right, why_nothing
 from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
-from ajet.run.companions import beside
 from ajet.run.footprint import rehearse_update
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded
@@ -36,6 +35,7 @@ from ajet.run.learn import FirstHalf, Unused, learn
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.serving.batch import Batch
 from ajet.run.serving.held_out import conclude_late, validate_served, who_validates, will_validate
 from ajet.run.summary import advise_given_answers, finish
@@ -102,7 +102,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         recording = Recording(run)
         with (
             interrupts.installed(),
-            beside(experiment, run.path),
+            enter_run_hooks(experiment, run.path),
             assembled(experiment, run, keeper=None if trains else recording) as served,
         ):
             if trains:

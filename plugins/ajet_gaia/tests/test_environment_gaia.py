@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 
-from ajet.environment.deployment import described, file_of
-from ajet.environment.deployment.description import find_shipped_name
-from ajet.environment.deployment.workdirs import Workdirs
-from ajet.environment.front import Episodes
-from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
 from ajet_aworld.packages import folder as names_folder
+from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment.description import find_shipped_name
+from ajet_environments.deployment.workdirs import Workdirs
+from ajet_environments.front import Episodes
+from ajet_environments.hosting.program import server_of
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_sandbox.choose import tried
 from tests.gaia_packages import packages

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.environment.deployment import described
-from ajet.environment.deployment.workdirs import Workdirs
-from ajet.environment.front import Episodes
-from ajet.run.environment.program import server_of
 from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.deployment import described
+from ajet_environments.deployment.workdirs import Workdirs
+from ajet_environments.front import Episodes
+from ajet_environments.hosting.program import server_of
 from ajet_mcp import CallFailed, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose

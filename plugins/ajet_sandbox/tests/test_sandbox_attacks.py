@@ -16,7 +16,6 @@ from ajet.record.held_folder import workdir_in
 from ajet.rollout.isolation.messages import Home
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
-from ajet_mcp.confined import workdir_in
 from ajet_sandbox.choose import ENGINES, tried
 from ajet_sandbox.identity import fresh_uid
 from ajet_sandbox.isolation import Box, Door

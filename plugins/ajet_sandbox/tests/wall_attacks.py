@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet.record.held_folder import HeldFolder, workdir_in
-from ajet_mcp.confined import workdir_in
 from ajet_sandbox.identity import fresh_uid
 from ajet_sandbox.program import Walls, walled_program
 

@@ -24,8 +24,8 @@ from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 
 _OTHER_FILES = {
-    "environment file": "ajet.environment.deployment.description:_File",
-    "environment file, mcpServers.NAME": "ajet.environment.deployment.description:_Terms",
+    "environment file": "ajet_environments.deployment.description:_File",
+    "environment file, mcpServers.NAME": "ajet_environments.deployment.description:_Terms",
     "mcpServers.NAME": "ajet_mcp.servers:_Entry",
     "agent_config, browse_agent": "ajet_mcp.browse.agent_config:BrowseAgent",
     "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",

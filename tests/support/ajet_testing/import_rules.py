@@ -28,6 +28,9 @@ class PluginContract(Contract):
     ignore_imports = fields.SetField(subfield=fields.StringField(), required=False)
     """Single imports that are still to be mended, each written as "ajet.run.x -> ajet_y.z"."""
 
+    ignore_imports = fields.SetField(subfield=fields.StringField(), required=False)
+    """Imports that are allowed for now, each written as "ajet.a.b -> ajet_verl"."""
+
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
         """Return the forbidden imports of the kernel's graph, and of one that is built of all plug-ins."""
         plugins = find_plugins(Path.cwd())

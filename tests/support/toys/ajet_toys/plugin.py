@@ -18,6 +18,8 @@ PLUGIN = Plugin(
     scorers={"toy_letters": "ajet_toys.scorer:count_letters"},
     sandboxes={"toy_box": "ajet_toys.sandbox:ToyMaker"},
     doctor_checks={"toy box": "ajet_toys.sandbox:check_boxes"},
+    environments={"toy_world": "ajet_toys.world:serve_toy"},
+    run_hooks=("ajet_toys.hook:note_run",),
     commands={"toy": Command("ajet_toys.command:toy", "Count to a number.")},
     config_keys=(ConfigKeys("task_reader", "ajet_toys.keys:ToyReaderKeys"),),
 )
