@@ -99,17 +99,14 @@ PLUGIN = Plugin(
         "gaia": "ajet.task_judge.scorers.gaia:gaia",
         "json_schema": "ajet.task_judge.scorers.json_schema:JsonSchemaScorer",
         "code": "ajet.task_judge.scorers.code:CodeScorer",
-        "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
-        "llm": "ajet.task_judge.model_judge:ModelJudge",
-        "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
     },
+    judges={"customized_protocol": "ajet.task_judge.registry:open_by_reference"},
     services=(
         "ajet.environment.services.chosen:services_of",
         "ajet.environment.mcp.reachable:services_of",
         "ajet.environment.browse.reachable:services_of",
         "ajet.engine.endpoint:services_of",
         "ajet.engine.teacher_endpoint:services_of",
-        "ajet.task_judge.model_judge.reachable:services_of",
     ),
     commands={
         "init": Command(
@@ -141,10 +138,6 @@ PLUGIN = Plugin(
         "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
         "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
         "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
-        "rejudge": Command(
-            "ajet.cli.rejudge:rejudge",
-            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
-        ),
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
@@ -167,6 +160,5 @@ PLUGIN = Plugin(
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
         "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
-        "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },
 )

@@ -17,7 +17,7 @@ GROUP = "ajet.plugins"
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NamedKind = Literal[Kind, "backbone", "embedder", "train_engine"]
+NamedKind = Literal[Kind, "backbone", "embedder", "judge", "train_engine"]
 """All kinds of parts that have a name."""
 
 
@@ -35,6 +35,9 @@ class Part:
     """Required key of the section of its name, and what belongs there."""
     scorer: str = ""
     """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+    prepare: str = ""
+    """Of a judge: reference to a function `(experiment, run or None)`, called before a run begins to play, when its
+    services answer."""
     schemes: tuple[str, ...] = ()
     """Of a store that several processes share: schemes of its addresses; `code` is then its `StoreDriver`."""
 
@@ -81,6 +84,11 @@ class Plugin:
     readers: Mapping[str, str | Part] = field(default_factory=dict)
     workflows: Mapping[str, str | Part] = field(default_factory=dict)
     scorers: Mapping[str, str | Part] = field(default_factory=dict)
+    judges: Mapping[str, str | Part] = field(default_factory=dict)
+    """Values of `task_judge.judge_type`: functions `(experiment) -> Judging | None`; None leaves it to the scorers, or
+    to the task reader's own judge."""
+    fallback_judges: tuple[str, ...] = ()
+    """References to functions `(experiment) -> Judging | None`, for a run that has no judge otherwise."""
     embedders: Mapping[str, str | Part] = field(default_factory=dict)
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +122,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "scorer": "scorers",
     "backbone": "backbones",
     "embedder": "embedders",
+    "judge": "judges",
     "train_engine": "train_engines",
 }
 NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
@@ -125,6 +134,6 @@ def load_code(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def spell_reference(kind: Kind) -> str:
+def spell_reference(kind: NamedKind) -> str:
     """Return the form of a reference to the user's own part of a kind."""
     return f"{kind}.py->My{kind.capitalize()}"

@@ -115,6 +115,11 @@ def list_services() -> list[str]:
     return [service for plugin in _list_usable() for service in plugin.services]
 
 
+def list_fallback_judges() -> list[str]:
+    """Return the references of `Plugin.fallback_judges` of all plug-ins."""
+    return [judge for plugin in _list_usable() for judge in plugin.fallback_judges]
+
+
 def start_plugins() -> None:
     """Call `Plugin.start` of each plug-in, once in this process: before user code is searched for.
 

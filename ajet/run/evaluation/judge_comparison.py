@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ajet.record.agreement import kappa, kappa_interval
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
-from ajet.run.judging.check import kappa, kappa_interval
-from ajet.run.judging.metrics import correlated
+from ajet.run.judge_metrics import correlated
 
 APART = 5
 """Episodes on the screen that two judges see most differently."""

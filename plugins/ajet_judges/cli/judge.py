@@ -43,9 +43,9 @@ def check(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.run.judging.check import SHIPPED, checked, read_examples, show
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
+    from ajet_judges.judging.check import SHIPPED, checked, read_examples, show
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("judge", "check", "--conf", "FILE.yaml"))
@@ -75,10 +75,10 @@ def rubrics(
     from ajet.config import load_experiment
     from ajet.record.console import console
     from ajet.run.companions import beside
-    from ajet.run.judging.rubrics import JUDGE, show
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
-    from ajet.task_judge.rubrics.judge import RubricsJudge
+    from ajet_judges.judging.rubrics import JUDGE, show
+    from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("judge", "rubrics", "--conf", "FILE.yaml"))
@@ -125,8 +125,8 @@ def compare(
 
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
-    from ajet.run.judging import comparison as judge_comparison
-    from ajet.run.judging.rejudge import judges_compared
+    from ajet.run.evaluation import judge_comparison
+    from ajet_judges.judging.rejudge import judges_compared
 
     show_logs("ERROR" if as_json else "WARNING")
     found = judges_compared(run, exp_dir.absolute(), list(dict.fromkeys(judge)))

@@ -38,9 +38,9 @@ def rejudge(
     Exit code 1 where no episode has a verdict."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
-    from ajet.run.judging.rejudge import judge_again, recorded_run
-    from ajet.run.judging.rejudge import rejudge as judged
-    from ajet.run.judging.rejudge_report import show, tables_for, write
+    from ajet_judges.judging.rejudge import judge_again, recorded_run
+    from ajet_judges.judging.rejudge import rejudge as judged
+    from ajet_judges.judging.rejudge_report import show, tables_for, write
 
     show_logs("WARNING")
     folder = recorded_run(run, exp_dir.absolute())

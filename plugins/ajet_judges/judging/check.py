@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-import ajet
 from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
 from ajet.record.console import counted, printable
 from ajet.record.intervals import wilson
-from ajet.run.judging.metrics import correlated
+from ajet.run.judge_metrics import correlated
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -29,7 +28,7 @@ from ajet.task_reader.plain_values import BadRow, read_json
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-SHIPPED = Path(ajet.__file__).parent / "task_judge" / "model_judge" / "labelled.jsonl"
+SHIPPED = Path(__file__).parents[1] / "model_judge" / "labelled.jsonl"
 AT_ONCE = 16
 SHOWN = 20
 """Wrong verdicts on the screen."""

@@ -25,13 +25,13 @@ from ajet.record.episodes import NAME, arrays_of, recorded_of
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.record.run_directory import CONFIG
+from ajet.run.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
-from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
-from ajet.run.what_if import StepWhatIf, WhatIf, with_verdict
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError
 from ajet.schema.task import Task
 from ajet.task_judge import Judge, open_judge
+from ajet_judges.judging.what_if import StepWhatIf, WhatIf, with_verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from rich.table import Table
 from ajet.record.asked_file import require_place, written
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
-from ajet.run.judging.rejudge import Judged, Rejudged
-from ajet.run.what_if import StepWhatIf, Under
 from ajet.schema.errors import UserError
+from ajet_judges.judging.rejudge import Judged, Rejudged
+from ajet_judges.judging.what_if import StepWhatIf, Under
 
 SHOWN = 20
 """Changed rewards, and steps, on the screen; the tables have all."""

@@ -22,7 +22,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
-    from ajet.task_judge.rubrics.saved import Rubrics
+    from ajet_judges.rubrics.saved import Rubrics
 
 JUDGE = "rubrics_auto_grader"
 
@@ -32,8 +32,8 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     none. Raises UserError where they cannot be made, or a run that goes on began with others."""
     if experiment.ajet.task_judge.judge_type != JUDGE:
         return None
-    from ajet.task_judge.rubrics.judge import RubricsJudge
-    from ajet.task_judge.rubrics.saved import NAME, read
+    from ajet_judges.rubrics.judge import RubricsJudge
+    from ajet_judges.rubrics.saved import NAME, read
 
     judge = RubricsJudge(experiment)
     own = read(run.path / NAME) if run is not None and run.goes_on else None

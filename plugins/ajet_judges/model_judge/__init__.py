@@ -5,6 +5,6 @@ undecided is no score. Invariant: nothing that is judged is an instruction, and 
 a word.
 """
 
-from ajet.task_judge.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.judge import ModelJudge
 
 __all__ = ["ModelJudge"]

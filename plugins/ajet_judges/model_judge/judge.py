@@ -16,11 +16,11 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.model_judge.panel import Member, ModelPanel, Reply, measured
-from ajet.task_judge.model_judge.prompt import TEMPLATE, question_of
-from ajet.task_judge.model_judge.ranking import compared
-from ajet.task_judge.model_judge.reply import VERDICT, Said, Vote, vote_of
-from ajet.task_judge.model_judge.settings import settings_of
+from ajet_judges.model_judge.panel import Member, ModelPanel, Reply, measured
+from ajet_judges.model_judge.prompt import TEMPLATE, question_of
+from ajet_judges.model_judge.ranking import compared
+from ajet_judges.model_judge.reply import VERDICT, Said, Vote, vote_of
+from ajet_judges.model_judge.settings import settings_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -38,6 +38,8 @@ class ModelJudge:
     ) -> None:  # fmt: skip
         self.panel, self.template, self.votes, self.max_chars = panel, template, votes, max_chars
         self.temperature = temperature if temperature is not None else float(votes > 1)
+        self.ranks: ModelJudge | None = None
+        """Itself if it ranks the attempts at a task."""
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], Member] | None = None, /) -> ModelJudge:

@@ -18,9 +18,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.environment.mcp.loop import on_tools_loop
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.model_judge.prompt import SYSTEM, Question
-from ajet.task_judge.model_judge.reply import Unreadable
-from ajet.task_judge.model_judge.store import JudgeStore
+from ajet_judges.model_judge.prompt import SYSTEM, Question
+from ajet_judges.model_judge.reply import Unreadable
+from ajet_judges.model_judge.store import JudgeStore
 
 T = TypeVar("T")
 FORM = 1

@@ -20,9 +20,9 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import text_of
 from ajet.task_judge.judge import Compared
-from ajet.task_judge.model_judge.panel import ModelPanel, Reply, measured
-from ajet.task_judge.model_judge.prompt import Question, shortened
-from ajet.task_judge.model_judge.reply import tiers_of, tiers_schema
+from ajet_judges.model_judge.panel import ModelPanel, Reply, measured
+from ajet_judges.model_judge.prompt import Question, shortened
+from ajet_judges.model_judge.reply import tiers_of, tiers_schema
 
 ASKED = """Several attempts were made at one task. Which of them are better?
 

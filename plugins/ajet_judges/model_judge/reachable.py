@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ajet.config.services import Service
 from ajet.environment.chat_model import why_none
-from ajet.task_judge.model_judge.settings import JUDGES, judges_of
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.settings import JUDGES, judges_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 
 def services_of(experiment: Experiment) -> Iterator[Service]:
     """The models of `task_judge.judges`, as one; without them the one of `rubrics_auto_grader`, where that judges."""
-    judge, key = experiment.ajet.task_judge, JUDGES
-    models = [member.model for member in judges_of(judge.judges)]
-    if not models and judge.judge_type == "rubrics_auto_grader":
-        from ajet.task_judge.rubrics.examples import KEY
-        from ajet.task_judge.rubrics.settings import named_model
+    models, key = [member.model for member in judges_of(JudgeKeys.of(experiment.ajet).judges)], JUDGES
+    if not models and experiment.ajet.task_judge.judge_type == "rubrics_auto_grader":
+        from ajet_judges.rubrics.examples import KEY
+        from ajet_judges.rubrics.settings import named_model
 
         models, key = [named_model(experiment)], KEY
     if models:

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ajet.environment.agent_config import EXAMPLE, KEY, section_of
 from ajet.environment.chat_model import Model, configured
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.model_judge.panel import Member, ModelPanel
-from ajet.task_judge.model_judge.prompt import checked_template
-from ajet.task_judge.model_judge.store import NAME, JudgeStore
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.panel import Member, ModelPanel
+from ajet_judges.model_judge.prompt import checked_template
+from ajet_judges.model_judge.store import NAME, JudgeStore
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -47,7 +48,7 @@ class JudgeSettings(NamedTuple):
 def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None = None) -> JudgeSettings:
     """`otherwise`: whom to ask where `judges` is empty. Raises ConfigError where no model is named; UserError where
     verdicts cannot be kept."""
-    settings = experiment.ajet.task_judge
+    settings = JudgeKeys.of(experiment.ajet)
     agent = None if settings.judges or otherwise is not None else _scorer_agent(experiment)
     members = [Member(model) for model in agent.models] if agent is not None else judges_of(settings.judges)
     if not members and otherwise is not None:

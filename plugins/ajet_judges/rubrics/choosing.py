@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ajet.task_judge.rubrics.criterion import Criterion
+from ajet_judges.rubrics.criterion import Criterion
 
 Agrees = Callable[[Sequence[Criterion]], float]
 """How well the labels agree with grades by these alone."""

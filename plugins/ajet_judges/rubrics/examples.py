@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.model_judge.judge import question_text
-from ajet.task_judge.rubrics.grading import Scale
 from ajet.task_reader import open_reader
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.judge import question_text
+from ajet_judges.rubrics.grading import Scale
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.task_judge import RubricsAutoGrader
+    from ajet_judges.config import RubricsAutoGrader
 
 KEY = "ajet.task_judge.rubrics_auto_grader"
 FORMS = {
@@ -64,7 +65,7 @@ def query_of(task: Task, name: str) -> str:
 def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]:
     """The examples that rubrics are made of, and those that are held out (none where no file is named). Raises
     TaskError, or the UserError of the reader that `input_data_type` names."""
-    grader = experiment.ajet.task_judge.rubrics_auto_grader
+    grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     settings = experiment.ajet.model_copy(deep=True)
     settings.task_reader.type = grader.input_data_type
     settings.task_reader.jsonl_dataset_file = grader.jsonl_dataset_file

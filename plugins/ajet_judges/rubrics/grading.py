@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.model_judge.judge import ModelJudge
-from ajet.task_judge.model_judge.panel import Reply, measured
-from ajet.task_judge.model_judge.prompt import checked_template, question_of
-from ajet.task_judge.model_judge.reply import Unreadable, object_of
-from ajet.task_judge.rubrics.criterion import Criterion, numbered
+from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.panel import Reply, measured
+from ajet_judges.model_judge.prompt import checked_template, question_of
+from ajet_judges.model_judge.reply import Unreadable, object_of
+from ajet_judges.rubrics.criterion import Criterion, numbered
 
 TEMPLATE = """Grade the answer to the task by each of the criteria.
 

@@ -21,14 +21,15 @@ from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import text_of
 from ajet.task_judge.judge import Compared
-from ajet.task_judge.model_judge.ranking import compared
-from ajet.task_judge.rubrics.criterion import Criterion, numbered
-from ajet.task_judge.rubrics.examples import Example, field_of, query_of, read_examples
-from ajet.task_judge.rubrics.grading import Graded, weighted
-from ajet.task_judge.rubrics.making import Maker, most_calls
-from ajet.task_judge.rubrics.saved import Rubrics, not_kept, place_of, read, version_of, write
-from ajet.task_judge.rubrics.scorer import verdict_of_grades
-from ajet.task_judge.rubrics.settings import grader_of
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.ranking import compared
+from ajet_judges.rubrics.criterion import Criterion, numbered
+from ajet_judges.rubrics.examples import Example, field_of, query_of, read_examples
+from ajet_judges.rubrics.grading import Graded, weighted
+from ajet_judges.rubrics.making import Maker, most_calls
+from ajet_judges.rubrics.saved import Rubrics, not_kept, place_of, read, version_of, write
+from ajet_judges.rubrics.scorer import verdict_of_grades
+from ajet_judges.rubrics.settings import grader_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -40,7 +41,7 @@ class RubricsJudge:
     def __init__(self, experiment: Experiment) -> None:
         """Reads the examples, unless `path` names rubrics that are there. Raises UserError."""
         self._experiment = experiment
-        self.settings = experiment.ajet.task_judge.rubrics_auto_grader
+        self.settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
         self.grader = grader_of(experiment)
         self._models = [member.model.model for member in self.grader.judge.panel.members]
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
-from ajet.task_judge.rubrics.examples import Example
+from ajet_judges.rubrics.examples import Example
 
 Scores = Sequence[Sequence[float | None]]
 """By example and answer, from 0 to 1; None: no score."""

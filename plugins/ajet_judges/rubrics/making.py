@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.model_judge.judge import ModelJudge
-from ajet.task_judge.model_judge.panel import Reply
-from ajet.task_judge.model_judge.prompt import Question
-from ajet.task_judge.model_judge.ranking import Entrant, ranked
-from ajet.task_judge.rubrics.choosing import StopRules, extended, without_idle
-from ajet.task_judge.rubrics.criterion import Criterion, numbered, without_repeats
-from ajet.task_judge.rubrics.examples import Example
-from ajet.task_judge.rubrics.grading import Grade, Grader, weighted
-from ajet.task_judge.rubrics.labels import Agreement, agreement, floor
-from ajet.task_judge.rubrics.proposals import (
+from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.panel import Reply
+from ajet_judges.model_judge.prompt import Question
+from ajet_judges.model_judge.ranking import Entrant, ranked
+from ajet_judges.rubrics.choosing import StopRules, extended, without_idle
+from ajet_judges.rubrics.criterion import Criterion, numbered, without_repeats
+from ajet_judges.rubrics.examples import Example
+from ajet_judges.rubrics.grading import Grade, Grader, weighted
+from ajet_judges.rubrics.labels import Agreement, agreement, floor
+from ajet_judges.rubrics.proposals import (
     CATEGORIES,
     CRITERIA,
     categories_told,
@@ -36,7 +36,7 @@ from ajet.task_judge.rubrics.proposals import (
 )
 
 if TYPE_CHECKING:
-    from ajet.config.schema.task_judge import RubricsAutoGrader
+    from ajet_judges.config import RubricsAutoGrader
 
 T = TypeVar("T")
 AT_ONCE = 16

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.task_judge.model_judge.prompt import Question, shortened
-from ajet.task_judge.model_judge.reply import Unreadable, object_of
-from ajet.task_judge.rubrics.criterion import Criterion, criterion_of, numbered
-from ajet.task_judge.rubrics.examples import Example
-from ajet.task_judge.rubrics.grading import APART, Grade, Scale
+from ajet_judges.model_judge.prompt import Question, shortened
+from ajet_judges.model_judge.reply import Unreadable, object_of
+from ajet_judges.rubrics.criterion import Criterion, criterion_of, numbered
+from ajet_judges.rubrics.examples import Example
+from ajet_judges.rubrics.grading import APART, Grade, Scale
 
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 LONGEST_CATEGORY = 60

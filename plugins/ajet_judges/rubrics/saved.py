@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
-from ajet.task_judge.rubrics.criterion import Criterion, criteria_of
-from ajet.task_judge.rubrics.examples import Example
-from ajet.task_judge.rubrics.making import Made
+from ajet_judges.config import JudgeKeys
+from ajet_judges.rubrics.criterion import Criterion, criteria_of
+from ajet_judges.rubrics.examples import Example
+from ajet_judges.rubrics.making import Made
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -50,7 +51,7 @@ def version_of(
     experiment: Experiment, models: Sequence[str], examples: Sequence[Example], held_out: Sequence[Example]
 ) -> str:
     """The version of the rubrics that would be made."""
-    settings = experiment.ajet.task_judge.rubrics_auto_grader.model_dump(include=set(BEARS))
+    settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader.model_dump(include=set(BEARS))
     told = {
         "form": FORM,
         "settings": settings,
@@ -64,7 +65,7 @@ def version_of(
 
 def place_of(experiment: Experiment, version: str) -> Path:
     """The file where rubrics are kept: `path`, else beside the runs, by version."""
-    settings = experiment.ajet.task_judge.rubrics_auto_grader
+    settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.path is not None:
         return experiment.base / settings.path
     name = re.sub(r"\W+", "_", settings.grader_name).strip("_").lower() or "auto_grader"
@@ -96,7 +97,7 @@ def write(
     path: Path, made: Made, experiment: Experiment, version: str, models: Sequence[str], examples: int
 ) -> Rubrics:
     """Raises UserError where it cannot be written."""
-    settings = experiment.ajet.task_judge.rubrics_auto_grader
+    settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     told = {
         "form": FORM,
         "grader_name": settings.grader_name,

@@ -13,9 +13,9 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.model_judge.judge import question_text
-from ajet.task_judge.rubrics.criterion import Criterion, criteria_of
-from ajet.task_judge.rubrics.grading import Graded, Grader, weighted
+from ajet_judges.model_judge.judge import question_text
+from ajet_judges.rubrics.criterion import Criterion, criteria_of
+from ajet_judges.rubrics.grading import Graded, Grader, weighted
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -43,7 +43,7 @@ class RubricScorer:
     @classmethod
     def of_experiment(cls, experiment: Experiment, rubric: Any = None, success_at: float = 1.0) -> RubricScorer:
         """Asks the models of `task_judge.judges`. Raises ConfigError; UserError where verdicts cannot be kept."""
-        from ajet.task_judge.model_judge import ModelJudge
+        from ajet_judges.model_judge import ModelJudge
 
         return cls(Grader(ModelJudge.of_experiment(experiment)), rubric, success_at)
 

@@ -14,10 +14,11 @@ from ajet.config.other_models import key_in, other_server
 from ajet.environment.chat_model import Model
 from ajet.environment.files import said
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.model_judge.judge import ModelJudge
-from ajet.task_judge.model_judge.panel import Member
-from ajet.task_judge.rubrics.examples import KEY
-from ajet.task_judge.rubrics.grading import Grader, Scale
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.panel import Member
+from ajet_judges.rubrics.examples import KEY
+from ajet_judges.rubrics.grading import Grader, Scale
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def named_model(experiment: Experiment) -> Model:
     """The one of the section. Raises ConfigError for an address that is none, UserError where none is named."""
-    grader = experiment.ajet.task_judge.rubrics_auto_grader
+    grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
     url = grader.base_url
     if url is None:
@@ -40,7 +41,7 @@ def named_model(experiment: Experiment) -> Model:
 
 def grader_of(experiment: Experiment) -> Grader:
     """Raises ConfigError; UserError where no model is named, or verdicts cannot be kept."""
-    settings = experiment.ajet.task_judge.rubrics_auto_grader
+    settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.min_score >= settings.max_score:
         raise ConfigError(
             f"The scale is from {settings.min_score:g} to {settings.max_score:g}.",

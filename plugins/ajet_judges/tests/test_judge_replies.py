@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.task_judge.model_judge.reply import Unreadable, object_of, tiers_of, vote_of
+from ajet_judges.model_judge.reply import Unreadable, object_of, tiers_of, vote_of
 
 
 def says(verdict: str, reason: str = "so it is") -> str:

@@ -19,8 +19,8 @@ from ajet.rollout.verdicts import OTHERS_BEFORE
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
-from ajet.task_judge.model_judge.ranking import Entrant, ranked
 from ajet.workflow import Workflow
+from ajet_judges.model_judge.ranking import Entrant, ranked
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material, ranks
 from tests.support.rollouts import stage

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from ajet.algorithm import credit
-from ajet.cli.judge import compare
-from ajet.cli.rejudge import rejudge
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles
-from ajet.run.judging.rejudge import Rejudged, judge_again, recorded_run
-from ajet.run.judging.rejudge import rejudge as judged
-from ajet.run.what_if import Under
 from ajet.schema.episode import Failure, Group, Outcome, Verdict
 from ajet.schema.errors import UserError
+from ajet_judges.cli.judge import compare
+from ajet_judges.cli.rejudge import rejudge
+from ajet_judges.judging.rejudge import Rejudged, judge_again, recorded_run
+from ajet_judges.judging.rejudge import rejudge as judged
+from ajet_judges.judging.what_if import Under
 from tests.judge_fixtures import judge_server, ranks, says
 from tests.record_fixtures import episode, failed
 
@@ -231,7 +231,7 @@ def test_the_runs_budget_is_not_spent(run: Path) -> None:
     """A run that goes on after it is judged again has what it had."""
     with judge_server(lambda asked: says("correct")) as server:
         of = {"judges": [{"model": "m", "base_url": server.url}], "model_judge": {"cache": False, "max_calls": 3},
-              "judge_protocol": "ajet.task_judge.model_judge->ModelJudge"}  # fmt: skip
+              "judge_protocol": "ajet_judges.model_judge->ModelJudge"}  # fmt: skip
         own = Experiment.from_dict({"ajet": {"task_judge": of}}, base=run.parents[1])
         (run / "resolved.yaml").write_text(own.resolved_yaml())
         for _ in range(2):

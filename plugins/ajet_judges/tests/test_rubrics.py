@@ -19,17 +19,17 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.config import Experiment
-from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
-from ajet.task_judge.rubrics.choosing import StopRules, extended, without_idle
-from ajet.task_judge.rubrics.criterion import Criterion, criteria_of, criterion_of, without_repeats
-from ajet.task_judge.rubrics.grading import APART, UNDECIDED, weighted
-from ajet.task_judge.rubrics.proposals import criteria_told
-from ajet.task_judge.rubrics.saved import NAME
 from ajet.workflow import Workflow
+from ajet_judges.judging.rubrics import require_rubrics
+from ajet_judges.rubrics.choosing import StopRules, extended, without_idle
+from ajet_judges.rubrics.criterion import Criterion, criteria_of, criterion_of, without_repeats
+from ajet_judges.rubrics.grading import APART, UNDECIDED, weighted
+from ajet_judges.rubrics.proposals import criteria_told
+from ajet_judges.rubrics.saved import NAME
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material
 from tests.rubric_fixtures import (
