@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from ajet.config.record_file import has_record_file, open_record_file
 from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, LinkedLine, LinkedLines
-from ajet.record.chain_state import step_of
 from ajet.schema.errors import UserError
+from ajet_proof.auditing.chain_state import step_of
 
 _HEAD = re.compile(rb'\{"link": (\d+), "kind": "(\w+)", "step": (-?\d+)')
 

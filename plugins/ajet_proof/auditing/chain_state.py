@@ -38,7 +38,7 @@ from ajet.record.chain import (
 from ajet.record.checkpoint import STATE, Checkpoint, look_at
 from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
-from ajet.record.unlinked import UnlinkedWindow
+from ajet_proof.auditing.unlinked import UnlinkedWindow
 
 
 @dataclass(frozen=True, slots=True)

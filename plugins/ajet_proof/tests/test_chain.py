@@ -16,14 +16,14 @@ from rich.console import Console
 
 from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
-from ajet.record.chain_index import ChainIndex
-from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
 from ajet.run.gaming import GamingWatch
 from ajet.run.gc import collect
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
+from ajet_proof.auditing.chain_index import ChainIndex
+from ajet_proof.auditing.chain_state import ChainState, Change, changes_of, read_chain
 from ajet_proof.auditing.report import show
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
