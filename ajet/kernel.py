@@ -91,14 +91,11 @@ PLUGIN = Plugin(
         "math": "ajet.task_judge.scorers.mathematics:MathScorer",
         "gaia": "ajet.task_judge.scorers.gaia:gaia",
         "json_schema": "ajet.task_judge.scorers.json_schema:JsonSchemaScorer",
-        "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
-        "llm": "ajet.task_judge.model_judge:ModelJudge",
-        "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
     },
+    judges={"customized_protocol": "ajet.task_judge.registry:open_by_reference"},
     services=(
         "ajet.engine.endpoint:services_of",
         "ajet.engine.teacher_endpoint:services_of",
-        "ajet.task_judge.model_judge.reachable:services_of",
     ),
     exports={
         "Task": "ajet.schema.task:Task",
@@ -154,10 +151,6 @@ PLUGIN = Plugin(
         "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
         "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
         "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
-        "rejudge": Command(
-            "ajet.cli.rejudge:rejudge",
-            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
-        ),
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
@@ -179,6 +172,5 @@ PLUGIN = Plugin(
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
-        "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },
 )

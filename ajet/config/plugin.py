@@ -18,7 +18,14 @@ Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "
 """Kinds of parts that a key names, or of which it may refer to one of the user's own."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NamedKind = Literal[
-    Kind, "backbone", "embedder", "train_engine", "environment", "environment_file", "environment_family"
+    Kind,
+    "backbone",
+    "embedder",
+    "judge",
+    "train_engine",
+    "environment",
+    "environment_file",
+    "environment_family",
 ]
 """All kinds of parts that have a name."""
 
@@ -37,6 +44,9 @@ class Part:
     """Required key of the section of its name, and what belongs there."""
     scorer: str = ""
     """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+    prepare: str = ""
+    """Of a judge: reference to a function `(experiment, run or None)`, called before a run begins to play, when its
+    services answer."""
     schemes: tuple[str, ...] = ()
     """Of a store that several processes share: schemes of its addresses; `code` is then its `StoreDriver`."""
 
@@ -83,6 +93,11 @@ class Plugin:
     readers: Mapping[str, str | Part] = field(default_factory=dict)
     workflows: Mapping[str, str | Part] = field(default_factory=dict)
     scorers: Mapping[str, str | Part] = field(default_factory=dict)
+    judges: Mapping[str, str | Part] = field(default_factory=dict)
+    """Values of `task_judge.judge_type`: functions `(experiment) -> Judging | None`; None leaves it to the scorers, or
+    to the task reader's own judge."""
+    fallback_judges: tuple[str, ...] = ()
+    """References to functions `(experiment) -> Judging | None`, for a run that has no judge otherwise."""
     sandboxes: Mapping[str, str | Part] = field(default_factory=dict)
     """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxMaker`."""
     embedders: Mapping[str, str | Part] = field(default_factory=dict)
@@ -137,6 +152,7 @@ _TABLES: Mapping[NamedKind, str] = {
     "sandbox": "sandboxes",
     "backbone": "backbones",
     "embedder": "embedders",
+    "judge": "judges",
     "train_engine": "train_engines",
     "environment": "environments",
     "environment_file": "environment_files",
@@ -151,6 +167,6 @@ def load_code(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def spell_reference(kind: Kind) -> str:
+def spell_reference(kind: NamedKind) -> str:
     """Return the form of a reference to the user's own part of a kind."""
     return f"{kind}.py->My{kind.capitalize()}"

@@ -165,6 +165,11 @@ def list_run_hooks() -> list[str]:
     return [hook for plugin in _list_usable() for hook in plugin.run_hooks]
 
 
+def list_fallback_judges() -> list[str]:
+    """Return the references of `Plugin.fallback_judges` of all plug-ins."""
+    return [judge for plugin in _list_usable() for judge in plugin.fallback_judges]
+
+
 def start_plugins() -> None:
     """Call `Plugin.start` of each plug-in, once in this process: before user code is searched for.
 

@@ -69,9 +69,9 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     experiment = run.experiment
     from ajet.run.footprint import require_tools_fit
     from ajet.run.interrupt import Interrupts
-    from ajet.run.judging.rubrics import require_rubrics
     from ajet.run.run_hooks import enter_run_hooks
     from ajet.run.services import require_services
+    from ajet.task_judge.registry import prepare_judge
 
     interrupts = Interrupts()
     with (
@@ -87,7 +87,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)
-        require_rubrics(experiment, run)
+        prepare_judge(experiment, run)
         _run(experiment, run, options, interrupts)
     return run.path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -28,9 +29,12 @@ from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.step_observers import StepObservers
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+from ajet.task_judge import open_judge
+from ajet.task_judge.registry import prepare_judge
 from ajet.workflow.resources import Resources
 from ajet.workflow.sandboxes import opened_sandbox
 from ajet_environments.deployment import described, file_of
@@ -282,6 +286,53 @@ def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> No
     with pytest.raises(UnresolvedReference) as error:
         resolve_reference("older.board->Other", base=tmp_path)
     assert "older.board" in error.value.what
+
+
+JUDGES = """
+class Fixed:
+    def __init__(self, reward):
+        self.reward = reward
+
+    def compute_reward(self, workflow_task, workflow_output):
+        return self.reward
+
+
+def open_panel(experiment):
+    return Fixed(0.25)
+
+
+def prepare(experiment, run):
+    (experiment.base / "prepared").write_text(f"{run}")
+
+
+def open_last(experiment):
+    return Fixed(0.5) if experiment.ajet.seed == 7 else None
+"""
+
+
+def test_judges_of_plugins_decide_and_are_prepared(install: Install, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, "ajet:\n  task_judge: {judge_type: pannel}")
+    assert "rubrics_auto_grader" in f"{error.value.expected}" and error.value.where.endswith("x.yaml:2:28")
+    judges = "judges={'panel': Part('benches.code:open_panel', prepare='benches.code:prepare')}"
+    install("benches", f"{judges}, fallback_judges=('benches.code:open_last',)", code=JUDGES)
+
+    def judged(text: str) -> float | None:
+        experiment = load(tmp_path, text)
+        prepare_judge(experiment)
+        task = Task(main_query="q", task_id="t")
+        told = WorkflowTask(task=task, task_id="t")
+        return asyncio.run(open_judge(experiment).verdict(told, WorkflowOutput(metadata={"final_answer": "a"}))).reward
+
+    assert judged("ajet: {seed: 6}") is None
+    assert judged("ajet: {seed: 7}") == 0.5, "nothing else decides"
+    assert not (tmp_path / "prepared").exists(), "it is another judge's"
+    assert judged("ajet: {seed: 7, task_judge: {judge_type: panel}}") == 0.25
+    assert (tmp_path / "prepared").read_text() == "None"
+    for name in ("pannel", "mine.py->Panel"):
+        with pytest.raises(ConfigError) as error:
+            load(tmp_path, f"ajet: {{task_judge: {{judge_type: {name}}}}}")
+        assert "panel" in f"{error.value.expected}"
 
 
 def test_observers_of_plugins_see_each_step(install: Install, tmp_path: Path) -> None:

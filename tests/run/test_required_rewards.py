@@ -55,9 +55,11 @@ async def agent(task, tuner):
         *("task_judge.scorer=exact", "task_judge.judge_protocol=own.py->agent", "task_reader.type=reasoning_gym"),
         *("task_reader.type=gsm8k", "rollout.user_workflow=own.py->Own", "rollout.user_workflow=own.py->agent"),
         *("task_judge.scorers=[{name: exact}]", "task_judge.judge_type=rubrics_auto_grader"),
+        "task_judge.judges=[{model: m}]",
     ],
 )
-def test_whatever_gives_a_reward_is_enough(tmp_path: Path, override: str) -> None:
+def test_whatever_gives_a_reward_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "m.yaml").write_text(AGENT)
     (tmp_path / "own.py").write_text(OWN)
     require_launchable(load_experiment(tmp_path / "m.yaml", overrides=[override]))

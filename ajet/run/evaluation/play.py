@@ -21,17 +21,17 @@ from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.evaluation import record
+from ajet.run.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
 from ajet.run.footprint import render_with_tools
 from ajet.run.interrupt import Interrupts
-from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
-from ajet.run.judging.rubrics import require_rubrics
 from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.services import require_answers, services_of
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
+from ajet.task_judge.registry import prepare_judge
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -128,7 +128,7 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
     from ajet.task_reader.registry import OfTraining, open_reader
 
     require_answers([each for each in services_of(experiment) if each.key != ENDPOINT_KEY])
-    require_rubrics(experiment)
+    prepare_judge(experiment)
     judges = open_judges(experiment, asked.judges)
     reader = open_reader(experiment)
     if asked.training:

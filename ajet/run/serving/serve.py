@@ -128,8 +128,8 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk
-    from ajet.run.judging.rubrics import require_rubrics
     from ajet.task_judge import open_judge
+    from ajet.task_judge.registry import prepare_judge
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -139,7 +139,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         if "trains" in experiment.backbone.can:
             require_own_store(experiment, run.path)
         reader = open_reader(experiment) if experiment.names_tasks else None
-        require_rubrics(experiment, run)
+        prepare_judge(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
         known = reader.json_tasks("train") if reader else None
         backbone = open_backbone(experiment)

@@ -28,7 +28,7 @@ _OTHER_FILES = {
     "environment file, mcpServers.NAME": "ajet_environments.deployment.description:_Terms",
     "mcpServers.NAME": "ajet_mcp.servers:_Entry",
     "agent_config, browse_agent": "ajet_mcp.browse.agent_config:BrowseAgent",
-    "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
+    "agent_config, scorer_agent": "ajet_judges.model_judge.settings:ScorerAgent",
     "command_agent": "ajet_command.settings:CommandSettings",
     "verifiers": "ajet_verifiers.settings:VerifiersSettings",
 }
