@@ -96,7 +96,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
     """Within the block a viewer of the run beside it, if it is wanted. On a terminal it stays, after a run that has
     ended well and is recorded so, until a key ends it."""
-    from ajet.run.view import beside
+    from ajet_viewer.view import beside
 
     viewer = beside(run) if wanted else None
     try:

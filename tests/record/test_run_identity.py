@@ -14,12 +14,12 @@ from ajet.record import RunDirectory
 from ajet.record.curve import held_out_course, training_course
 from ajet.record.held_out import Measurement, rows_of_last_judge
 from ajet.record.resume import last_judge_change
-from ajet.record.viewer.library import Library
-from ajet.record.viewer.task_matrix import task_matrix
 from ajet.run.evaluation.target import opened_target
 from ajet.run.model_card import card
 from ajet.run.summary import finish
 from ajet.schema.errors import UserError
+from ajet_viewer.library import Library
+from ajet_viewer.task_matrix import task_matrix
 
 YAML = """ajet:
   backbone: local

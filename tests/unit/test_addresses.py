@@ -10,12 +10,12 @@ import pytest
 
 from ajet.environment.services import serving
 from ajet.gateway.server import _advertised
-from ajet.record.viewer import app as viewer
-from ajet.run import view
 from ajet.run.environment import lifetime
 from ajet.run.observe import Observing, observe
 from ajet.schema.addresses import is_loopback, loopback_hosts, own_address
 from ajet.schema.errors import UserError
+from ajet_viewer import app as viewer
+from ajet_viewer import view
 
 HERE = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.1", "localhost", "LocalHost"]
 ELSEWHERE = [

@@ -11,7 +11,7 @@ from ajet.config import Experiment
 from ajet.record import RunDirectory
 from ajet.run.stop import stop
 from ajet.run.summary import finish
-from ajet.run.tables import show_runs
+from ajet_viewer.tables import show_runs
 
 NAME = "a [red] b"
 LONG = "[bold] " + "long " * 30

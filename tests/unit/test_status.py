@@ -14,9 +14,9 @@ from ajet.record import RunDirectory
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.live_status import live_status, prometheus
-from ajet.run import tables
 from ajet.run.status_screen import lines
 from ajet.schema.episode import Outcome
+from ajet_viewer import tables
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
 

@@ -20,7 +20,7 @@ import pytest
 from loguru import logger
 
 from ajet.record import held_folder
-from ajet.run import browser, view
+from ajet_viewer import browser, view
 
 ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
 
