@@ -50,6 +50,21 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchFlag:
+    """A flag `--with-NAME` of a launch."""
+
+    help: str
+    """Its line in `ajet --help`."""
+    around: str = ""
+    """Reference to a function that takes the `RunDirectory` and returns a context manager, entered before the run
+    starts anything; "" if the backbone's runner reads the flag."""
+    needs: str = ""
+    """Capability of a backbone without which the flag has no effect."""
+    remote: bool = False
+    """True if the run takes place on other machines, so that this one's GPUs say nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigKeys:
     """Keys that a plug-in adds to a section of the configuration."""
 
@@ -90,6 +105,8 @@ class Plugin:
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.run.step_observers.StepObserver`: numbers of each training step."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    launch_flags: Mapping[str, LaunchFlag] = field(default_factory=dict)
+    """Flags of a launch by their names without `--with-`."""
     config_keys: tuple[ConfigKeys, ...] = ()
     start: str = ""
     """Reference to a function without arguments, called once in each process of a run, before code that the YAML names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Plugin
+from ajet.config.plugin import Command, LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_viewer",
@@ -16,4 +16,5 @@ PLUGIN = Plugin(
             "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
         ),
     },
+    launch_flags={"logview": LaunchFlag("Serve the viewer while it runs.", around="ajet_viewer.view:view_run")},
 )

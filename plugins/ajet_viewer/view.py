@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -202,6 +203,24 @@ def beside(run: RunDirectory) -> Beside | None:
     console.print(line, markup=False, soft_wrap=True)
     address = line.removeprefix("Viewer: ")
     return Beside(process, address, opened_page(address))
+
+
+@contextmanager
+def view_run(run: RunDirectory) -> Iterator[None]:
+    """Within the block a viewer of the run beside it. On a terminal it stays, after a run that has ended well and is
+    recorded so, until a key ends it."""
+    viewer = beside(run)
+    try:
+        yield
+        if viewer is not None and sys.stdin.isatty():
+            run.close("finished")
+            print(f"The run is over; {viewer.address} stays until you press Enter. ", end="", flush=True)
+            with suppress(KeyboardInterrupt):
+                while not select.select([sys.stdin], [], [], 0.5)[0]:
+                    pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line
+    finally:
+        if viewer is not None:
+            viewer.end()
 
 
 def spell_for(folder: Path) -> Spell | None:

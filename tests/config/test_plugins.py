@@ -83,7 +83,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         for module, text in {"__init__": "", **modules}.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name / f"{module}.py").write_text(text)
-        head = "from ajet.config.plugin import Command, ConfigKeys, Part, Plugin\n"
+        head = "from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Part, Plugin\n"
         (folder / name / "plugin.py").write_text(f"{head}PLUGIN = Plugin(name='{name}', about='a test', {arguments})\n")
         (folder / f"{name}-1.dist-info").mkdir()
         (folder / f"{name}-1.dist-info" / "entry_points.txt").write_text(
@@ -176,12 +176,13 @@ def test_broken_keys_are_named_and_break_nothing(
         "trackers={'wandb': 'claims.code:Board'}",
         "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
         "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+        "launch_flags={'logview': LaunchFlag('Look.')}",
     ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
     install("claims", arguments)
     (found,) = [each for each in list_plugins() if each.place == "claims.plugin:PLUGIN"]
-    assert found.plugin is None and "which the plug-in ajet has" in found.problem
+    assert found.plugin is None and "which the plug-in ajet" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
 

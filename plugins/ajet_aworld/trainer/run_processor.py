@@ -24,8 +24,8 @@ class RunProcessor(TrainerProcessor):
     """Trains on one of ajet's backbones."""
 
     backbone: ClassVar[str]
-    with_ray: ClassVar[bool] = False
-    """Whether Ray is started for it."""
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Of the launch."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Of the configuration, beside `ajet` and those of the backbones that come with ajet."""
 
@@ -92,7 +92,7 @@ class RunProcessor(TrainerProcessor):
         from ajet.run.launch import launch
         from ajet.run.options import LaunchOptions
 
-        launch(self.experiment(), LaunchOptions(with_ray=self.with_ray))
+        launch(self.experiment(), LaunchOptions(flags=self.flags))
 
 
 class DebugProcessor(RunProcessor):
@@ -112,14 +112,14 @@ class VerlProcessor(RunProcessor):
     configuration."""
 
     backbone = "verl"
-    with_ray = True
+    flags = ("ray",)
 
 
 class TrinityProcessor(RunProcessor):
     """Trains on Ray with Trinity-RFT; its own section (`trinity`) may stand in the configuration."""
 
     backbone = "trinity"
-    with_ray = True
+    flags = ("ray",)
 
 
 _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
