@@ -24,8 +24,8 @@ class RunProcessor(TrainerProcessor):
     """Trains on one of ajet's backbones."""
 
     backbone: ClassVar[str]
-    flags: ClassVar[tuple[str, ...]] = ()
-    """Of the launch."""
+    with_ray: ClassVar[bool] = False
+    """Whether Ray is started for it."""
     sections: ClassVar[tuple[str, ...]] = ()
     """Of the configuration, beside `ajet` and those of the backbones that come with ajet."""
 
@@ -92,7 +92,7 @@ class RunProcessor(TrainerProcessor):
         from ajet.run.launch import launch
         from ajet.run.options import LaunchOptions
 
-        launch(self.experiment(), LaunchOptions(flags=self.flags))
+        launch(self.experiment(), LaunchOptions(flags=("ray",) if self.with_ray else ()))
 
 
 class DebugProcessor(RunProcessor):
@@ -112,14 +112,14 @@ class VerlProcessor(RunProcessor):
     configuration."""
 
     backbone = "verl"
-    flags = ("ray",)
+    with_ray = True
 
 
 class TrinityProcessor(RunProcessor):
     """Trains on Ray with Trinity-RFT; its own section (`trinity`) may stand in the configuration."""
 
     backbone = "trinity"
-    flags = ("ray",)
+    with_ray = True
 
 
 _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
