@@ -19,14 +19,17 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.run.doctor import examine_store
 from ajet.run.gpu_estimate import find_own_gpu
+from ajet.run.launch import flags_around
 from ajet.run.plugins import show_plugins
 from ajet.run.step_observers import StepObservers
-from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+from tests.support.plugin_packages import write_plugin
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
+    from ajet.record import RunDirectory
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -79,17 +82,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a package whose `Plugin` has these arguments, written as Python, and further modules."""
 
     def made(name: str, arguments: str, **modules: str) -> None:
-        folder = tmp_path / name
-        for module, text in {"__init__": "", **modules}.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / f"{module}.py").write_text(text)
-        head = "from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Part, Plugin\n"
-        (folder / name / "plugin.py").write_text(f"{head}PLUGIN = Plugin(name='{name}', about='a test', {arguments})\n")
-        (folder / f"{name}-1.dist-info").mkdir()
-        (folder / f"{name}-1.dist-info" / "entry_points.txt").write_text(
-            f"[console_scripts]\nx = y:z\n[ajet.plugins]\n{name} = {name}.plugin:PLUGIN\n"
-        )
-        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.syspath_prepend(str(write_plugin(tmp_path / name, name, arguments, **modules)))
 
     return made
 
@@ -268,6 +261,34 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
     install("lists", "trackers={'list': 'lists.code:List'}")
     monkeypatch.setenv("AJET_PLUGINS", "lists.plugin:PLUGIN")
     assert find_part("tracker", "list") is not None and find_part("tracker", "board") is None
+
+
+BELL = """
+from contextlib import contextmanager
+
+@contextmanager
+def ring(run):
+    run.append("ding")
+    try:
+        yield
+    finally:
+        run.append("dong")
+"""
+
+
+def test_flags_of_plugins_are_around_a_run(install: Install) -> None:
+    flags = "'bell': LaunchFlag('Ring.', 'bells.code:ring'), 'quiet': LaunchFlag('Wait.', needs='spreads')"
+    install("bells", f"launch_flags={{{flags}, 'gone': LaunchFlag('Go.', 'bells.no_such:go')}}", code=BELL)
+    rung: list[str] = []
+    run = cast("RunDirectory", rung)
+    with pytest.raises(KeyError), flags_around(run, ["bell", "quiet"]):
+        assert rung == ["ding"]
+        raise KeyError
+    assert rung == ["ding", "dong"]
+    with pytest.raises(UserError) as error, flags_around(run, ["bell", "gone"]):
+        pass
+    assert "--with-gone" in error.value.what and "no_such" in error.value.what
+    assert rung == ["ding", "dong"] * 2, "what was entered is left"
 
 
 PLAIN = """
