@@ -26,6 +26,7 @@ from ajet_viewer.metrics import metrics_after
 from ajet_viewer.notes import notes_of
 from ajet_viewer.reward_bins import reward_bins
 from ajet_viewer.table_filter import BadFilter, TableFilter, select
+from ajet_viewer.task_matrix import task_matrix
 from tests.record_fixtures import episode
 from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
@@ -442,3 +443,16 @@ def test_a_reward_says_over_how_many(tmp_path):
 def test_filters_read_no_nonsense():
     with pytest.raises(BadFilter):
         TableFilter.from_query({"offset": "-1"})
+
+
+def test_held_out_tasks_are_better_or_worse_by_one_judge() -> None:
+    scored = {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}  # the judge changed after step 2
+    rows = [
+        {"split": "validation", "task": "a", "query": "?", "step": step, "repeat": 0, "uuid": f"u{step}"}
+        | {"reward": reward, "success": None}
+        for step, reward in scored.items()
+    ]
+    (task,) = task_matrix(rows, 2)["tasks"]
+    assert (task["changed"], task["before"], task["after"]) == (0, "u3", "u4") and len(task["cells"]) == 4
+    (alone,) = task_matrix(rows[:3], 2)["tasks"]
+    assert alone["changed"] == 0 and alone["after"] is None
