@@ -148,9 +148,6 @@ PLUGIN = Plugin(
             "ajet.cli.eval:evaluate",
             "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
         ),
-        "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
-        "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
-        "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
@@ -159,10 +156,6 @@ PLUGIN = Plugin(
             "ajet.cli.deploy:deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."
         ),
         "gc": Command("ajet.cli.gc:gc", "Say what of a run's record could go, by kind and bytes; --yes removes it."),
-        "report": Command(
-            "ajet.cli.report:report",
-            "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
-        ),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
             "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",

@@ -7,7 +7,7 @@ person started.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,10 +133,7 @@ class RunnerOptions(Protocol):
     def from_store(self) -> Address | None: ...
 
     @property
-    def with_ray(self) -> bool: ...
-
-    @property
-    def with_ray_cluster(self) -> bool: ...
+    def flags(self) -> Collection[str]: ...
 
     @property
     def skip_check_avail_gpu(self) -> bool: ...

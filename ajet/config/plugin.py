@@ -62,6 +62,21 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchFlag:
+    """A flag `--with-NAME` of a launch."""
+
+    help: str
+    """Its line in `ajet --help`."""
+    around: str = ""
+    """Reference to a function that takes the `RunDirectory` and returns a context manager, entered before the run
+    starts anything; "" if the backbone's runner reads the flag."""
+    needs: str = ""
+    """Capability of a backbone without which the flag has no effect."""
+    remote: bool = False
+    """True if the run takes place on other machines, so that this one's GPUs say nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigKeys:
     """Keys that a plug-in adds to a section of the configuration."""
 
@@ -121,6 +136,8 @@ class Plugin:
     """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`. `experiment` is None without a YAML,
     `model` is the one of the command line or None. Without findings a section is left out."""
     commands: Mapping[str, Command] = field(default_factory=dict)
+    launch_flags: Mapping[str, LaunchFlag] = field(default_factory=dict)
+    """Flags of a launch by their names without `--with-`."""
     config_keys: tuple[ConfigKeys, ...] = ()
     exports: Mapping[str, str] = field(default_factory=dict)
     """Names below `ajet` by which users import its code: `NAME` for `from ajet import NAME`, and `workflow.NAME` for

@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any
 
 import ajet
-from ajet.config.plugin import GROUP, NAMED_KINDS, Command, NamedKind, Part, Plugin, load_code
+from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
 """The parts in the package `ajet` itself."""
@@ -223,6 +223,11 @@ def find_all_commands() -> dict[str, Command]:
     return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
 
 
+def find_launch_flags() -> dict[str, LaunchFlag]:
+    """Return the flags of a launch that plug-ins bring, by their names without `--with-`."""
+    return {name: flag for plugin in _list_usable() for name, flag in plugin.launch_flags.items()}
+
+
 def describe_broken() -> str:
     """Return a sentence that names each plug-in that could not be loaded, or whose keys could not; "" if all could."""
     problems = [
@@ -350,6 +355,7 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
             continue
         names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
+        names += [("flag", f"--with-{name}") for name in each.plugin.launch_flags]
         names += [("reference", name) for name in each.plugin.renamed]
         names += [("exported name", name) for name in each.plugin.exports]
         names += [("failure hint", name) for name in each.plugin.failure_hints]

@@ -59,7 +59,7 @@ def dry_run(
 ) -> None:
     """Print the plan of a launch with `--dry-run`, `--with-NAME` (services) and `--from-store` (store).
 
-    Raises UserError for what is wrong. `on_cluster`: the machines are a Ray cluster's (`--with-ray-cluster`).
+    Raises UserError for what is wrong. `on_cluster`: the machines are a cluster's.
     """
     require_gateway(experiment.ajet)
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)

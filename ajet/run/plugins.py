@@ -37,6 +37,8 @@ def _describe(loaded: LoadedPlugin) -> Iterator[str]:
         yield f"name: {', '.join(f'ajet.{name}' for name in plugin.exports)}"
     if plugin.commands:
         yield f"command: {', '.join(plugin.commands)}"
+    if plugin.launch_flags:
+        yield f"flag: {', '.join(f'--with-{name}' for name in plugin.launch_flags)}"
     if keys := [*_list_keys(plugin)]:
         yield f"key: {', '.join(keys)}"
     if problem := describe_broken_keys(plugin):

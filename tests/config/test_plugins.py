@@ -24,11 +24,12 @@ from ajet.environment.services.chosen import chosen, is_world
 from ajet.run.doctor import examine, examine_store
 from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
+from ajet.run.launch import flags_around
 from ajet.run.plugins import show_plugins
 from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.step_observers import StepObservers
 from ajet.schema.episode import Failure
-from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
@@ -39,9 +40,11 @@ from ajet.workflow.resources import Resources
 from ajet.workflow.sandboxes import opened_sandbox
 from ajet_environments.deployment import described, file_of
 from ajet_environments.deployment.description import prepare_families
+from tests.support.plugin_packages import write_plugin
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
+    from ajet.record import RunDirectory
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -121,17 +124,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a package whose `Plugin` has these arguments, written as Python, and further modules."""
 
     def made(name: str, arguments: str, **modules: str) -> None:
-        folder = tmp_path / name
-        for module, text in {"__init__": "", **modules}.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / f"{module}.py").write_text(text)
-        head = "from ajet.config.plugin import Command, ConfigKeys, Part, Plugin\n"
-        (folder / name / "plugin.py").write_text(f"{head}PLUGIN = Plugin(name='{name}', about='a test', {arguments})\n")
-        (folder / f"{name}-1.dist-info").mkdir()
-        (folder / f"{name}-1.dist-info" / "entry_points.txt").write_text(
-            f"[console_scripts]\nx = y:z\n[ajet.plugins]\n{name} = {name}.plugin:PLUGIN\n"
-        )
-        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.syspath_prepend(str(write_plugin(tmp_path / name, name, arguments, **modules)))
 
     return made
 
@@ -222,6 +215,7 @@ def test_broken_keys_are_named_and_break_nothing(
         "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
         "exports={'Workflow': 'claims.code:Flow'}",
         "failure_hints={'timeout': 'wait'}",
+        "launch_flags={'logview': LaunchFlag('Look.')}",
     ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
@@ -533,6 +527,34 @@ def test_a_check_of_a_package_is_a_section(install: Install, tmp_path: Path) -> 
     assert "shoes" not in sections and sections["gone"][0].state == "warning"
     assert "shoes.code:nothing" in sections["gone"][0].text
     assert examine(None, None, exp_dir=tmp_path).sections["shoes"][0].text == "None None"
+
+
+BELL = """
+from contextlib import contextmanager
+
+@contextmanager
+def ring(run):
+    run.append("ding")
+    try:
+        yield
+    finally:
+        run.append("dong")
+"""
+
+
+def test_flags_of_plugins_are_around_a_run(install: Install) -> None:
+    flags = "'bell': LaunchFlag('Ring.', 'bells.code:ring'), 'quiet': LaunchFlag('Wait.', needs='spreads')"
+    install("bells", f"launch_flags={{{flags}, 'gone': LaunchFlag('Go.', 'bells.no_such:go')}}", code=BELL)
+    rung: list[str] = []
+    run = cast("RunDirectory", rung)
+    with pytest.raises(KeyError), flags_around(run, ["bell", "quiet"]):
+        assert rung == ["ding"]
+        raise KeyError
+    assert rung == ["ding", "dong"]
+    with pytest.raises(UserError) as error, flags_around(run, ["bell", "gone"]):
+        pass
+    assert "--with-gone" in error.value.what and "no_such" in error.value.what
+    assert rung == ["ding", "dong"] * 2, "what was entered is left"
 
 
 PLAIN = """

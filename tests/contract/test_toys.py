@@ -102,6 +102,7 @@ def test_a_plugins_command_and_list(run: Command) -> None:
     assert code == 0 and "Count to a number." in said
     code, said = run("plugins")
     assert code == 0 and "ajet_toys" in said and "reader: toy_sums" in said and "command: toy" in said
+    assert "flag: --with-toy-bell" in said
 
 
 @pytest.mark.slow
@@ -129,7 +130,8 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 
-    code, said = run(*CONF)
+    code, said = run(*CONF, "--with-toy-bell")
+    assert (launched / "bell.txt").read_text() == "ding dong"
     assert code == 0 and "ToyTrackerThatFails failed (ConnectionError: nobody is there)" in said, said
     (row,) = metric_rows(launched)
     assert row["toy_updates"] == 1

@@ -147,8 +147,8 @@ def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched
     ((experiment, options),) = launched
     assert experiment.ajet.backbone == "local" and experiment.ajet.rollout.num_repeat == 2
     assert experiment.ajet.trainer_common.test_freq == -1 and experiment.root == project / "runs"
-    assert options.fresh and options.dry_run and options.with_logview and options.skip_check_avail_gpu
-    assert (options.resume, options.debug_tags, options.with_ray) == ("never", "A|B", True)
+    assert options.fresh and options.dry_run and options.skip_check_avail_gpu
+    assert (options.resume, options.debug_tags, options.flags) == ("never", "A|B", ("ray", "logview"))
     assert (options.services, options.prefix) == (("appworld", "lake"), "p")
     assert "--with-ray has no effect" in out
 

@@ -16,7 +16,7 @@ from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import Comparison, compare
-from ajet.record.console import console
+from ajet.record.console import console, format_age
 from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
@@ -240,12 +240,11 @@ def _evaluations(
 def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     """The record that has all that was asked for, after playing what was missing."""
     from ajet.run.launch import closed_by_outcome, warn_of_unconfined
-    from ajet.run.tables import age
 
     again = None if fresh else record.earlier(evaluation)
     if again is not None and _is_played(evaluation, again):
         then = record.file_of(again, evaluation.model.step).stat().st_mtime
-        _say(f"{evaluation.model.label}: played {age(then)}, read from {again}; --fresh plays it again")
+        _say(f"{evaluation.model.label}: played {format_age(then)}, read from {again}; --fresh plays it again")
         return again
     run = record.begin(evaluation, again)
     warn_of_unconfined(evaluation.experiment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin
+from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_toys",
@@ -21,5 +21,6 @@ PLUGIN = Plugin(
     environments={"toy_world": "ajet_toys.world:serve_toy"},
     run_hooks=("ajet_toys.hook:note_run",),
     commands={"toy": Command("ajet_toys.command:toy", "Count to a number.")},
+    launch_flags={"toy-bell": LaunchFlag("Ring before and after a run.", around="ajet_toys.bell:ring")},
     config_keys=(ConfigKeys("task_reader", "ajet_toys.keys:ToyReaderKeys"),),
 )

@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ajet.record.image_text import image_characters
 from ajet.record.plain_json import strict_json
-from ajet.record.viewer import episode_page
-from ajet.record.viewer.app import PAGE, Views
-from ajet.record.viewer.episode_page import Spell
-from ajet.record.viewer.image_text import image_characters
 from ajet.schema.errors import UserError
+from ajet_viewer import episode_page
+from ajet_viewer.app import PAGE, Views
+from ajet_viewer.episode_page import Spell
 
 MOST_TOKENS = 2_000_000
 """Of all episodes in a file together."""

@@ -14,7 +14,7 @@ def runs(
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """List the runs: state, step, reward, age."""
-    from ajet.run.tables import show_runs
+    from ajet_viewer.tables import show_runs
 
     return show_runs(exp_dir.absolute(), debug=debug)
 
@@ -37,7 +37,7 @@ def episodes(
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Print the conversations of a run's worst episodes."""
-    from ajet.run.tables import show_episodes
+    from ajet_viewer.tables import show_episodes
 
     return show_episodes(
         run,

@@ -28,8 +28,8 @@ def view(
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
-    from ajet.run.view import view as look
-    from ajet.run.view import viewed
+    from ajet_viewer.view import view as look
+    from ajet_viewer.view import viewed
 
     chosen = exp_dir if place is None else viewed(place, exp_dir)
     return look(chosen.absolute(), host=host, port=port, browser=browser, file=html, beside_run=beside_run)

@@ -108,7 +108,7 @@ def _versions() -> str:
 
 def _origins(folder: Path) -> str:
     """Each key that is no default: its value, and where it was set."""
-    from ajet.record.viewer.config_page import config_page
+    from ajet_viewer.config_page import config_page
 
     keys = [row for row in config_page(folder)["keys"] if row["origin"] != "default"]
     return "".join(f"{row['key']}: {json.dumps(row['value'], ensure_ascii=False)}  ({row['origin']})\n" for row in keys)

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -24,16 +25,16 @@ from ajet.config.programs import program
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, which_runs
-from ajet.run.browser import OpenedPage, opened_page
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
+from ajet_viewer.browser import OpenedPage, opened_page
 
 if TYPE_CHECKING:
     from ajet.gateway.listener import Listener
     from ajet.record import RunDirectory
-    from ajet.record.viewer.app import Views
-    from ajet.record.viewer.episode_page import Spell
+    from ajet_viewer.app import Views
+    from ajet_viewer.episode_page import Spell
 
 BEGIN_S = 30.0
 """Seconds that a viewer beside a run may take until it says its address."""
@@ -52,8 +53,8 @@ def view(
 ) -> int:
     """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. With `beside_run`
     it ends when its standard input does: with the process that started it, however that ends. Raises UserError."""
-    from ajet.record.viewer.app import Views
-    from ajet.record.viewer.library import Library
+    from ajet_viewer.app import Views
+    from ajet_viewer.library import Library
 
     if not place.is_dir():
         raise _nothing_at(place)
@@ -93,7 +94,7 @@ def viewed(named: str, root: Path) -> Path:
 
 
 def _freeze(views: Views, place: Path, file: Path) -> int:
-    from ajet.record.viewer.export import write
+    from ajet_viewer.export import write
 
     if views.library.only is None:
         raise UserError(
@@ -115,7 +116,7 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
 def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) -> int:
     from ajet.gateway.limits import admitting
     from ajet.gateway.listener import Listener, listen
-    from ajet.record.viewer.app import build_app
+    from ajet_viewer.app import build_app
 
     listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
@@ -202,6 +203,24 @@ def beside(run: RunDirectory) -> Beside | None:
     console.print(line, markup=False, soft_wrap=True)
     address = line.removeprefix("Viewer: ")
     return Beside(process, address, opened_page(address))
+
+
+@contextmanager
+def view_run(run: RunDirectory) -> Iterator[None]:
+    """Within the block a viewer of the run beside it. On a terminal it stays, after a run that has ended well and is
+    recorded so, until a key ends it."""
+    viewer = beside(run)
+    try:
+        yield
+        if viewer is not None and sys.stdin.isatty():
+            run.close("finished")
+            print(f"The run is over; {viewer.address} stays until you press Enter. ", end="", flush=True)
+            with suppress(KeyboardInterrupt):
+                while not select.select([sys.stdin], [], [], 0.5)[0]:
+                    pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line
+    finally:
+        if viewer is not None:
+            viewer.end()
 
 
 def spell_for(folder: Path) -> Spell | None:

@@ -13,19 +13,20 @@ from starlette.testclient import TestClient
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.image_text import text_of
 from ajet.record.live_status import live_status
-from ajet.record.viewer.app import Views, build_app
-from ajet.record.viewer.config_page import config_page
-from ajet.record.viewer.episode_page import episode_page, token_lines, tokens
-from ajet.record.viewer.episode_table import EpisodeTable
-from ajet.record.viewer.export import bundle, frozen_page
-from ajet.record.viewer.image_text import text_of
-from ajet.record.viewer.library import Library
-from ajet.record.viewer.metrics import metrics_after
-from ajet.record.viewer.notes import notes_of
-from ajet.record.viewer.reward_bins import reward_bins
-from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
+from ajet_viewer.app import Views, build_app
+from ajet_viewer.config_page import config_page
+from ajet_viewer.episode_page import episode_page, token_lines, tokens
+from ajet_viewer.episode_table import EpisodeTable
+from ajet_viewer.export import bundle, frozen_page
+from ajet_viewer.library import Library
+from ajet_viewer.metrics import metrics_after
+from ajet_viewer.notes import notes_of
+from ajet_viewer.reward_bins import reward_bins
+from ajet_viewer.table_filter import BadFilter, TableFilter, select
+from ajet_viewer.task_matrix import task_matrix
 from tests.record_fixtures import episode
 from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
@@ -134,7 +135,7 @@ def test_two_viewers_of_a_folder_keep_each_note_or_refuse_it(tmp_path):
     write = """
 import sys
 from pathlib import Path
-from ajet.record.viewer.notes import Overtaken, keep_notes, notes_of
+from ajet_viewer.notes import Overtaken, keep_notes, notes_of
 kept = 0
 while kept < 20:
     try:
@@ -306,7 +307,7 @@ def test_images_count_in_a_file(root, monkeypatch, letters, held):
     newest = with_image()
     newest.task.metadata["image"] = f"data:image/png;base64,{'A' * letters}"
     EpisodeFiles(root / "two" / "episodes").write(9, "train", [newest])
-    monkeypatch.setattr("ajet.record.viewer.export.MOST_TOKENS", 150)
+    monkeypatch.setattr("ajet_viewer.export.MOST_TOKENS", 150)
     page = frozen_page(Views(Library.of(root), lambda folder: spell), "two", spell)
     data = json.loads(page.split('id="frozen">')[1].split("</script>")[0])
     assert len(data["episodes"]) == held and data["note"] == f"a copy; {6 - held} older episodes are not in it"
@@ -442,3 +443,16 @@ def test_a_reward_says_over_how_many(tmp_path):
 def test_filters_read_no_nonsense():
     with pytest.raises(BadFilter):
         TableFilter.from_query({"offset": "-1"})
+
+
+def test_held_out_tasks_are_better_or_worse_by_one_judge() -> None:
+    scored = {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}  # the judge changed after step 2
+    rows = [
+        {"split": "validation", "task": "a", "query": "?", "step": step, "repeat": 0, "uuid": f"u{step}"}
+        | {"reward": reward, "success": None}
+        for step, reward in scored.items()
+    ]
+    (task,) = task_matrix(rows, 2)["tasks"]
+    assert (task["changed"], task["before"], task["after"]) == (0, "u3", "u4") and len(task["cells"]) == 4
+    (alone,) = task_matrix(rows[:3], 2)["tasks"]
+    assert alone["changed"] == 0 and alone["after"] is None

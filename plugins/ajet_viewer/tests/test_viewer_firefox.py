@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from ajet.record.viewer.app import Views
-from ajet.record.viewer.export import write
-from ajet.record.viewer.library import Library
+from ajet_viewer.app import Views
+from ajet_viewer.export import write
+from ajet_viewer.library import Library
 from tests.ajet_command import start
 from tests.firefox import PROGRAM, firefox
 from tests.viewer_fixtures import HOSTILE, write_run

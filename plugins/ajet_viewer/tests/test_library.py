@@ -11,8 +11,8 @@ import pytest
 
 from ajet.record.files import write_atomically
 from ajet.record.process_identity import ProcessIdentity
-from ajet.record.viewer import library as module
-from ajet.record.viewer.library import Library, Missing
+from ajet_viewer import library as module
+from ajet_viewer.library import Library, Missing
 
 
 def run_in(root: Path, name: str = "one", *, rows: int = 200) -> Path:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
-from ajet.record.viewer.image_text import without_images
+from ajet.record.image_text import without_images
 from ajet.schema.errors import AjetError
+from ajet_viewer.episode_table import EpisodeTable, Place, read_line
 
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000

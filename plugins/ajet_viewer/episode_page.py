@@ -18,10 +18,10 @@ from ajet.record.episode_codec import leaf_calls
 from ajet.record.episodes import arrays_of, recorded_of
 from ajet.record.plain_json import plain
 from ajet.record.verdicts import encode_verdict
-from ajet.record.viewer.episode_table import Place, read_line
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
 from ajet.schema.timeline import Timeline
+from ajet_viewer.episode_table import Place, read_line
 
 Spell = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""

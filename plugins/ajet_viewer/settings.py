@@ -16,8 +16,8 @@ from ajet.config import recorded_tree
 from ajet.record.bounded_json import read_json
 from ajet.record.plain_json import strict_json
 from ajet.record.resume import FILE
-from ajet.record.viewer.config_page import flat
 from ajet.schema.errors import ConfigError
+from ajet_viewer.config_page import flat
 
 MOST_KEYS = 200
 LONGEST = 80

@@ -27,18 +27,18 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.live_status import live_status
 from ajet.record.plain_json import strict_json
 from ajet.record.resume import last_judge_change
-from ajet.record.viewer import episode_page
-from ajet.record.viewer.config_page import config_page
-from ajet.record.viewer.episode_page import Spell
-from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
-from ajet.record.viewer.library import Library, Missing, log_end
-from ajet.record.viewer.metrics import metrics_after
-from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
-from ajet.record.viewer.reward_bins import reward_bins
-from ajet.record.viewer.settings import SEED, Settings, differing, off_curves, seeds_group
-from ajet.record.viewer.table_filter import BadFilter, TableFilter, select, whole_number
-from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
+from ajet_viewer import episode_page
+from ajet_viewer.config_page import config_page
+from ajet_viewer.episode_page import Spell
+from ajet_viewer.episode_table import EpisodeTable, Place, read_line
+from ajet_viewer.library import Library, Missing, log_end
+from ajet_viewer.metrics import metrics_after
+from ajet_viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
+from ajet_viewer.reward_bins import reward_bins
+from ajet_viewer.settings import SEED, Settings, differing, off_curves, seeds_group
+from ajet_viewer.table_filter import BadFilter, TableFilter, select, whole_number
+from ajet_viewer.task_matrix import task_matrix
 
 PAGE = Path(__file__).parent / "page"
 POLICY = (

@@ -20,7 +20,8 @@ import pytest
 from loguru import logger
 
 from ajet.record import held_folder
-from ajet.run import browser, view
+from ajet.schema.addresses import loopback_hosts
+from ajet_viewer import app, browser, view
 
 ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
 
@@ -107,3 +108,12 @@ def test_a_viewer_that_does_not_end_is_killed(begun: Callable[..., Any], opened:
     assert beside.address == ADDRESS and len(opened) == 1
     beside.end()
     assert children() == before and beside.process.returncode == -9 and not list(tmp_path.iterdir())
+
+
+def test_a_viewer_anywhere_on_loopback_looks_at_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, frozenset[str]] = {}
+    monkeypatch.setattr(app, "build_app", lambda views, *, hosts, key: seen.setdefault("hosts", hosts))
+    monkeypatch.setattr("ajet.gateway.listener.Listener.run", lambda self, sockets: sockets[0].close())
+    view.view(tmp_path, host="127.0.0.2", browser=False)
+    [own] = [host for host in seen["hosts"] if host.startswith("127.0.0.2:")]
+    assert seen["hosts"] == loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4

@@ -6,25 +6,24 @@ characters that a terminal would obey.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
 from rich.table import Table
 
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, format_age
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
-from ajet.record.viewer.episode_page import read_episode
-from ajet.record.viewer.episode_table import EpisodeTable
-from ajet.record.viewer.library import Library
-from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.episode_panel import show_episode
 from ajet.schema.commands import command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
+from ajet_viewer.episode_page import read_episode
+from ajet_viewer.episode_table import EpisodeTable
+from ajet_viewer.library import Library
+from ajet_viewer.table_filter import BadFilter, TableFilter
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
 
@@ -63,7 +62,7 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
         table.add_row(
             _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
             " ".join(filter(None, (_number(reward), row["reward_short"]))),
-            row["held_out_short"] or _number(None), age(row["updated"]).removesuffix(" ago"),
+            row["held_out_short"] or _number(None), format_age(row["updated"]).removesuffix(" ago"),
         )  # fmt: skip
     console.print(table)
     return 0
@@ -114,17 +113,6 @@ def _what_there_is(rows: list[dict[str, Any]]) -> str:
     counts = ", ".join(f"{count} of the split {split}" for split, count in splits.items())
     steps = [row["step"] for row in rows]
     return f"No episode is of that step and split; there are {counts}, of steps {min(steps)} to {max(steps)}."
-
-
-def age(then: float | None) -> str:
-    """The time since then, in the largest unit that fits."""
-    if not then:
-        return "–"
-    passed = max(0.0, time.time() - then)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if passed >= length:
-            return f"{int(passed // length)} {unit} ago"
-    return f"{int(passed)} s ago"
 
 
 def _number(value: float | None) -> str:

@@ -19,8 +19,8 @@ def report(
     exp_dir: RunRoot = RECORD,
 ) -> None:
     """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
-    from ajet.run.report import describe
-    from ajet.run.report import report as made
+    from ajet_viewer.report import describe
+    from ajet_viewer.report import report as made
 
     bundle = made(run, exp_dir.absolute(), out=out)
     for name, size in describe(bundle):

@@ -19,11 +19,11 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.record.logs import main_log
 from ajet.record.resume import RunIdentity
-from ajet.record.viewer.app import Views, build_app
-from ajet.record.viewer.export import write
-from ajet.record.viewer.library import Library
-from ajet.run.view import spell_for
 from ajet.schema.addresses import loopback_hosts
+from ajet_viewer.app import Views, build_app
+from ajet_viewer.export import write
+from ajet_viewer.library import Library
+from ajet_viewer.view import spell_for
 from tests.ajet_command import ajet, start
 from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, busy, long_episode, with_image, write_run
 

@@ -22,9 +22,9 @@ from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
 from ajet.record.plain_json import strict_json
-from ajet.record.status import read_status, recorded_processes
-from ajet.record.viewer.notes import notes_of
+from ajet.record.status import find_run_state, read_status
 from ajet.schema.errors import AjetError, UserError
+from ajet_viewer.notes import notes_of
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
 """A folder with one of these is a run."""
@@ -137,7 +137,7 @@ def _row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, A
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
-        "state": state(status),
+        "state": find_run_state(status),
         LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
         "problem": status.get("problem") or None,
         GAMED: _text(status.get(GAMED)),
@@ -193,16 +193,6 @@ def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
-
-
-def state(status: dict[str, Any]) -> str:
-    """running, what its outcome says, or stopped: its process is gone without a word."""
-    if status.get("outcome"):
-        return str(status["outcome"])
-    for process, role in recorded_processes(status):
-        if role == "run":
-            return "running" if process.alive() else "stopped"
-    return "unknown"
 
 
 def _text(alarm: Any) -> str | None:
