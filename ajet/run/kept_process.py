@@ -21,7 +21,7 @@ from loguru import logger
 
 from ajet.record.files import read_tail
 from ajet.schema.errors import UserError
-from ajet_command import keeper
+from ajet.workflow import keeper
 
 GRACE_S = 5.0
 """Seconds between asking a child to end and ending it."""
