@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup trinity-gpu quickstart test test-fast test-plugin test-slow test-times check golden bench gpu-check docs constraints clean
+.PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,10 @@ test: setup ## All tests but the extra slow ones: 15 minutes on two cores
 
 test-fast: setup ## The fast tests: 2 minutes, no network
 	$(MEASURED) --name test-fast --seconds 120 --ray 0 --vllm 0 -- $(PYTEST) -m "not slow and not extra_slow" $(ARGS)
+
+# Pages and tutorials use all plug-ins: `make test` runs them, and what starts Ray or vLLM.
+test-kernel: setup ## The tests of the kernel, without those of plug-ins, pages and tutorials
+	$(MEASURED) --name test-kernel --seconds 360 --ray 0 --vllm 0 -- $(PYTEST) tests --ignore=tests/docs --ignore=tests/tutorials -m "not extra_slow and not boots and not verl" $(ARGS)
 
 test-plugin: setup ## The tests of one plug-in (NAME=ajet_trl)
 	$(PYTEST) -m "not extra_slow" plugins/$(NAME)/tests $(ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ajet.config.plugin import Command, Part, Plugin
 
 PUBLISHED = ("training.file_path", "the benchmark's file or folder")
+ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
 PLUGIN = Plugin(
     name="ajet",
     about="what comes with the package ajet itself",
@@ -54,7 +55,6 @@ PLUGIN = Plugin(
         "loop": "ajet.rollout.isolation.loop:LoopIsolation",
         "loops": Part("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
         "process": Part("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
-        "sandbox": Part("ajet.rollout.isolation.sandbox:SandboxIsolation", interactive=False),
     },
     stores={
         "run_directory": "ajet.store.run_store:RunStore",
@@ -71,7 +71,6 @@ PLUGIN = Plugin(
         "reasoning_gym": Part(
             "ajet.task_reader.reasoning_gym:ReasoningGymReader", first_key=("dataset", "the task family")
         ),
-        "env_service": "ajet.task_reader.env_service:EnvServiceReader",
         "agentrl": Part(
             "ajet.task_reader.agentrl:AgentrlReader",
             first_key=("training.file_path", "the task file"),
@@ -81,12 +80,6 @@ PLUGIN = Plugin(
         "math": Part("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
         "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
         "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
-    },
-    workflows={
-        "mcp_agent": Part(
-            "ajet.workflow.mcp_agent:McpAgentWorkflow",
-            variables=("MCP_SERVER_TOKEN", "BROWSE_LLM_BASE_URL", "BROWSE_LLM_MODEL_NAME", "BROWSE_LLM_API_KEY"),
-        ),
     },
     scorers={
         "exact": "ajet.task_judge.scorers.text:exact",
@@ -98,19 +91,36 @@ PLUGIN = Plugin(
         "math": "ajet.task_judge.scorers.mathematics:MathScorer",
         "gaia": "ajet.task_judge.scorers.gaia:gaia",
         "json_schema": "ajet.task_judge.scorers.json_schema:JsonSchemaScorer",
-        "code": "ajet.task_judge.scorers.code:CodeScorer",
-        "agentcpm": "ajet.task_judge.model_judge:ModelJudge",
-        "llm": "ajet.task_judge.model_judge:ModelJudge",
-        "rubric": "ajet.task_judge.rubrics.scorer:RubricScorer",
     },
+    judges={"customized_protocol": "ajet.task_judge.registry:open_by_reference"},
     services=(
-        "ajet.environment.services.chosen:services_of",
-        "ajet.environment.mcp.reachable:services_of",
-        "ajet.environment.browse.reachable:services_of",
         "ajet.engine.endpoint:services_of",
         "ajet.engine.teacher_endpoint:services_of",
-        "ajet.task_judge.model_judge.reachable:services_of",
     ),
+    exports={
+        "Task": "ajet.schema.task:Task",
+        "WorkflowTask": "ajet.schema.task:WorkflowTask",
+        "WorkflowOutput": "ajet.schema.task:WorkflowOutput",
+        "ProcessReward": "ajet.schema.process_reward:ProcessReward",
+        "Workflow": "ajet.workflow.workflow:Workflow",
+        "AsyncSampler": "ajet.workflow.async_sampler:AsyncSampler",
+        "ModelTuner": "ajet.workflow.tuner:ModelTuner",
+        "AjetTuner": "ajet.workflow.tuner:AjetTuner",
+        "bp": "ajet.workflow.breakpoint:bp",
+        "Algorithm": "ajet.algorithm.contract:Algorithm",
+        "AgentJetJob": "ajet.run.job:AgentJetJob",
+        "tune": "ajet.run.tune:tune",
+    },
+    failure_hints={
+        "no_model_call": "give the client the tuner, or the address and key that it hands out: "
+        "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
+        "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
+        "status",
+        "returned_nothing": ANSWER,
+        "wrong_type": ANSWER,
+        "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
+        "timeout": "raise `rollout.episode_timeout`, or find what blocks",
+    },
     commands={
         "init": Command(
             "ajet.cli.init:init",
@@ -138,13 +148,6 @@ PLUGIN = Plugin(
             "ajet.cli.eval:evaluate",
             "Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing.",
         ),
-        "view": Command("ajet.cli.view:view", "Look at runs in a browser: curves, episodes, tokens."),
-        "runs": Command("ajet.cli.runs:runs", "List the runs: state, step, reward, age."),
-        "episodes": Command("ajet.cli.runs:episodes", "Print the conversations of a run's worst episodes."),
-        "rejudge": Command(
-            "ajet.cli.rejudge:rejudge",
-            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
-        ),
         "export": Command(
             "ajet.cli.export:export",
             "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged.",
@@ -153,10 +156,6 @@ PLUGIN = Plugin(
             "ajet.cli.deploy:deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."
         ),
         "gc": Command("ajet.cli.gc:gc", "Say what of a run's record could go, by kind and bytes; --yes removes it."),
-        "report": Command(
-            "ajet.cli.report:report",
-            "Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes.",
-        ),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
             "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",
@@ -166,7 +165,5 @@ PLUGIN = Plugin(
             "List what extends ajet: each plug-in, what it brings, and why something of it is missing.",
         ),
         "config": Command("ajet.cli.config:app", "Look at a composed config."),
-        "env": Command("ajet.cli.env:app", "Tools and worlds that agents act in."),
-        "judge": Command("ajet.cli.judge:app", "Judges, before a run trusts them."),
     },
 )

@@ -65,10 +65,10 @@ TEXT = "x" * 100
 
 
 async def main(calls: int, rounds: int) -> int:
-    from ajet.environment.mcp.contract import Limits
-    from ajet.environment.mcp.servers import Server
-    from ajet.environment.mcp.thin import ThinClient
-    from ajet.run.environment.lifetime import down, up
+    from ajet_environments.hosting.lifetime import down, up
+    from ajet_mcp.contract import Limits
+    from ajet_mcp.servers import Server
+    from ajet_mcp.thin import ThinClient
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AJET_STATE"] = folder

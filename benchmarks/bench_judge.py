@@ -126,7 +126,7 @@ def math_times(rounds: int) -> dict[str, tuple[float, float, int]]:
 def judge_at(url: str, folder: Path, *, cache: bool) -> Any:
     """As a run makes it."""
     from ajet.config import Experiment
-    from ajet.task_judge.model_judge import ModelJudge
+    from ajet_judges.model_judge import ModelJudge
 
     tree = {"judges": [{"model": "m", "base_url": url}], "model_judge": {"max_parallel": AT_ONCE, "cache": cache}}
     return ModelJudge.of_experiment(Experiment.from_dict({"ajet": {"task_judge": tree}}, base=folder, exp_dir=folder))

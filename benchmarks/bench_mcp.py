@@ -32,9 +32,9 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamablehttp_client
 from ratios import kept
 
-from ajet.environment.mcp import Limits, Server, Session, Toolset
-from ajet.environment.mcp.loop import on_tools_loop
-from ajet.environment.mcp.thin import ThinClient
+from ajet.environment.loop import on_tools_loop
+from ajet_mcp import Limits, Server, Session, Toolset
+from ajet_mcp.thin import ThinClient
 
 CALLS, ROUNDS, IDLE = 150, 5, 200
 TEXT = "x" * 100

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ratios import kept as held
 
-from ajet.environment.sandbox.choose import open_sandbox
-from ajet.environment.sandbox.contract import Limits
-from ajet.environment.sandbox.interpreter import own_interpreter
-from ajet.environment.sandbox.warm import Warm
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import open_sandbox
+from ajet_sandbox.interpreter import own_interpreter
+from ajet_sandbox.warm import Warm
 
 START, WARM = 1.5, 0.25
 

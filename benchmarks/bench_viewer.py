@@ -31,7 +31,7 @@ import psutil
 from ratios import kept
 
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.viewer.app import PAGE
+from ajet_viewer.app import PAGE
 from tests.viewer_fixtures import long_episode, played, write_run
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")

@@ -21,6 +21,9 @@ from types import MappingProxyType
 import psutil
 
 import ajet
+from ajet.config.plugin import GROUP
+from ajet.config.plugins import list_plugins
+from ajet_testing.packages import find_plugins
 
 IMAGE = "localhost/ajet-test-python:1"
 PACKAGE = "packed_in_the_image"
@@ -90,11 +93,19 @@ def lacks_ajet_image() -> str:
     if why := lacks_podman():
         return why
     site, ours = Path(psutil.__file__).parents[1], Path(ajet.__file__).parent
-    added = {
-        f"/usr/lib/python3/dist-packages/{name}": site / name for name in _PACKAGES.split() if (site / name).exists()
-    }
-    added["/usr/lib/python3/dist-packages/ajet"] = ours
-    return _imported(_image(added), AJET_IMAGE, "import ajet.run.environment.program, ajet.cli.launcher")
+    packages = {name: site / name for name in _PACKAGES.split() if (site / name).exists()}
+    packages |= {"ajet": ours, **find_plugins(ours.parent), "ajet-0.dist-info": _write_entry_points()}
+    added = {f"/usr/lib/python3/dist-packages/{name}": path for name, path in packages.items()}
+    return _imported(_image(added), AJET_IMAGE, "import ajet_environments.hosting.program, ajet.cli.launcher")
+
+
+def _write_entry_points() -> Path:
+    """Write what an installation of ajet says of its plug-ins into a folder of its own, and return that."""
+    folder = Path(tempfile.mkdtemp(prefix="pytest-of-podman-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lines = [f"{each.place.partition('.')[0]} = {each.place}" for each in list_plugins() if each.distribution == "ajet"]
+    (folder / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
+    return folder
 
 
 def remove_network() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ajet.config.cache import cache_root
-from ajet.environment.deployment.gaia import packages_folder
-from ajet.environment.gaia.environments import _python_folder
 from ajet.environment.venvs import READY
+from ajet_gaia.deployment import packages_folder
+from ajet_gaia.environments import _python_folder
 
 
 @pytest.fixture

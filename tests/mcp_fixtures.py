@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.mcp import Limits, Server, Toolset, servers_of
 from ajet.schema.tool_use import ToolUse
+from ajet_mcp import Limits, Server, Toolset, servers_of
 from tests.mcp_servers.plain_http import PlainServer
 from tests.ports import free_port
 

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet.environment.sandbox.bubblewrap import bubblewrap_program
-from ajet.environment.sandbox.inside.kernel import landlock_version
-from ajet.environment.sandbox.interpreter import reachable
+from ajet_sandbox.bubblewrap import bubblewrap_program
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.interpreter import reachable
 from tests.container_fixtures import lacks_ajet_image, lacks_docker, lacks_podman
 
 NOBODY = 65534
@@ -42,15 +42,15 @@ def lacks(mechanism: str) -> str:
 
 
 def run_as_nobody(script: str, *arguments: str | Path) -> Any:
-    """Run a script of tests/ as an ordinary user; what it prints, read as JSON. Skips where no such user can run it."""
+    """Run a script of the repository as an ordinary user and read its JSON. Skips where no such user can run it."""
     python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
     if python is None or not reachable(str(ROOT)):
         pytest.skip("no Python, or not this folder, can be reached by another user")
     packages = str(Path(psutil.__file__).parents[1])
     done = subprocess.run(
-        [python, ROOT / "tests" / script, *arguments],
+        [python, ROOT / script, *arguments],
         user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/plugins:{packages}", "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -28,8 +28,9 @@ def built(name: str) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     elif name == LAUNCH:
-        from ajet.cli.launch import Launch
+        from ajet.cli.launch import Launch, add_flags
 
+        add_flags()
         holder.command(name, cls=Launch, hidden=True)(found)
     else:
         holder.command(name)(found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Optional
 
 import typer
 from typer.core import TyperCommand
 
 from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.config.plugins import find_launch_flags
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
@@ -61,19 +63,6 @@ def launch(
             rich_help_panel=_START,
         ),
     ] = "",
-    with_ray: Annotated[
-        bool,
-        typer.Option("--with-ray", help="Start a Ray head when none runs (verl, trinity).", rich_help_panel=_CLUSTER),
-    ] = False,
-    with_ray_cluster: Annotated[
-        bool,
-        typer.Option(
-            "--with-ray-cluster", help="Join the cluster at RAY_ADDRESS (verl, trinity).", rich_help_panel=_CLUSTER
-        ),
-    ] = False,
-    with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the viewer while it runs.", rich_help_panel=_CLUSTER)
-    ] = False,
     skip_check_avail_gpu: Annotated[
         bool, typer.Option("--skip-check-avail-gpu", help="Accept busy GPUs (verl, trinity).", rich_help_panel=_CLUSTER)
     ] = False,
@@ -104,6 +93,7 @@ def launch(
         bool, typer.Option("--autokill", help="End every recorded run.", rich_help_panel=_OTHERS)
     ] = False,
     overrides: Overrides = None,
+    **flags: bool,
 ) -> int:
     """Launch a run; the word `launch` may be left out."""
     if kill or autokill:
@@ -135,14 +125,15 @@ def launch(
             do="add --backbone local, or another that trains",
         )
     experiment.require_ready()
-    if (with_ray or with_ray_cluster) and "spreads" not in experiment.backbone.can:
-        warn(f"--with-ray has no effect: the backbone {experiment.backbone.name} runs in this process")
+    known = find_launch_flags()
+    chosen = [name for name in known if flags[_spell_parameter(name)]]
+    for name in chosen:
+        if known[name].needs and known[name].needs not in experiment.backbone.can:
+            warn(f"--with-{name} has no effect: the backbone {experiment.backbone.name} runs in this process")
     options = LaunchOptions(
         fresh=fresh,
         resume=resume,
-        with_ray=with_ray,
-        with_ray_cluster=with_ray_cluster,
-        with_logview=with_logview,
+        flags=tuple(chosen),
         debug_tags=debug,
         services=tuple(with_service or ()),
         prefix=prefix,
@@ -156,3 +147,27 @@ def launch(
     from ajet.run.launch import launch as run
 
     return run(experiment, options)
+
+
+_OWN = inspect.signature(launch, eval_str=True).parameters
+
+
+def add_flags() -> None:
+    """Give `launch` an option for each flag that a plug-in brings."""
+    own = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
+    at = next(index for index, each in enumerate(own) if each.name == "skip_check_avail_gpu")
+    added = [
+        inspect.Parameter(
+            _spell_parameter(name),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=False,
+            annotation=Annotated[bool, typer.Option(f"--with-{name}", help=flag.help, rich_help_panel=_CLUSTER)],
+        )
+        for name, flag in find_launch_flags().items()
+    ]
+    launch.__signature__ = inspect.Signature([*own[:at], *added, *own[at:]])  # type: ignore[attr-defined]
+
+
+def _spell_parameter(flag: str) -> str:
+    """Return the keyword argument of `launch` for a plug-in's flag."""
+    return f"with_{flag.replace('-', '_')}_flag"

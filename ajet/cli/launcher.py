@@ -23,7 +23,7 @@ import typer
 import ajet
 from ajet.cli.commands import Root
 from ajet.cli.exit import USER, show_user_error
-from ajet.cli.launch import launch
+from ajet.cli.launch import add_flags, launch
 from ajet.cli.other_flags import understood
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -62,6 +62,7 @@ def root(
     """
 
 
+add_flags()
 # The root shows (and completes) launch's options; `main` hands the parsing of a launch to the command itself.
 _options = [each for name, each in inspect.signature(launch, eval_str=True).parameters.items() if name != "overrides"]
 _options.append(inspect.signature(root, eval_str=True).parameters["version"])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ajet.config.plugins import find_launch_flags
 from ajet.schema.errors import UserError
 
 SAME = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
 NEEDLESS = {
     "--reboot": "is not needed: the same command goes on with a run that ended",
 }
-OWN_WITH = frozenset({"--with-ray", "--with-ray-cluster", "--with-logview"})
 INSTEAD = {
     "--swarm-server": "`ajet serve --conf FILE.yaml` serves agents elsewhere while it trains",
     "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
@@ -45,7 +45,7 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
             )
         if name in NEEDLESS:
             said.append(f"{name} {NEEDLESS[name]}")
-        elif name.startswith("--with-") and name not in OWN_WITH:
+        elif name.startswith("--with-") and name.removeprefix("--with-") not in find_launch_flags():
             kept.append(f"--with={name.removeprefix('--with-')}")
         else:
             kept.append(f"{SAME[name]}{equals}{value}" if name in SAME else argument)

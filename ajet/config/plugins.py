@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any
 
 import ajet
-from ajet.config.plugin import GROUP, NAMED_KINDS, Command, NamedKind, Part, Plugin, load_code
+from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
 """The parts in the package `ajet` itself."""
@@ -75,6 +75,17 @@ def find_part(kind: NamedKind, name: object) -> Part | None:
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 
 
+def list_first_names(kind: NamedKind) -> list[str]:
+    """Return the names of the parts that ship with ajet; of one that has several names, the first."""
+    return list({part.code: name for name, part in reversed(find_parts(kind).items())}.values())[::-1]
+
+
+def find_first_name(kind: NamedKind, name: str) -> str:
+    """Return the first name of a part that may have several; of what is no part, the name itself."""
+    part = find_part(kind, name)
+    return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
+
+
 def find_shared_store(scheme: str) -> Part | None:
     """Return the store whose addresses have a scheme; None if no plug-in has it."""
     for stores in (find_parts, find_all_parts):
@@ -104,15 +115,59 @@ def handed_to_workers() -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+def list_versions() -> dict[str, str]:
+    """Return the version of each plug-in that could be loaded, by its name; "" for one that is not installed here.
+
+    The machines of a cluster are compared by it: each loads the plug-ins that the driver listed.
+    """
+    files = _find_entry_points(tuple(sys.path))
+    installed = {place: _read_version(file) for file in files for place in _read_places(file)}
+    installed |= {each.place: ajet.__version__ for each in _list_shipped()}
+    return {each.plugin.name: installed.get(each.place, "") for each in list_plugins() if each.plugin is not None}
+
+
 def find_renamed(reference: str) -> str:
     """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
     plugins = _list_usable()
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
 
+def load_export(name: str) -> Any:
+    """Return what users import by a name below `ajet` (`Plugin.exports`). Raises AttributeError without one."""
+    for shipped in (True, False):
+        for plugin in _list_usable(shipped=shipped):
+            if name in plugin.exports:
+                return load_code(plugin.exports[name])
+    package, _, last = f"{ajet.__name__}.{name}".rpartition(".")
+    raise AttributeError(f"module {package!r} has no attribute {last!r}")
+
+
+def list_exports(package: str = "") -> list[str]:
+    """Return the names of `ajet`, or of a package in it, that plug-ins which ship with ajet export."""
+    named = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
+    return [name for place, _, name in named if place == package]
+
+
+def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
+    """Return what to do about a failed attempt of a workflow (`Plugin.failure_hints`); "" if no plug-in says it."""
+    hints = {key: hint for plugin in _list_usable() for key, hint in plugin.failure_hints.items()}
+    classes = workflow.__mro__ if workflow is not None else ()
+    return next((hints[key] for key in (*(f"{kind} of {each.__name__}" for each in classes), kind) if key in hints), "")
+
+
 def list_services() -> list[str]:
     """Return the references of `Plugin.services` of all plug-ins."""
     return [service for plugin in _list_usable() for service in plugin.services]
+
+
+def list_run_hooks() -> list[str]:
+    """Return the references of `Plugin.run_hooks` of all plug-ins."""
+    return [hook for plugin in _list_usable() for hook in plugin.run_hooks]
+
+
+def list_fallback_judges() -> list[str]:
+    """Return the references of `Plugin.fallback_judges` of all plug-ins."""
+    return [judge for plugin in _list_usable() for judge in plugin.fallback_judges]
 
 
 def start_plugins() -> None:
@@ -130,6 +185,11 @@ def start_plugins() -> None:
 def list_step_observers() -> list[str]:
     """Return the references of `Plugin.step_observers` of all plug-ins."""
     return [observer for plugin in _list_usable() for observer in plugin.step_observers]
+
+
+def find_doctor_checks() -> dict[str, str]:
+    """Return the references of `Plugin.doctor_checks` of all plug-ins, by section."""
+    return {title: check for plugin in _list_usable() for title, check in plugin.doctor_checks.items()}
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
@@ -161,6 +221,11 @@ def find_commands() -> dict[str, Command]:
 def find_all_commands() -> dict[str, Command]:
     """Return the commands of all plug-ins, by name; this may search the installed distributions."""
     return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
+
+
+def find_launch_flags() -> dict[str, LaunchFlag]:
+    """Return the flags of a launch that plug-ins bring, by their names without `--with-`."""
+    return {name: flag for plugin in _list_usable() for name, flag in plugin.launch_flags.items()}
 
 
 def describe_broken() -> str:
@@ -233,6 +298,11 @@ def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
                 yield file
 
 
+def _read_version(file: Path) -> str:
+    """Return the version of a distribution, which its folder is named by: `NAME-VERSION.dist-info`."""
+    return file.parent.name.partition("-")[2].rpartition(".")[0]
+
+
 def _read_places(file: Path) -> list[str]:
     """Return the references of a distribution's plug-ins."""
     parser = ConfigParser(delimiters="=", interpolation=None)
@@ -285,7 +355,11 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
             continue
         names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
+        names += [("flag", f"--with-{name}") for name in each.plugin.launch_flags]
         names += [("reference", name) for name in each.plugin.renamed]
+        names += [("exported name", name) for name in each.plugin.exports]
+        names += [("failure hint", name) for name in each.plugin.failure_hints]
+        names += [("section of ajet doctor", name) for name in each.plugin.doctor_checks]
         stores = each.plugin.list_parts("store").values()
         names += [("address scheme", scheme) for store in stores for scheme in store.schemes]
         claimed = next((key for key in names if key in owners), None)

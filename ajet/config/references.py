@@ -89,7 +89,8 @@ def resolve_reference(
     try:
         found = getattr(module, parsed.name)
     except AttributeError:
-        raise _missing_name(parsed, vars(module), str(file or dotted), what) from None
+        exported = dict.fromkeys(getattr(module, "__all__", ()))  # some may be loaded only when they are used
+        raise _missing_name(parsed, {**exported, **vars(module)}, str(file or dotted), what) from None
     found = found if made is None else made(found, reference)
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"

@@ -22,7 +22,7 @@ from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
 from ajet.environment.addresses import parts_of
 from ajet.environment.files import said
-from ajet.environment.mcp.loop import at_end, of_this_process
+from ajet.environment.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
 from ajet.schema.addresses import is_loopback
 from ajet.schema.bounded_json import load_json

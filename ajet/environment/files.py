@@ -10,13 +10,16 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import yaml
+from dotenv import dotenv_values
 from pydantic import ValidationError
 
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.text_files import read_text
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -105,3 +108,19 @@ def expanded(value: Any, where: str, variables: Mapping[str, str] | None = None)
         return known or ""
 
     return _VARIABLE.sub(replaced, value)
+
+
+def read_variables(
+    file: Path, environment: Mapping[str, str] | None = None, *, template: Path | None = None
+) -> dict[str, str]:
+    """Variables of an env file, `${NAME}` and `${NAME:-default}` in them expanded by the environment and by what stands
+    above; over them those that the environment has. `template`: a file that one can begin with. Raises UserError for a
+    file that is not there, or a `${NAME}` that nobody set."""
+    given = dict(os.environ if environment is None else environment)
+    if not file.is_file():
+        do = f"copy {template} there and fill it in" if template is not None else "make it, or correct its path"
+        raise UserError(f"There is no env file {file}.", do=do)
+    values: dict[str, str] = {}
+    for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
+        values[name] = given.get(name) or expanded(value or "", f"{file}: {name}", {**values, **given})
+    return {**given, **values}

@@ -3,7 +3,7 @@
 Invariant: links are only ever appended. A link of a step is written when its episodes and its row of metrics are on the
 disk, and before the checkpoint that contains it, so that a run goes on from nothing that the chain lacks. What a
 resume forgets, what a checkpoint lets go and what `ajet gc` removes are links, too, written before anything is gone.
-`chain_state` reads the links and says what must be there; with a key, nobody without it can write a link.
+`ajet audit` reads the links and says what must be there; with a key, nobody without it can write a link.
 """
 
 from __future__ import annotations

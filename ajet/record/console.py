@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -146,3 +147,14 @@ def format_seconds(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def format_age(then: float | None) -> str:
+    """The time since then, in the largest unit that fits."""
+    if not then:
+        return "–"
+    passed = max(0.0, time.time() - then)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{int(passed // length)} {unit} ago"
+    return f"{int(passed)} s ago"

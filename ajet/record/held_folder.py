@@ -46,6 +46,15 @@ class HeldFolder:
             self._lock.close()
 
 
+def workdir_in(root: Path, name: str, uid: int | None) -> Path:
+    """An empty folder of that user's alone."""
+    folder = root / name
+    folder.mkdir(mode=0o700)
+    if uid is not None:
+        os.chown(folder, uid, uid)
+    return folder
+
+
 @lru_cache(maxsize=64)
 def _sweep(kind: str, place: str) -> None:
     """Once a process: remove what makers that were killed left there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet.record.viewer.image_text import text_of
+from ajet.record.image_text import text_of
 
 
 def last_words(messages: list[Any]) -> str:

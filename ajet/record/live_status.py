@@ -18,8 +18,7 @@ from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
 from ajet.record.files import read_last_lines
-from ajet.record.status import read_status
-from ajet.record.viewer.library import state as state_of
+from ajet.record.status import find_run_state, read_status
 
 TAIL = 1 << 18
 """Bytes of metrics.jsonl that are read, from its end: some twenty steps or more."""
@@ -82,7 +81,7 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
     saved = (checkpoints or checkpoints_of(folder)).latest()
     found = LiveStatus(
         folder.name,
-        state_of(told),
+        find_run_state(told),
         str(told.get("phase", "")),
         int(told.get("step") or 0),
         told.get("steps"),

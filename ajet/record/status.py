@@ -118,3 +118,13 @@ def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, st
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
     return found
+
+
+def find_run_state(status: dict[str, Any]) -> str:
+    """running, what its outcome says, or stopped: its process is gone without a word."""
+    if status.get("outcome"):
+        return str(status["outcome"])
+    for process, role in recorded_processes(status):
+        if role == "run":
+            return "running" if process.alive() else "stopped"
+    return "unknown"

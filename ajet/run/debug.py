@@ -19,14 +19,14 @@ from ajet.record.console import console, counted, format_seconds, label, printab
 from ajet.record.learned import advise_given_answers
 from ajet.record.live_line import LiveLine
 from ajet.run.compared_types import comparison_hints
-from ajet.run.episode_panel import KIND_HINTS, hint_of, show_episode
+from ajet.run.episode_panel import hint_of, is_told_by_message, show_episode
 from ajet.run.next_command import command_for
 from ajet.run.own_frames import frames_of
 from ajet.run.pace import MODEL, EpisodePace, describe_step_time
 from ajet.run.runner import algorithm_of
 from ajet.run.shared_messages import shared_messages_hint
 from ajet.run.unasked_question import printed_task_hint, unasked_hint
-from ajet.schema.episode import Episode, Failure, Group
+from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.train.accounting import episode_metrics
 from ajet.train.footprint import describe_memory, estimate_needs
@@ -161,7 +161,9 @@ class DebugSession:
         console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
         if self._all_failed and len(self._same) == 1:
             return  # `refuse_if_all_failed` says what to do
-        for boundary, hint in sorted({(e.failure.boundary, self._hint(e.failure)) for e in self.episodes if e.failure}):
+        for boundary, hint in sorted(
+            {(e.failure.boundary, hint_of(e.failure, self._workflow)) for e in self.episodes if e.failure}
+        ):
             console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
         if self._all_failed:
             return
@@ -197,18 +199,13 @@ class DebugSession:
             )
         own = frames_of(failure.traceback).own
         said = printable(failure.message.partition("\n")[0])
-        kind = "" if failure.kind in (*KIND_HINTS, "JudgeFailure") else f"{failure.kind}: "
+        kind = "" if is_told_by_message(failure) else f"{failure.kind}: "
         raise UserError(
             f"All {count} failed, for one reason ({failure.boundary}): {kind}"
             f"{said[:SHOWN_REASON]}{'…' if len(said) > SHOWN_REASON else ''}",
             where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
-            do=f"{self._hint(failure)}{then}",
+            do=f"{hint_of(failure, self._workflow)}{then}",
         )
-
-    def _hint(self, failure: Failure) -> str:
-        from ajet.workflow.command import CommandWorkflow
-
-        return hint_of(failure, is_command=self._workflow is not None and issubclass(self._workflow, CommandWorkflow))
 
     def _verdict(self, pace: EpisodePace, hinted: bool) -> None:
         settings, groups = self._experiment.ajet, self._groups()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.backbone_names import described, shipped
+from ajet.config.plugins import find_doctor_checks, try_load
 from ajet.schema.errors import ConfigError
 from ajet.schema.finding import Finding
 
@@ -47,7 +48,6 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     from ajet.run.checkup.machine import machine
     from ajet.run.checkup.network import network
     from ajet.run.checkup.packages import packages
-    from ajet.run.checkup.sandbox import sandbox
     from ajet.run.runner import runner_of
 
     started = time.perf_counter()
@@ -63,7 +63,9 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         if found := runner_of(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
     sections["network"] = network(config)
-    sections["sandbox"] = sandbox(config, probed=model is None and (experiment is None or _sets_sandbox(experiment)))
+    for title, check in find_doctor_checks().items():
+        if found := _run_check(title, check, experiment, model):
+            sections[title] = found
     if experiment is not None:
         sections["experiment"] = [_readiness(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":
@@ -89,8 +91,13 @@ def _extras(experiment: Experiment) -> list[str]:
     return [extra for extra in chosen if extra]
 
 
-def _sets_sandbox(experiment: Experiment) -> bool:
-    return any(name.startswith("ajet.environment.sandbox") for name in experiment.given())
+def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:
+    """Return what a plug-in's check finds, or a warning if it cannot be loaded."""
+    function, problem = try_load(check)
+    if problem:
+        return [Finding(title, "warning", f"{check} cannot be loaded: {problem}")]
+    found: list[Finding] = function(experiment, model)
+    return found
 
 
 def _readiness(experiment: Experiment) -> Finding:

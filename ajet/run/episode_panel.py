@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.panel import Panel
 from rich.text import Text
 
+from ajet.config.plugins import find_failure_hint
 from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
 from ajet.run.own_frames import Frames, frames_of
@@ -46,25 +47,8 @@ HINTS = {
     "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
-"""What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it."""
-KIND_HINTS = {
-    "no_model_call": "give the client the tuner, or the address and key that it hands out: "
-    "`tuner.as_oai_baseurl_apikey()` has `base_url` and `api_key`",
-    "calls_refused": "correct the request that the message names; an `except` hid the refusal, or no one read its "
-    "status",
-    "returned_nothing": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
-    "wrong_type": "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself",
-    "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
-    "timeout": "raise `rollout.episode_timeout`, or find what blocks",
-    "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
-    "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
-    "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
-}
-"""The same for failures of the agent that are no exception of the user's code."""
-NO_CALL_OF_A_COMMAND = (
-    "give the program's client the address and key in OPENAI_BASE_URL and OPENAI_API_KEY, or ANTHROPIC_BASE_URL and "
-    "ANTHROPIC_API_KEY, which it is started with"
-)
+"""What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it, or the
+failure's kind (`Plugin.failure_hints`)."""
 RETURN_OF_A_PAIR = (
     "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
@@ -106,9 +90,8 @@ def show_episode(episode: Episode) -> None:
 _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
-def hint_of(failure: Failure, *, is_command: bool = False) -> str:
-    """A hint on what to do about a failure; for the person's own code, the line where it ended. `is_command`: the agent
-    is a program."""
+def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
+    """A hint on what to do about a failure of a workflow; for the person's own code, the line where it ended."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary == "engine" and "://" in failure.message:
@@ -118,22 +101,25 @@ def hint_of(failure: Failure, *, is_command: bool = False) -> str:
     if failure.boundary == "judge" and failure.kind == "timeout":
         return "see why that line does not end; only if the judge needs longer, raise `rollout.episode_timeout`"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
-        return f"the judge was given no metadata['final_answer']: {KIND_HINTS['wrong_type']}"
+        return f"the judge was given no metadata['final_answer']: {find_failure_hint('wrong_type')}"
     own = frames_of(failure.traceback).own
     if failure.boundary == "judge" and own:
         return f"correct {printable(own[-1].place)}, where the judge raised"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
-    if failure.kind == "no_model_call" and is_command:
-        return NO_CALL_OF_A_COMMAND
     if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
         return RETURN_OF_A_PAIR
-    if (known := KIND_HINTS.get(failure.kind)) is not None:
+    if known := find_failure_hint(failure.kind, workflow):
         return known
     if not own:
         return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
     raised = f"correct {printable(own[-1].place)}; "
     return raised + KIND_ADVICE.get(failure.kind, "a breakpoint there works in this backbone")
+
+
+def is_told_by_message(failure: Failure) -> bool:
+    """True if the message of a failure says all, and its kind and ajet's own frames nothing."""
+    return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
 
 def _append_failure(lines: Text, failure: Failure) -> None:
@@ -145,10 +131,7 @@ def _append_failure(lines: Text, failure: Failure) -> None:
             lines.append(f"    {printable(frame.code)}\n", style="bold")
     if frames.own:
         lines.append(_others(frames), style="dim")
-    elif failure.kind not in (
-        *KIND_HINTS,
-        "JudgeFailure",
-    ):  # of those the message says all, and ajet's own frames nothing
+    elif not is_told_by_message(failure):
         lines.append("\n".join(_last_frames(failure)), style="red")
 
 

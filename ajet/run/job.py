@@ -221,12 +221,11 @@ class AgentJetJob:
         """Run it in this process; answers the run directory. The arguments are the flags of `ajet --conf`: `backbone`
         for this run only, `rehearsal=False` is `--no-rehearsal`, `debug` are the tags of `bp("TAG")`, `services` the
         names of `--with-NAME`. Raises UserError for what the person can mend."""
+        flags = {"ray": with_ray, "ray-cluster": with_ray_cluster, "logview": with_logview}
         options = LaunchOptions(
             fresh=fresh,
             resume=resume,
-            with_ray=with_ray,
-            with_ray_cluster=with_ray_cluster,
-            with_logview=with_logview,
+            flags=tuple(name for name, is_set in flags.items() if is_set),
             debug_tags=debug,
             services=tuple(services),
             prefix=prefix,

@@ -7,16 +7,14 @@ ended it.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from select import select
 from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.config.plugins import handed_to_workers
+from ajet.config.plugins import find_launch_flags, handed_to_workers, try_load
 from ajet.run.launchable import require_launchable
 from ajet.schema.errors import RunFailed, Unreachable, UserError
 from ajet.train.options import LaunchOptions
@@ -32,7 +30,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     if options.dry_run:
         from ajet.run.plan import dry_run
 
-        dry_run(experiment, options.services, options.from_store, on_cluster=options.with_ray_cluster)
+        known = find_launch_flags()
+        on_cluster = any(known[name].remote for name in options.flags)
+        dry_run(experiment, options.services, options.from_store, on_cluster=on_cluster)
     else:
         launched(experiment, options)
     return 0
@@ -67,9 +67,9 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         fresh=options.fresh,
     )
     experiment = run.experiment
-    from ajet.run.companions import beside
-    from ajet.run.judging.rubrics import require_rubrics
+    from ajet.run.run_hooks import enter_run_hooks
     from ajet.run.services import require_services
+    from ajet.task_judge.registry import prepare_judge
     from ajet.train.footprint import require_tools_fit
     from ajet.train.interrupts import Interrupts
 
@@ -78,8 +78,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         handed_to_workers(),
         recorded(experiment, run),
         interrupts.installed(),  # before anything is started that must be ended
-        viewed(run, options.with_logview),
-        beside(experiment, run.path, options.services, options.prefix),
+        flags_around(run, options.flags),
+        enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
         if overridden:
             logger.warning("{}", overridden)
@@ -87,29 +87,27 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)
-        require_rubrics(experiment, run)
+        prepare_judge(experiment, run)
         _run(experiment, run, options, interrupts)
     return run.path
 
 
 @contextmanager
-def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
-    """Within the block a viewer of the run beside it, if it is wanted. On a terminal it stays, after a run that has
-    ended well and is recorded so, until a key ends it."""
-    from ajet.run.view import beside
+def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
+    """Within the block what the flags of plug-ins put around a run goes on.
 
-    viewer = beside(run) if wanted else None
-    try:
+    Raises:
+        UserError: The code of one cannot be loaded.
+    """
+    known = find_launch_flags()
+    with ExitStack() as around:
+        for name in flags:
+            if known[name].around:
+                hook, problem = try_load(known[name].around)
+                if problem:
+                    raise UserError(f"--with-{name} cannot be used: {problem}.", do="leave it out, or mend its package")
+                around.enter_context(hook(run))
         yield
-        if viewer is not None and sys.stdin.isatty():
-            run.close("finished")
-            print(f"The run is over; {viewer.address} stays until you press Enter. ", end="", flush=True)
-            with suppress(KeyboardInterrupt):
-                while not select([sys.stdin], [], [], 0.5)[0]:
-                    pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line
-    finally:
-        if viewer is not None:
-            viewer.end()
 
 
 @contextmanager

@@ -73,20 +73,25 @@ def require_teacher(experiment: Experiment) -> None:
 def require_rewards(experiment: Experiment) -> None:
     """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
     from ajet.rollout.wiring import workflow_of
+    from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
     if workflow is None or not (find_part("workflow", workflow) or workflow.startswith(_SHIPPED)):
         return  # a user's own code says by itself what it returns
     own_types = judge.judge_type != "customized_protocol"
-    if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages or judge.judges:
+    if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
         return
     reader = find_part("reader", experiment.ajet.task_reader.type)
     if reader is not None and reader.scorer:
         return
     if "trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs:
         return
-    if not workflow_of(experiment).needs_judge(experiment.config) or open_reader(experiment).judge is not None:
+    if not workflow_of(experiment).needs_judge(experiment.config):
+        return
+    opened = open_judge(experiment, reader_judge=open_reader(experiment).judge)
+    opened.let_go()
+    if opened.judges:
         return
     reward = next((each for each in find_unread_keys(users_layers(experiment.layers)) if each.ours == JUDGE), None)
     raise ConfigError(

@@ -43,7 +43,7 @@ from ajet.train.footprint import (
     estimate_footprint,
     estimate_needs,
     find_disks,
-    find_tool_servers,
+    find_tool_workflow,
     render_with_tools,
 )
 from ajet.train.remarks import describe_remarks
@@ -59,7 +59,7 @@ def dry_run(
 ) -> None:
     """Print the plan of a launch with `--dry-run`, `--with-NAME` (services) and `--from-store` (store).
 
-    Raises UserError for what is wrong. `on_cluster`: the machines are a Ray cluster's (`--with-ray-cluster`).
+    Raises UserError for what is wrong. `on_cluster`: the machines are a cluster's.
     """
     require_gateway(experiment.ajet)
     started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
@@ -92,7 +92,7 @@ def show_plan(
     Raises:
         UserError: a launch would be refused.
     """
-    from ajet.run.companions import beside
+    from ajet.run.run_hooks import enter_run_hooks
     from ajet.run.services import require_services
 
     is_own = here and experiment.backbone.shares_gpus
@@ -115,13 +115,13 @@ def show_plan(
             look_at_store(from_store)
         own_store = look_at_own_store(experiment, experiment.root / experiment.name)
         store = from_store or own_store
-    with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
+    with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
         addresses = [f"{each.name} at {each.address}" for each in require_services(experiment)]
         more = {"services": "; ".join(addresses) + ": there"} if addresses else {}
         _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
     if not started:
         return "Nothing was started"
-    return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
+    return f"Nothing was started but {', '.join(started)}, ended again"
 
 
 def _print_plan(
@@ -198,7 +198,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking:
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
         prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
-        later = find_tool_servers(experiment)
+        later = find_tool_workflow(experiment)
         tools = ", without tools: a launch starts their server and counts them" if later else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
 

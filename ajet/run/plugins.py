@@ -33,8 +33,12 @@ def _describe(loaded: LoadedPlugin) -> Iterator[str]:
     for kind in NAMED_KINDS:
         if names := plugin.list_parts(kind):
             yield f"{kind.replace('_', ' ')}: {', '.join(names)}"
+    if plugin.exports:
+        yield f"name: {', '.join(f'ajet.{name}' for name in plugin.exports)}"
     if plugin.commands:
         yield f"command: {', '.join(plugin.commands)}"
+    if plugin.launch_flags:
+        yield f"flag: {', '.join(f'--with-{name}' for name in plugin.launch_flags)}"
     if keys := [*_list_keys(plugin)]:
         yield f"key: {', '.join(keys)}"
     if problem := describe_broken_keys(plugin):

@@ -7,7 +7,7 @@ is a finite number that the workflow or the judge gave; a judge that fails or ca
 
 from ajet.task_judge.base_judge import BaseJudge, Judgement
 from ajet.task_judge.judge import Judge, Judging
-from ajet.task_judge.registry import open_judge, register
+from ajet.task_judge.registry import open_judge
 from ajet.task_judge.scorers import MCPScorerFactory, scorer
 
-__all__ = ["BaseJudge", "Judge", "Judgement", "Judging", "MCPScorerFactory", "open_judge", "register", "scorer"]
+__all__ = ["BaseJudge", "Judge", "Judgement", "Judging", "MCPScorerFactory", "open_judge", "scorer"]

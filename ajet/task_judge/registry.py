@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loguru import logger
-
+from ajet.config.plugin import Part, load_code
+from ajet.config.plugins import find_all_parts, find_part, list_fallback_judges
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge.judge import Judge, Judging
 from ajet.task_judge.scorers.bound import is_scorers
@@ -19,61 +19,48 @@ from ajet.task_judge.scorers.judge import ScorerJudge, opened_scorers
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.record import RunDirectory
 
-Opener = Callable[["Experiment"], "Judging | None"]
-_openers: dict[str, Opener] = {}
-
-
-def register(judge_type: str) -> Callable[[Opener], Opener]:
-    """Make the decorated function open judges of this `judge_type`; it answers None where the task reader's own judge
-    is to decide."""
-
-    def keep(opener: Opener) -> Opener:
-        _openers[judge_type] = opener
-        return opener
-
-    return keep
+JudgeOpener = Callable[["Experiment"], "Judging | None"]
 
 
 def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
-    """The experiment's judge: the one or the scorers it names, else the task reader's own, else models that rank where
-    it names some, else none. Raises ConfigError, UnresolvedReference, or the UserError that the judge raises when it is
+    """The experiment's judge: the one or the scorers it names, else the task reader's own, else a plug-in's fallback,
+    else none. Raises ConfigError, UnresolvedReference, or the UserError that the judge raises when it is
     made."""
-    settings = experiment.ajet
-    opener = _openers.get(settings.task_judge.judge_type)
-    if opener is None:
-        raise ConfigError(
-            f"The judge type {settings.task_judge.judge_type} is not part of this version.",
-            where="task_judge.judge_type",
-            expected=", ".join(sorted(_openers)),
-        )
+    opener: JudgeOpener = load_code(_find_judge(experiment).code)
     scorers = opened_scorers(experiment)
-    judging = opener(experiment) or scorers or reader_judge
-    if judging is None and settings.task_judge.judges:
-        from ajet.task_judge.model_judge import ModelJudge
-
-        return Judge(models := ModelJudge.of_experiment(experiment), gamma=settings.rollout.gamma, ranks=models)
-    return Judge(judging, gamma=settings.rollout.gamma, ranks=getattr(judging, "ranks", None))
+    judging = opener(experiment) or scorers or reader_judge or _open_fallback(experiment)
+    return Judge(judging, gamma=experiment.ajet.rollout.gamma, ranks=getattr(judging, "ranks", None))
 
 
-@register("rubrics_auto_grader")
-def _by_rubrics(experiment: Experiment) -> Judging:
-    from ajet.task_judge.rubrics.judge import RubricsJudge
+def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> None:
+    """Make what the judge needs before anything is played, such as rubrics. `run`: None where no run plays. Raises
+    UserError."""
+    if prepare := _find_judge(experiment).prepare:
+        load_code(prepare)(experiment, run)
 
-    judge = experiment.ajet.task_judge
-    if judge.scorer or judge.scorers or judge.stages:
+
+def _find_judge(experiment: Experiment) -> Part:
+    judge_type = experiment.ajet.task_judge.judge_type
+    part = find_part("judge", judge_type)
+    if part is None:
         raise ConfigError(
-            "task_judge.judge_type is rubrics_auto_grader, and scorers are named; one of them decides.",
-            where="ajet.task_judge.judge_type",
-            do="remove one; a task's own rubric is graded by the scorer `rubric`",
+            f"The judge type {judge_type} is not part of this version.",
+            where="task_judge.judge_type",
+            expected=", ".join(find_all_parts("judge")),
         )
-    if judge.judge_protocol:
-        logger.warning("task_judge.judge_protocol has no effect: judge_type is rubrics_auto_grader")
-    return RubricsJudge(experiment)
+    return part
 
 
-@register("customized_protocol")
-def _by_reference(experiment: Experiment) -> Judging | None:
+def _open_fallback(experiment: Experiment) -> Judging | None:
+    """Return the judge that a plug-in has for a run without one; the first that there is."""
+    openers: list[JudgeOpener] = [load_code(reference) for reference in list_fallback_judges()]
+    return next((judging for opener in openers if (judging := opener(experiment)) is not None), None)
+
+
+def open_by_reference(experiment: Experiment) -> Judging | None:
+    """Open the judge that `task_judge.judge_protocol` refers to; None without one."""
     from ajet.config import resolve_reference
     from ajet.config.functions import is_function, require_order
     from ajet.task_judge.function import judge_from

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
-from ajet.run.judging.metrics import judge_metrics
+from ajet.run.judge_metrics import judge_metrics
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 

@@ -6,14 +6,9 @@ holds (`ajet.backbone.local`); what verl holds on each GPU is in `gpu_estimate`,
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import re
 import shutil
-import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,9 +25,9 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.weight_shapes import ModelSize
-    from ajet.environment.mcp import Server
     from ajet.schema.task import Task
     from ajet.tokens.renderer import Rendered
+    from ajet.workflow.workflow import ToolWorkflow
 
 GIB = 1 << 30
 MOMENTS = 8
@@ -234,25 +229,25 @@ def require_tools_fit(experiment: Experiment) -> None:
     from ajet.task_reader import open_reader
 
     model = experiment.ajet.model
-    if model.path is not None and find_tool_servers(experiment):
+    if model.path is not None and find_tool_workflow(experiment):
         task = open_reader(experiment).tasks("train")[0]
         folder = locate(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code)
         render_with_tools(experiment, task, load_tokenizer(folder))
 
 
-def find_tool_servers(experiment: Experiment) -> Sequence[Server]:
-    """Return the servers of `environment.use` if the model is certain to be shown all their tools, as by mcp_agent."""
-    from ajet.environment.mcp import servers_of
+def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
+    """Return the workflow if the model is certain to be shown all tools of `environment.use`, as by mcp_agent."""
     from ajet.environment.replay import replays_alone
     from ajet.rollout.wiring import workflow_of
-    from ajet.workflow.mcp_agent import McpAgentWorkflow
+    from ajet.workflow.workflow import ToolWorkflow
 
-    rollout, use = experiment.ajet.rollout, experiment.ajet.environment.use
-    if not use or rollout.force_disable_toolcalls or rollout.engine == "endpoint":
-        return ()
-    if replays_alone(experiment.ajet.environment) or not issubclass(workflow_of(experiment), McpAgentWorkflow):
-        return ()
-    return servers_of(str(use), experiment.base)
+    rollout, environment = experiment.ajet.rollout, experiment.ajet.environment
+    if not environment.use or rollout.force_disable_toolcalls or rollout.engine == "endpoint":
+        return None
+    if replays_alone(environment):
+        return None
+    workflow = workflow_of(experiment)
+    return workflow if issubclass(workflow, ToolWorkflow) else None
 
 
 def render_with_tools(
@@ -266,24 +261,12 @@ def render_with_tools(
     Raises:
         UserError: the tools cannot be listed, or leave no room for a reply.
     """
-    from ajet.environment.mcp import CallFailed
-    from ajet.environment.mcp.servers import KEY
-    from ajet.rollout.wiring import renderer_of, workflow_of
-    from ajet.workflow.mcp_agent import McpAgentWorkflow
+    from ajet.rollout.wiring import renderer_of
 
-    servers = find_tool_servers(experiment)
-    commands = [server.command for server in servers if server.kind == "stdio"]
-    if not servers or (commands and not start):
+    agent = find_tool_workflow(experiment)
+    tools = agent.list_tools(experiment, start=start) if agent is not None else None
+    if agent is None or tools is None:
         return None
-    agent = workflow_of(experiment)
-    assert issubclass(agent, McpAgentWorkflow)
-    try:
-        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
-            tools = thread.submit(asyncio.run, agent.told(experiment.config)).result()
-    except CallFailed as problem:
-        other = next((command[0] for command in commands if _is_other_python(command)), None)
-        do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
-        raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
     renderer, messages = renderer_of(experiment.ajet, tokenizer), agent.opening(experiment.config, task)
     prompt, bare = renderer.render(messages, tools), renderer.render(messages)
     names = [tool["function"]["name"] for tool in tools]
@@ -299,13 +282,6 @@ def render_with_tools(
             do="raise it, or leave tools out (`tools:` in the file of the environment, or fewer servers)",
         )
     return prompt, f"{tokens} of them for {counted(len(names), 'tool')}"
-
-
-def _is_other_python(command: Sequence[str]) -> bool:
-    """Return True for a Python that is not the one of ajet, and lacks what is installed there."""
-    found = shutil.which(command[0]) if command else None
-    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
-    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()
 
 
 def rehearse_update(experiment: Experiment, backbone: Backbone) -> None:

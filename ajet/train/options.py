@@ -17,9 +17,8 @@ class LaunchOptions:
     """Start anew in the experiment's folder, whatever it holds."""
     resume: str | None = None
     """auto, never or a checkpoint's path; None leaves it to `trainer_common.resume`."""
-    with_ray: bool = False
-    with_ray_cluster: bool = False
-    with_logview: bool = False
+    flags: tuple[str, ...] = ()
+    """Names of `Plugin.launch_flags`."""
     debug_tags: str = ""
     """Breakpoints to stop at, "TAG1|TAG2"."""
     services: tuple[str, ...] = ()

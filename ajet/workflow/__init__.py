@@ -5,10 +5,23 @@ workflow's output. Invariant: a workflow reaches a model only through endpoints 
 gateway, an engine or torch, and an agent framework is imported only when its client is asked for.
 """
 
-from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow.breakpoint import bp
-from ajet.workflow.command import CommandWorkflow
-from ajet.workflow.tuner import AjetTuner, ModelTuner
-from ajet.workflow.workflow import Workflow
+from typing import Any
 
-__all__ = ["AjetTuner", "CommandWorkflow", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
+from ajet.config.plugins import list_exports, load_export
+from ajet.schema.task import Task as Task
+from ajet.schema.task import WorkflowOutput as WorkflowOutput
+from ajet.schema.task import WorkflowTask as WorkflowTask
+from ajet.workflow.breakpoint import bp as bp
+from ajet.workflow.tuner import AjetTuner as AjetTuner
+from ajet.workflow.tuner import ModelTuner as ModelTuner
+from ajet.workflow.workflow import Workflow as Workflow
+
+_OWN = ["AjetTuner", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return [*_OWN, *list_exports("workflow")]
+    if name.startswith("_"):  # what Python and tools look for in any module
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load_export(f"workflow.{name}")

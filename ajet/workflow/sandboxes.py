@@ -9,30 +9,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet.config.references import class_of
+from ajet.schema.errors import SandboxFailure, UserError
+from ajet.schema.sandbox import Sandbox, SandboxMaker
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.workflow.resources import Resources
 
-if TYPE_CHECKING:
-    from ajet.environment.sandbox.contract import Sandbox
-
 OPENING = "sandbox.open"
 """The name of the use that the record keeps."""
+
+
+def find_sandbox_maker(config: Any) -> SandboxMaker:
+    """Return what opens sandboxes of the kind that `environment.sandbox` names. Raises UserError."""
+    base = Path(config.ajet.base_dir or ".")
+    kind = class_of(
+        config.ajet.environment.sandbox,
+        "sandbox",
+        base=base,
+        what="ajet.environment.sandbox",
+        does=("of", "open"),
+        like="ajet.schema.sandbox.SandboxMaker",
+    )
+    maker: SandboxMaker = kind.of(config.ajet.environment, base)
+    return maker
 
 
 def opened_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
     """See `ModelTuner.sandbox`."""
-    from ajet.environment.sandbox.choose import Maker
-
     began = time.time()
     try:
-        maker = Maker.of(config.ajet.environment, Path(config.ajet.base_dir or "."))
-        sandbox = maker.open(environment)
-    except ConfigError as error:
+        sandbox = find_sandbox_maker(config).open(environment)
+    except UserError as error:
         raise SandboxFailure(f"{error.what} {error.do}".strip(), retryable=False) from error
     resources.callback(sandbox.close)
     arguments = {"mechanism": sandbox.mechanism, "confined": sandbox.mechanism != "none"}

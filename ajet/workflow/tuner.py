@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ajet.environment.pinned import Pin, Pins
-from ajet.environment.sandbox.contract import NOTHING, Sandbox
 from ajet.schema.endpoint import Endpoint, Endpoints
+from ajet.schema.sandbox import NOTHING, Sandbox
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
 from ajet.workflow.ambient import given

@@ -6,15 +6,16 @@ Invariant: every episode gets an instance of its own, so what a workflow keeps o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.attributes import PlainAttributes, prepare
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
     from ajet.workflow.tuner import ModelTuner
 
 
@@ -61,3 +62,28 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
         in an async one. What it raises ends the episode as failed; it is recorded and never trained on. A `reward`
         of None leaves the verdict to the judge.
         """
+
+
+@runtime_checkable
+class ToolWorkflow(Protocol):
+    """A workflow whose prompt and tools are known before it plays.
+
+    A run whose tools leave no room for a reply is refused before it begins, and `ajet plan` counts their tokens.
+    """
+
+    @classmethod
+    def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
+        """Return the messages that an attempt at the task begins with."""
+        ...
+
+    @classmethod
+    def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
+        """Return the tools of `environment.use` as a request's `tools`; None if they must be started to know them.
+
+        Args:
+            start: True to start what must be started.
+
+        Raises:
+            UserError: the tools cannot be listed.
+        """
+        ...

@@ -17,14 +17,14 @@ from urllib.parse import urljoin, urlsplit
 
 from loguru import logger
 
-from ajet.environment.deployment.state import all_running, token_for
-from ajet.environment.gaia.catalogue import SEED_NAMES
-from ajet.environment.mcp.servers import TOKEN
-from ajet.environment.mcp.thin.http import EPISODES
-from ajet.environment.mcp.thin.messages import STATELESS, request
 from ajet.schema.addresses import is_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EnvironmentFailure
+from ajet_environments.deployment.state import all_running, token_for
+from ajet_gaia.catalogue import SEED_NAMES
+from ajet_mcp.servers import TOKEN
+from ajet_mcp.thin.http import EPISODES
+from ajet_mcp.thin.messages import STATELESS, request
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Plugin
+from ajet.config.plugin import Command, ConfigKeys, Plugin
 
 PLUGIN = Plugin(
     name="ajet_proof",
@@ -17,4 +17,5 @@ PLUGIN = Plugin(
             "ajet_proof.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
         ),
     },
+    config_keys=(ConfigKeys("context_tracker", "ajet_proof.config:ProofKeys"),),
 )

@@ -43,7 +43,7 @@ be killed then, too."""
 def address_of(options: LaunchOptions) -> str | None:
     """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
     address = os.environ.get(ADDRESS)
-    if options.with_ray_cluster and not address:
+    if "ray-cluster" in options.flags and not address:
         raise ConfigError(
             "--with-ray-cluster joins a Ray cluster, and none is named.",
             where=ADDRESS,
@@ -51,7 +51,7 @@ def address_of(options: LaunchOptions) -> str | None:
             do="use --with-ray to have one started on this machine; `ajet cluster render` writes what starts one on "
             "several (MASTER_ADDR and MASTER_PORT are not read)",
         )
-    return None if options.with_ray else address
+    return None if "ray" in options.flags else address
 
 
 def run_on_ray(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Plugin
+from ajet.config.plugin import LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_ray",
     about="what the backbones `verl` and `trinity` share: cluster, mailbox, tickets, rows, record",
     packages=("ray",),
     extra="verl",
+    launch_flags={
+        "ray": LaunchFlag("Start a Ray head when none runs (verl, trinity).", needs="spreads"),
+        "ray-cluster": LaunchFlag("Join the cluster at RAY_ADDRESS (verl, trinity).", needs="spreads", remote=True),
+    },
 )

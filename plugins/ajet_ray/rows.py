@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker import timelines
-from ajet.record.episode_bytes import packed, unpacked
 from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group
 from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
+from ajet_ray.episode_bytes import packed, unpacked
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
 """What `rebuild` reads of a row, by the names that verl stores them under."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ajet_environments.config import ServiceKeys
+
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
@@ -33,6 +35,7 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
             f"has in the section {SECTION}, by its names"
         )
     config = experiment.ajet
+    services = ServiceKeys.of(config).services.values()
     trainer, credit, optim = config.trainer_common, config.trainer_common.algorithm, config.trainer_common.optim
     if credit.adv_estimator != "grpo":
         raise ValueError(f"TRL's GRPOTrainer has one adv_estimator, grpo, and no {credit.adv_estimator}")
@@ -41,7 +44,7 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
     unmet = [
         (config.rollout.engine not in ("auto", "transformers"), f"rollout.engine: {config.rollout.engine}"),
         (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
-        (any(not each.only_with_flag for each in config.services.values()), "services; start them before it"),
+        (any(not each.only_with_flag for each in services), "services; start them before it"),
     ]
     if lacking := [name for found, name in unmet if found]:
         raise ValueError(f"the train engine trl has no {lacking[0]}")

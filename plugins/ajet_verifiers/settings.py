@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ajet.workflow.command.settings import PLACE, CommandSettings, Limits, base_of, read_section
+from ajet_command.settings import PLACE, CommandSettings, Limits, base_of, read_section
 
 SECTION = "verifiers"
 BRIDGE = Path(__file__).with_name("bridge.py")

@@ -12,8 +12,8 @@ from typing import Any
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
-from ajet.workflow.command.environment import inherited
-from ajet.workflow.command.settings import base_of
+from ajet_command.environment import inherited
+from ajet_command.settings import base_of
 from ajet_verifiers.settings import CLEARED, VerifiersSettings
 
 LIMIT_S = 600.0

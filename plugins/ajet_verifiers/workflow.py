@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ajet.workflow.command import CommandSettings, CommandWorkflow
+from ajet_command.settings import CommandSettings
+from ajet_command.workflow import CommandWorkflow
 from ajet_verifiers.settings import SECTION, VerifiersSettings
 
 

@@ -20,7 +20,7 @@ TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 ALGORITHMS = "<!-- Generated from the algorithms by `make docs`. -->"
 VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `make docs`. -->"
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
-WORDS = "ajet/record/viewer/page/definitions.js"
+WORDS = "plugins/ajet_viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,21 +13,38 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from loguru import logger
 
+import ajet
+import ajet.workflow
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_keys
-from ajet.config.plugins import find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
-from ajet.run.doctor import examine_store
+from ajet.environment.services.chosen import chosen, is_world
+from ajet.run.doctor import examine, examine_store
+from ajet.run.episode_panel import hint_of
 from ajet.run.gpu_estimate import find_own_gpu
+from ajet.run.launch import flags_around
 from ajet.run.plugins import show_plugins
-from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.run.run_hooks import enter_run_hooks
+from ajet.schema.episode import Failure
+from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
 from ajet.store.leftovers import left_in_store
+from ajet.task_judge import open_judge
+from ajet.task_judge.registry import prepare_judge
 from ajet.train.step_observers import StepObservers
+from ajet.workflow.resources import Resources
+from ajet.workflow.sandboxes import opened_sandbox
+from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment.description import prepare_families
+from tests.support.plugin_packages import write_plugin
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
+    from ajet.record import RunDirectory
 
 KEYS = """
 from ajet.config.schema.base import key, section, Section
@@ -71,6 +89,33 @@ class ShelfDriver:
     def find_leftovers(self, address, *, remove=False):
         return Left(3, 30)
 """
+FAMILY = """
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict
+from ajet_environments.deployment.description import EnvironmentFamily, Part
+from ajet_mcp.servers import Server
+
+
+class Orchard(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    trees: list[str]
+
+
+def list_parts(section, base, where):
+    def started(tree):
+        return lambda workdir, uid: Server(tree, "stdio", command=(tree,), cwd=workdir)
+
+    return [Part(tree, start=started(tree), off="ill" if tree == "plum" else "") for tree in section.trees]
+
+
+def prepare(names, say):
+    say(*names)
+    return ["no ladder"]
+
+
+FAMILY = EnvironmentFamily(Orchard, list_parts, prepare)
+FILE = Path(__file__).with_name("garden.yaml")
+"""
 Install = Callable[..., None]
 
 
@@ -79,17 +124,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a package whose `Plugin` has these arguments, written as Python, and further modules."""
 
     def made(name: str, arguments: str, **modules: str) -> None:
-        folder = tmp_path / name
-        for module, text in {"__init__": "", **modules}.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / f"{module}.py").write_text(text)
-        head = "from ajet.config.plugin import Command, ConfigKeys, Part, Plugin\n"
-        (folder / name / "plugin.py").write_text(f"{head}PLUGIN = Plugin(name='{name}', about='a test', {arguments})\n")
-        (folder / f"{name}-1.dist-info").mkdir()
-        (folder / f"{name}-1.dist-info" / "entry_points.txt").write_text(
-            f"[console_scripts]\nx = y:z\n[ajet.plugins]\n{name} = {name}.plugin:PLUGIN\n"
-        )
-        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.syspath_prepend(str(write_plugin(tmp_path / name, name, arguments, **modules)))
 
     return made
 
@@ -175,13 +210,18 @@ def test_broken_keys_are_named_and_break_nothing(
     [
         "trackers={'wandb': 'claims.code:Board'}",
         "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
+        "sandboxes={'landlock': 'claims.code:Maker'}",
+        "doctor_checks={'sandbox': 'claims.code:check'}",
         "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+        "exports={'Workflow': 'claims.code:Flow'}",
+        "failure_hints={'timeout': 'wait'}",
+        "launch_flags={'logview': LaunchFlag('Look.')}",
     ],
 )
 def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -> None:
     install("claims", arguments)
     (found,) = [each for each in list_plugins() if each.place == "claims.plugin:PLUGIN"]
-    assert found.plugin is None and "which the plug-in ajet has" in found.problem
+    assert found.plugin is None and "which the plug-in ajet" in found.problem
     part = find_part("tracker", "wandb")
     assert part is not None and part.code.startswith("ajet.")
 
@@ -242,6 +282,53 @@ def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> No
     assert "older.board" in error.value.what
 
 
+JUDGES = """
+class Fixed:
+    def __init__(self, reward):
+        self.reward = reward
+
+    def compute_reward(self, workflow_task, workflow_output):
+        return self.reward
+
+
+def open_panel(experiment):
+    return Fixed(0.25)
+
+
+def prepare(experiment, run):
+    (experiment.base / "prepared").write_text(f"{run}")
+
+
+def open_last(experiment):
+    return Fixed(0.5) if experiment.ajet.seed == 7 else None
+"""
+
+
+def test_judges_of_plugins_decide_and_are_prepared(install: Install, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, "ajet:\n  task_judge: {judge_type: pannel}")
+    assert "rubrics_auto_grader" in f"{error.value.expected}" and error.value.where.endswith("x.yaml:2:28")
+    judges = "judges={'panel': Part('benches.code:open_panel', prepare='benches.code:prepare')}"
+    install("benches", f"{judges}, fallback_judges=('benches.code:open_last',)", code=JUDGES)
+
+    def judged(text: str) -> float | None:
+        experiment = load(tmp_path, text)
+        prepare_judge(experiment)
+        task = Task(main_query="q", task_id="t")
+        told = WorkflowTask(task=task, task_id="t")
+        return asyncio.run(open_judge(experiment).verdict(told, WorkflowOutput(metadata={"final_answer": "a"}))).reward
+
+    assert judged("ajet: {seed: 6}") is None
+    assert judged("ajet: {seed: 7}") == 0.5, "nothing else decides"
+    assert not (tmp_path / "prepared").exists(), "it is another judge's"
+    assert judged("ajet: {seed: 7, task_judge: {judge_type: panel}}") == 0.25
+    assert (tmp_path / "prepared").read_text() == "None"
+    for name in ("pannel", "mine.py->Panel"):
+        with pytest.raises(ConfigError) as error:
+            load(tmp_path, f"ajet: {{task_judge: {{judge_type: {name}}}}}")
+        assert "panel" in f"{error.value.expected}"
+
+
 def test_observers_of_plugins_see_each_step(install: Install, tmp_path: Path) -> None:
     code = """
 class Counter:
@@ -262,11 +349,212 @@ class Counter:
     assert observers.recomputed([], 3, cast("Backbone", None)) == {"counter/step": 3}
 
 
+def test_exported_names_are_found_below_ajet(install: Install) -> None:
+    exports = "exports={'Kite': 'kites.code:Kite', 'workflow.Kite': 'kites.code:Kite'}"
+    assert not hasattr(ajet, "Kite")
+    install("kites", exports, code="class Kite: ...")
+    import kites.code  # type: ignore[import-not-found]
+
+    assert ajet.Kite is ajet.workflow.Kite is kites.code.Kite
+    assert not hasattr(ajet, "Kites") and not hasattr(ajet.workflow, "AgentJetJob")
+    assert "Kite" not in ajet.__all__, "a star import depends on no other package"
+    assert {"tune", "CommandWorkflow"} <= {*ajet.__all__} and "CommandWorkflow" in ajet.workflow.__all__
+
+
+def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("orchard: {trees: [pear, plum]}")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "x.yaml")
+    assert "orchard" in error.value.what and "mcpServers" in error.value.expected
+    install(
+        "orchards",
+        "environment_families={'orchard': 'orchards.code:FAMILY'}, "
+        "environment_files={'garden': 'orchards.code:FILE', 'park': 'orchards.code:FILE'}",
+        code=FAMILY,
+    )
+    parts = described(tmp_path / "x.yaml").parts
+    assert [(part.name, part.family, part.off) for part in parts] == [
+        ("pear", "orchard", ""),
+        ("plum", "orchard", "ill"),
+    ]
+    assert parts[0].start is not None and parts[0].start(tmp_path, None).command == ("pear",)
+    said: list[str] = []
+    assert prepare_families(parts, said.append) == ["no ladder"] and said == ["pear"], "not for those that are off"
+    (tmp_path / "y.yaml").write_text("orchard: {trees: [pear], tree: plum}")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "y.yaml")
+    assert "orchard.tree" in error.value.what and "trees" in error.value.expected
+    (tmp_path / "z.yaml").write_text("orchard:\n")
+    with pytest.raises(ConfigError) as error:
+        described(tmp_path / "z.yaml")
+    assert "orchard" in error.value.what and "mcpServers" in error.value.what
+    assert file_of("garden").name == "garden.yaml" and find_first_name("environment_file", "park") == "garden"
+
+
+def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:
+    with pytest.raises(UnresolvedReference) as error:
+        resolve_reference("ajet.workflow->ComandWorkflow", base=tmp_path)
+    assert "ajet.workflow->CommandWorkflow" in error.value.do
+
+
+def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
+    class Sail:
+        """A workflow."""
+
+    class Jib(Sail):
+        """Another one."""
+
+    failure = Failure("agent", "calm", "no wind")
+    assert "wind" not in hint_of(failure, Jib)
+    install("sails", "failure_hints={'calm': 'wait for wind', 'calm of Sail': 'wait for more wind'}")
+    assert [hint_of(failure, flow) for flow in (None, int, Jib)] == ["wait for wind"] * 2 + ["wait for more wind"]
+
+
+MAZE = """
+from ajet.environment.services import EnvService
+from ajet.environment.services.chosen import Chosen
+
+left = []
+
+
+def serve(use, base):
+    return Chosen(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
+"""
+
+
+def test_worlds_of_plugins_are_used_by_name(install: Install, tmp_path: Path) -> None:
+    used = load(tmp_path, "ajet: {environment: {use: 'maze:3'}}")
+    assert chosen(used) is None and not is_world("maze:3"), "it is left to tools"
+    install("mazes", "environments={'maze': 'mazes.code:serve', 'stub': 'mazes.code:serve'}", code=MAZE)
+    assert is_world("maze:3") and not is_world("maze") and not is_world("class:Maze") and is_world("maze.py->Maze")
+    world = chosen(used)
+    assert world is not None and world.service.env_type == "maze:3" and world.params == {"folder": tmp_path.name}
+    world.close()
+    import mazes.code  # type: ignore[import-not-found]
+
+    assert mazes.code.left == ["maze:3"]
+    install("older", "environments={'gymnasium': 'older.code:serve'}")
+    assert "environment 'gymnasium'" in next(each.problem for each in list_plugins() if "older" in each.place)
+
+
+HOOKS = """
+from contextlib import contextmanager
+
+seen = []
+
+
+@contextmanager
+def reserve(experiment, folder, flags, prefix):
+    seen.append((experiment.name, folder.name, list(flags), prefix))
+    yield "a lamp"
+    seen.append("left")
+
+
+@contextmanager
+def idle(experiment, folder, flags, prefix):
+    yield ""
+"""
+
+
+def test_hooks_of_plugins_surround_a_run(install: Install, tmp_path: Path) -> None:
+    experiment = load(tmp_path, "ajet: {}")
+    hooks = "run_hooks=('lights.no_such:reserve', 'lights.code:reserve', 'lights.code:idle')"
+    install("lights", hooks, code=HOOKS)
+    import lights.code  # type: ignore[import-not-found]
+
+    lines: list[str] = []
+    sink = logger.add(lines.append, level="WARNING")
+    with pytest.raises(ZeroDivisionError), enter_run_hooks(experiment, tmp_path / "x", prefix="p-") as started:
+        assert started == ["a lamp"] and lights.code.seen == [("x", "x", [], "p-")]
+        raise ZeroDivisionError
+    logger.remove(sink)
+    assert [line for line in lines if "lights.no_such" in line]
+
+
 def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("boards2", "trackers={'board': 'boards2.code:Board'}")
     install("lists", "trackers={'list': 'lists.code:List'}")
     monkeypatch.setenv("AJET_PLUGINS", "lists.plugin:PLUGIN")
     assert find_part("tracker", "list") is not None and find_part("tracker", "board") is None
+
+
+BOXES = """
+from ajet.schema.finding import Finding
+from ajet.schema.sandbox import Limits, Result
+
+
+class Maker:
+    mechanism = "shoe_box"
+    limits = Limits()
+
+    @classmethod
+    def of(cls, config, base):
+        return cls()
+
+    def open(self, environment=None):
+        return Box()
+
+
+class Box:
+    mechanism, folder, lost = "shoe_box", "/shoes", ""
+
+    def python(self, code, **options):
+        return Result(b"", b"shoes", 1, "exit", 0.0)
+
+    def close(self):
+        pass
+
+
+def check(experiment, model):
+    return [Finding("shoes", "note", f"{experiment} {model}")] if model != "none" else []
+"""
+
+
+def test_a_sandbox_of_a_package_works(install: Install, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        load(tmp_path, "ajet: {environment: {sandbox: shoe_box}}")
+    install("boxes", "sandboxes={'shoe_box': 'boxes.code:Maker'}", code=BOXES)
+    experiment = load(tmp_path, "ajet: {environment: {sandbox: shoe_box}}")
+    used: list[ToolUse] = []
+    assert opened_sandbox(experiment, Resources(), used.append, {}).python("1 / 0").stderr == b"shoes"
+    assert used[0].arguments == {"mechanism": "shoe_box", "confined": True}
+
+
+def test_a_check_of_a_package_is_a_section(install: Install, tmp_path: Path) -> None:
+    checks = "{'shoes': 'shoes.code:check', 'gone': 'shoes.code:nothing'}"
+    install("shoes", f"doctor_checks={checks}", code=BOXES)
+    sections = examine("none", None, exp_dir=tmp_path).sections
+    assert "shoes" not in sections and sections["gone"][0].state == "warning"
+    assert "shoes.code:nothing" in sections["gone"][0].text
+    assert examine(None, None, exp_dir=tmp_path).sections["shoes"][0].text == "None None"
+
+
+BELL = """
+from contextlib import contextmanager
+
+@contextmanager
+def ring(run):
+    run.append("ding")
+    try:
+        yield
+    finally:
+        run.append("dong")
+"""
+
+
+def test_flags_of_plugins_are_around_a_run(install: Install) -> None:
+    flags = "'bell': LaunchFlag('Ring.', 'bells.code:ring'), 'quiet': LaunchFlag('Wait.', needs='spreads')"
+    install("bells", f"launch_flags={{{flags}, 'gone': LaunchFlag('Go.', 'bells.no_such:go')}}", code=BELL)
+    rung: list[str] = []
+    run = cast("RunDirectory", rung)
+    with pytest.raises(KeyError), flags_around(run, ["bell", "quiet"]):
+        assert rung == ["ding"]
+        raise KeyError
+    assert rung == ["ding", "dong"]
+    with pytest.raises(UserError) as error, flags_around(run, ["bell", "gone"]):
+        pass
+    assert "--with-gone" in error.value.what and "no_such" in error.value.what
+    assert rung == ["ding", "dong"] * 2, "what was entered is left"
 
 
 PLAIN = """

@@ -122,7 +122,7 @@ def test_a_cluster_of_master_addr_is_told_what_starts_one(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     with pytest.raises(ConfigError, match="joins a Ray cluster, and none is named") as caught:
-        address_of(LaunchOptions(with_ray_cluster=True))
+        address_of(LaunchOptions(flags=("ray-cluster",)))
     assert "`ajet cluster render` writes what starts one" in caught.value.do and "MASTER_ADDR" in caught.value.do
 
 

@@ -20,12 +20,12 @@ from ajet.backbone.contract import Backbone
 from ajet.config import load_experiment
 from ajet.engine.adapters import Adapters
 from ajet.engine.scripted import ScriptedEngine
-from ajet.environment.services.serving import Beside
-from ajet.environment.services.sources import open_world
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.tokens import Renderer
 from ajet.train.parts import assemble
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import open_world
 from tests import world_fixtures
 from tests.chat_templates import tokenizer
 from tests.workflow_fixtures import scene

@@ -13,11 +13,15 @@ import pytest
 
 import ajet
 from ajet.config import resolve_reference
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_part, handed_to_workers
 from ajet.config.programs import program
 from ajet.task_judge.base_judge import BaseJudge
 from tests.support.rollouts import stage
 
 pytestmark = pytest.mark.slow
+TOYS = Path(__file__).parents[1] / "support" / "toys"
+"""The folder of an installed plug-in."""
 WORKFLOW = """
 import ajet.schema.task
 from ajet import Workflow, WorkflowOutput
@@ -60,6 +64,23 @@ def test_episodes_play(clone, isolation):
     assert episode.metadata["of"] == ajet.__file__
 
 
+def test_agents_of_plugins_play(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker process finds the plug-in, whose code imports this package."""
+    monkeypatch.syspath_prepend(str(TOYS))
+    part = find_part("workflow", "toy_agent")
+    assert part is not None
+    found = load_code(part.code)
+    with handed_to_workers(), stage(found, isolation="process", folder=clone, user_workflow="toy_agent") as made:
+        episode = made.episode()
+    assert episode.failure is None and "final_answer" in episode.metadata
+
+
+def test_the_command_lists_plugins(clone: Path) -> None:
+    command = [Path(sys.executable).with_name("ajet"), "plugins"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(TOYS)}, text=True, capture_output=True)
+    assert done.returncode == 0 and "ajet_toys" in done.stdout and "ajet_ray" in done.stdout, done.stderr
+
+
 def test_helpers_are_programs_of_this_one(clone):
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     done = subprocess.run(program("ajet.task_judge.math_worker"), env=environment, text=True, capture_output=True,
@@ -78,8 +99,14 @@ def test_rays_processes_load_this_one_before_the_working_directory_counts(clone)
     assert hook([str(clone / "agent"), str(Path(ajet.__file__).parents[1])]) == {}
     (load,) = hook([str(clone)]).values()
     code = "import sys, pickle; pickle.loads(sys.stdin.buffer.read())(); sys.path.insert(0, sys.argv[1])\n"
-    code += "import ajet.config.programs, json; print(json.dumps([ajet.__file__, sys.path[0]]))"
+    code += "sys.path.append(sys.argv[2])\n"
+    code += "import ajet.config.programs, ajet_toys.keys, json\n"
+    code += "from ajet.config.plugins import list_plugins; broken = [p.place for p in list_plugins() if p.problem]\n"
+    code += "print(json.dumps([ajet.__file__, sys.path[0], ajet_toys.keys.PluginKeys.__module__, broken]))"
     said = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(clone)], input=cloudpickle.dumps(load), capture_output=True, check=True
+        [sys.executable, "-I", "-c", code, str(clone), str(TOYS)],
+        input=cloudpickle.dumps(load),
+        capture_output=True,
+        check=True,
     ).stdout
-    assert json.loads(said) == [ajet.__file__, str(clone)]
+    assert json.loads(said) == [ajet.__file__, str(clone), "ajet.config.schema.extended", []]

@@ -391,7 +391,7 @@ def test_checkpoints_of_a_run_are_played_viewed_and_proven(tool_project, tmp_pat
         launcher.main(["prove", str(records[1])])
     printed = capsys.readouterr().out
     assert not ended.value.code and "8 episodes" in printed and "Proven: no wrong token." in printed, printed
-    from ajet.record.viewer.library import Library
+    from ajet_viewer.library import Library
 
     rows = {row["name"]: row for row in Library(Path("launcher_record")).runs()}
     shown = rows[f"plain/eval/{records[1].name}"]

@@ -23,9 +23,9 @@ from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.task_judge import Judge
 from ajet.task_reader import open_reader
-from ajet.workflow.command.running import Ended
-from ajet.workflow.command.settings import CommandSettings
-from ajet.workflow.command.workflow import _raise_unless_good
+from ajet_command.running import Ended
+from ajet_command.settings import CommandSettings
+from ajet_command.workflow import _raise_unless_good
 from tests.support.rollouts import stage, time_is_up
 
 AGENT = """

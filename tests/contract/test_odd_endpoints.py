@@ -16,15 +16,15 @@ from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.environment import chat_model
 from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
-from ajet.environment.mcp.loop import tools_loop
+from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway
 from ajet.gateway.turn import Refused
 from ajet.record.seldom import Seldom
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
-from ajet.task_judge.model_judge.panel import Member, ModelPanel
-from ajet.task_judge.model_judge.prompt import Question
 from ajet.task_judge.other_model import asks_other_model
+from ajet_judges.model_judge.panel import Member, ModelPanel
+from ajet_judges.model_judge.prompt import Question
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}

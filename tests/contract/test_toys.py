@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 TOYS = ROOT / "tests" / "support" / "toys"
 AGENT = """
 async def agent(task, tuner):
-    return 1.0
+    return float(tuner.sandbox().python("6 * 7").stdout == b"6 * 7")
 """
 YAML = """
 ajet:
@@ -46,6 +46,7 @@ ajet:
     temperature: 1.0
     compute_madness_checklist: []
   store: {type: toy_memory}
+  environment: {sandbox: toy_box}
   trainer_common:
     total_training_steps: 1
     save_freq: 1
@@ -62,6 +63,7 @@ REFERENCES = (
     f"trainer_common.logger={TOYS}/ajet_toys/tracker.py->ToyTracker",
     f"trainer_common.algorithm.adv_estimator={TOYS}/ajet_toys/algorithm.py->ToyAlgorithm",
     f"trainer_common.algorithm.policy_loss={TOYS}/ajet_toys/loss.py->ToyLoss",
+    f"environment.sandbox={TOYS}/ajet_toys/sandbox.py->ToyMaker",
     f"rollout.user_workflow={TOYS}/ajet_toys/workflow.py->ToyWorkflow",
     f"task_judge.scorer={TOYS}/ajet_toys/scorer.py->count_letters",
 )
@@ -100,11 +102,13 @@ def test_a_plugins_command_and_list(run: Command) -> None:
     assert code == 0 and "Count to a number." in said
     code, said = run("plugins")
     assert code == 0 and "ajet_toys" in said and "reader: toy_sums" in said and "command: toy" in said
+    assert "flag: --with-toy-bell" in said
 
 
 @pytest.mark.slow
 def test_every_command_works_with_another_packages_parts(run: Command, tmp_path: Path) -> None:
     from ajet_toys.backbone import ToyScorer  # type: ignore[import-not-found]
+    from ajet_toys.hook import noted  # type: ignore[import-not-found]
     from ajet_toys.isolation import ToyIsolation  # type: ignore[import-not-found]
     from ajet_toys.store import ToyStore  # type: ignore[import-not-found]
 
@@ -115,16 +119,19 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     code, said = run("doctor", *CONF, "--json")
     sections = json.loads(said[said.index("{") :])["sections"]
     assert sections["toy"] == [{"topic": "toy", "state": "ok", "text": "needed", "do": ""}]
+    assert sections["toy box"] == [{"topic": "toy_box", "state": "ok", "text": "x", "do": ""}]
     assert sections["experiment"][0]["state"] == "ok"
     code, said = run(*CONF, "--dry-run")
     assert code == 0 and "1 task × 2 episodes" in said, "its layer"
+    assert "Nothing was started but a toy beside the run, ended again" in said and noted == ["entered", "left"]
     code, said = run("plan", *CONF)
     assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
-    assert f"Nothing was started. Start it: {program()} --conf x.yaml --backbone toy" in said, said
+    assert f"a toy beside the run, ended again. Start it: {program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 
-    code, said = run(*CONF)
+    code, said = run(*CONF, "--with-toy-bell")
+    assert (launched / "bell.txt").read_text() == "ding dong"
     assert code == 0 and "ToyTrackerThatFails failed (ConnectionError: nobody is there)" in said, said
     (row,) = metric_rows(launched)
     assert row["toy_updates"] == 1

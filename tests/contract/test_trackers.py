@@ -19,6 +19,7 @@ from ajet.schema.commands import installs_extra
 from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.task import Task
 from tests.record_fixtures import episode as recorded_episode
+from tests.support.plugin_packages import write_plugin
 from tests.support.trackers import (
     SERVICES,
     TrackedRun,
@@ -199,17 +200,8 @@ def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path:
 
 
 def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    packages = tmp_path / "packages"
-    (packages / "other-1.0.dist-info").mkdir(parents=True)
-    (packages / "other-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (packages / "other.py").write_text(
-        "from ajet.config.plugin import Plugin\n"
-        "trackers = {'other': 'tests.tracker_readers:Toy', 'broken': 'nowhere:Toy'}\n"
-        "PLUGIN = Plugin(name='other', about='trackers', trackers=trackers)\n"
-    )
-    points = "[ajet.plugins]\nother = other:PLUGIN\n"
-    (packages / "other-1.0.dist-info" / "entry_points.txt").write_text(points)
-    monkeypatch.syspath_prepend(str(packages))
+    trackers = "trackers={'other': 'tests.tracker_readers:Toy', 'broken': 'nowhere:Toy'}"
+    monkeypatch.syspath_prepend(str(write_plugin(tmp_path / "packages", "other", trackers)))
     conf = tmp_path / "x.yaml"
     conf.write_text("ajet:\n  task_reader: {type: random_dummy}\n  trainer_common: {logger: [other, broken]}\n")
     with open_run(conf, "local", tmp_path / "runs") as run:

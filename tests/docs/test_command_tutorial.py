@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ajet.record import Checkpoints, EpisodeFiles
-from ajet.workflow.command import CommandSettings, Limits
+from ajet_command.settings import CommandSettings, Limits
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
 

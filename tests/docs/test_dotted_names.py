@@ -32,11 +32,13 @@ OLDER = {"tests.verl_update"}
 
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
-    """Return all keys of the configuration and their sections, also those of AgentJet, and renamed references."""
+    """Return the keys and sections of the configuration, also those of AgentJet, renamed references and exports."""
     named = {".".join(path) for path, _, _ in walk(config_model(shipped=True))} | {*ACCEPTED, *MOVED, *UNCHANGED}
     named |= {key.rsplit(".", n)[0] for key in named for n in range(1, key.count(".") + 1)}
     renamed = {name for each in list_plugins() if each.plugin for name in each.plugin.renamed}
-    return {f"ajet.{key}" for key in named} | renamed | OLDER
+    exported = {f"ajet.{name}" for each in list_plugins() if each.plugin for name in each.plugin.exports}
+    exported |= {arrow.join(name.rsplit(".", 1)) for name in exported for arrow in ("->", ":")}
+    return {f"ajet.{key}" for key in named} | renamed | exported | OLDER
 
 
 def find_undefined(paths: list[Path], root: Path, keys: set[str]) -> list[str]:

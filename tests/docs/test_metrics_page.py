@@ -25,8 +25,8 @@ WRITERS = [
 WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/given_replies.py", "run/sft/weighing.py", "run/sft/teach.py"]
-WRITERS += ["run/judging/metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/panel.py"]
-WRITERS += ["task_judge/model_judge/ranking.py"]
+WRITERS += ["run/judge_metrics.py", "../plugins/ajet_judges/model_judge/judge.py"]
+WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
 WRITERS += ["algorithm/critic_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"
 

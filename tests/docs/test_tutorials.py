@@ -138,7 +138,7 @@ RUBRICS = ROOT / "tutorial" / "example_rubrics_judge" / "rubrics_judge.yaml"
 ASK = ROOT / "tutorial" / "example_learn2ask" / "learn2ask.yaml"
 LISTWISE = ["task_judge.rubrics_auto_grader.grader_mode=listwise",
             "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path=ranked.jsonl"]  # fmt: skip
-OF_MODELS = "ajet.task_judge.model_judge->ModelJudge"
+OF_MODELS = "ajet_judges.model_judge->ModelJudge"
 KINDS = {
     "pointwise": (RUBRICS, []),
     "listwise": (RUBRICS, LISTWISE),

@@ -26,9 +26,9 @@ import ajet.engine.embedded
 from ajet.cli.launcher import app
 from ajet.record import Checkpoints
 from ajet.record.resume import RunIdentity
-from ajet.record.viewer.app import Views, build_app
-from ajet.record.viewer.library import Library
-from ajet.run.view import spell_for
+from ajet_viewer.app import Views, build_app
+from ajet_viewer.library import Library
+from ajet_viewer.view import spell_for
 from tests.ajet_command import command
 from tests.ajet_command import environment as environment_of
 from tests.viewer_fixtures import write_run

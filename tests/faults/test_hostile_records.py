@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 import ajet.engine.embedded
 from ajet.cli.launcher import app
 from ajet.record import EpisodeFiles, RunDirectory
-from ajet.record.viewer.app import Views, build_app
-from ajet.record.viewer.library import Library
 from ajet.run.deploy import Deployment, deployed
-from ajet.run.view import spell_for
 from ajet.schema.call import PromptReader
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
+from ajet_viewer.app import Views, build_app
+from ajet_viewer.library import Library
+from ajet_viewer.view import spell_for
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
 

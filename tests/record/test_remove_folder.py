@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ajet.environment.deployment.gaia import Workdirs
 from ajet.record import held_folder
 from ajet.record.held_folder import HeldFolder
 from ajet.record.remove_folder import remove_folder
-from ajet.workflow.command.folder import EpisodeFolder
+from ajet_command.folder import EpisodeFolder
+from ajet_environments.deployment.workdirs import Workdirs
 
 
 def _nest_folders(top: Path, depth: int, mode: int = 0o755) -> None:

@@ -14,12 +14,11 @@ from ajet.record import RunDirectory
 from ajet.record.curve import held_out_course, training_course
 from ajet.record.held_out import Measurement, rows_of_last_judge
 from ajet.record.resume import last_judge_change
-from ajet.record.viewer.library import Library
-from ajet.record.viewer.task_matrix import task_matrix
 from ajet.run.evaluation.target import opened_target
 from ajet.run.model_card import card
 from ajet.run.summary import finish
 from ajet.schema.errors import UserError
+from ajet_viewer.library import Library
 
 YAML = """ajet:
   backbone: local
@@ -223,19 +222,6 @@ def test_numbers_of_two_judges_are_never_compared(tmp_path: Path, capsys: pytest
     summary = Library(root).run("m")
     assert "0.125" not in f"{summary['held_out']} {summary['held_out_short']}"
     assert last_judge_change(run.path) == 2
-
-
-def test_held_out_tasks_are_better_or_worse_by_one_judge() -> None:
-    scored = {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}  # the judge changed after step 2
-    rows = [
-        {"split": "validation", "task": "a", "query": "?", "step": step, "repeat": 0, "uuid": f"u{step}"}
-        | {"reward": reward, "success": None}
-        for step, reward in scored.items()
-    ]
-    (task,) = task_matrix(rows, 2)["tasks"]
-    assert (task["changed"], task["before"], task["after"]) == (0, "u3", "u4") and len(task["cells"]) == 4
-    (alone,) = task_matrix(rows[:3], 2)["tasks"]
-    assert alone["changed"] == 0 and alone["after"] is None
 
 
 def test_rows_begin_anew_with_each_judge() -> None:

@@ -40,7 +40,7 @@ def test_a_run_without_any_reward_is_refused(
 
 OWN = """\
 from ajet.schema.task import WorkflowOutput
-from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_mcp.agent import McpAgentWorkflow
 class Own(McpAgentWorkflow):
     def outcome(self, workflow_task, answer, told):
         return WorkflowOutput(reward=1.0)
@@ -55,9 +55,11 @@ async def agent(task, tuner):
         *("task_judge.scorer=exact", "task_judge.judge_protocol=own.py->agent", "task_reader.type=reasoning_gym"),
         *("task_reader.type=gsm8k", "rollout.user_workflow=own.py->Own", "rollout.user_workflow=own.py->agent"),
         *("task_judge.scorers=[{name: exact}]", "task_judge.judge_type=rubrics_auto_grader"),
+        "task_judge.judges=[{model: m}]",
     ],
 )
-def test_whatever_gives_a_reward_is_enough(tmp_path: Path, override: str) -> None:
+def test_whatever_gives_a_reward_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "m.yaml").write_text(AGENT)
     (tmp_path / "own.py").write_text(OWN)
     require_launchable(load_experiment(tmp_path / "m.yaml", overrides=[override]))
@@ -66,7 +68,7 @@ def test_whatever_gives_a_reward_is_enough(tmp_path: Path, override: str) -> Non
 @pytest.mark.parametrize("score", ["judge", "printed"])
 def test_a_command_needs_a_judge_unless_it_prints(tmp_path: Path, score: str) -> None:
     (tmp_path / "m.yaml").write_text(
-        AGENT.replace("mcp_agent", "ajet.workflow.command->CommandWorkflow")
+        AGENT.replace("mcp_agent", "ajet_command->CommandWorkflow")
         + f"command_agent: {{command: [echo, a], score: {score}}}\n"
     )
     experiment = load_experiment(tmp_path / "m.yaml")

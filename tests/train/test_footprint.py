@@ -17,10 +17,12 @@ from ajet.config import Experiment
 from ajet.engine.dimensions import read_size
 from ajet.engine.embedded import kept_folder
 from ajet.engine.model_source import ModelSource
-from ajet.engine.models import load_model
+from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.record.console import format_bytes
 from ajet.run.sampling.beside import limit_sampler_cache
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task
 from ajet.train import footprint, remarks
 from ajet.train.footprint import (
     GIB,
@@ -33,9 +35,26 @@ from ajet.train.footprint import (
     explain_no_rehearsal,
     find_disks,
     list_longest_samples,
+    render_with_tools,
 )
 from ajet.train.remarks import describe_remarks, review_machine
 
+PORTER = """
+from ajet import Workflow
+
+class Porter(Workflow):
+    async def execute(self, workflow_task, tuner): ...
+
+    @classmethod
+    def opening(cls, config, task):
+        return [{"role": "user", "content": task.main_query}]
+
+    @classmethod
+    def list_tools(cls, experiment, *, start):
+        schema = {"type": "object", "properties": {}}
+        tool = {"name": "lift", "description": "up", "parameters": schema}
+        return [{"type": "function", "function": tool}] if start else None
+"""
 TINY = kept_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)
 
@@ -191,3 +210,21 @@ def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkey
 def test_what_is_less_than_a_mebibyte_is_not_nothing() -> None:
     shown = [format_bytes(size) for size in (0, 1, 124_384, 2**20, GIB)]
     assert shown == ["0 MiB", "1 KiB", "121 KiB", "1 MiB", "1.0 GiB"]
+
+
+def test_any_workflow_may_list_its_tools(tmp_path: Path) -> None:
+    assert TINY is not None
+    (tmp_path / "porter.py").write_text(PORTER)
+    task, tokenizer = Task(main_query="Lift it."), load_tokenizer(ModelSource("tiny", folder=TINY))
+
+    def run(environment: str | None, tokens: int) -> Experiment:
+        rollout = {"user_workflow": "porter.py->Porter", "max_model_len": tokens}
+        return experiment(tmp_path, rollout=rollout, environment={"use": environment})
+
+    assert render_with_tools(run("crane", 4000), task, tokenizer, start=False) is None, "not known before it starts"
+    assert render_with_tools(run(None, 100), task, tokenizer) is None, "no tools are wanted"
+    counted = render_with_tools(run("crane", 4000), task, tokenizer)
+    assert counted is not None and counted[1].endswith("1 tool") and "lift" in counted[0].text
+    with pytest.raises(UserError) as error:
+        render_with_tools(run("crane", 40), task, tokenizer)
+    assert error.value.where == "ajet.rollout.max_model_len" and "lift" in error.value.expected

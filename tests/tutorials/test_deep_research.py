@@ -14,7 +14,7 @@ import pytest
 
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.task import WorkflowTask
-from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_mcp.agent import McpAgentWorkflow
 from tests.tutorial_runs import TUTORIALS, learned, prints, taught
 from tests.workflow_fixtures import scene
 

@@ -8,14 +8,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ajet.environment.services import serving
 from ajet.gateway.server import _advertised
-from ajet.record.viewer import app as viewer
-from ajet.run import view
-from ajet.run.environment import lifetime
 from ajet.run.observe import Observing, observe
-from ajet.schema.addresses import is_loopback, loopback_hosts, own_address
+from ajet.schema.addresses import is_loopback, own_address
 from ajet.schema.errors import UserError
+from ajet_environments.hosting import lifetime
+from ajet_environments.services import serving
 
 HERE = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.1", "localhost", "LocalHost"]
 ELSEWHERE = [
@@ -53,15 +51,6 @@ def test_nobody_listens_for_other_machines_without_a_key(host, monkeypatch):
         told.append((error.value.where, error.value.expected))
         assert error.value.do.endswith("or leave --host out")
     assert len(set(told)) == 1
-
-
-def test_a_viewer_anywhere_on_loopback_looks_at_the_host(monkeypatch, tmp_path):
-    seen = {}
-    monkeypatch.setattr(viewer, "build_app", lambda views, *, hosts, key: seen.setdefault("hosts", hosts))
-    monkeypatch.setattr("ajet.gateway.listener.Listener.run", lambda self, sockets: sockets[0].close())
-    view.view(tmp_path, host="127.0.0.2", browser=False)
-    [own] = [host for host in seen["hosts"] if host.startswith("127.0.0.2:")]
-    assert seen["hosts"] == loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4
 
 
 def no_way_out(monkeypatch, *addresses):

@@ -10,7 +10,7 @@ import pytest
 from ajet import AsyncSampler, MCPSampler, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.judge import Judge
-from ajet.workflow.mcp_agent import McpAgentWorkflow
+from ajet_mcp.agent import McpAgentWorkflow
 from tests.workflow_fixtures import scene
 
 TASK = Task(main_query="2+2?", task_id="t", metadata={"answer": "4", "answer_schema": "boxed"})

@@ -107,7 +107,9 @@ def test_only_the_command_that_is_named_is_built(tmp_path):
         done = subprocess.run(given, cwd=tmp_path, text=True, capture_output=True, env=environment())
         loaded[argument] = set(done.stdout.splitlines()[-1].split())
     assert loaded["stop"] - loaded["--help"] == {"ajet.cli.stop"}
-    assert not {"ajet.cli.stop", "ajet_proof.cli.audit", "ajet.cli.env", "ajet.cli.config"} & loaded["--help"]
+    assert (
+        not {"ajet.cli.stop", "ajet_proof.cli.audit", "ajet_environments.cli.env", "ajet.cli.config"} & loaded["--help"]
+    )
 
 
 def test_composing_imports_neither_torch_nor_transformers(tmp_path):
@@ -145,8 +147,8 @@ def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched
     ((experiment, options),) = launched
     assert experiment.ajet.backbone == "local" and experiment.ajet.rollout.num_repeat == 2
     assert experiment.ajet.trainer_common.test_freq == -1 and experiment.root == project / "runs"
-    assert options.fresh and options.dry_run and options.with_logview and options.skip_check_avail_gpu
-    assert (options.resume, options.debug_tags, options.with_ray) == ("never", "A|B", True)
+    assert options.fresh and options.dry_run and options.skip_check_avail_gpu
+    assert (options.resume, options.debug_tags, options.flags) == ("never", "A|B", ("ray", "logview"))
     assert (options.services, options.prefix) == (("appworld", "lake"), "p")
     assert "--with-ray has no effect" in out
 

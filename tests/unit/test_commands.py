@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ajet.record import find_run
-from ajet.run import view
 from ajet.schema import commands
 from ajet.schema.errors import UserError
 from ajet_testing.packages import find_packages, list_sources
+from ajet_viewer import view
 
 ROOT = Path(__file__).parents[2]
 

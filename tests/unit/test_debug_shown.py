@@ -17,6 +17,7 @@ from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
+from ajet.workflow import CommandWorkflow
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, failure: Failure) -> list[str]:
@@ -124,7 +125,7 @@ def test_hints_fit_what_failed() -> None:
     pair = Failure("agent", "wrong_type", "agent returned a tuple, which is not read; expected text")
     assert "WorkflowOutput(reward=" in hint_of(pair)
     silent = Failure("agent", "no_model_call", "the workflow ended without calling the model")
-    assert "OPENAI_BASE_URL" in hint_of(silent, is_command=True) and "OPENAI_BASE_URL" not in hint_of(silent)
+    assert "OPENAI_BASE_URL" in hint_of(silent, CommandWorkflow) and "OPENAI_BASE_URL" not in hint_of(silent)
 
 
 @pytest.mark.parametrize(

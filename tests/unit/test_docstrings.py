@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [path for package in find_packages(ROOT).values() for path in list_sources(package)]
 RIDDLE = re.compile(r"(Of|The same|That|Those|As|It|They|From|With|By|Beside) (?!many )")
 """How one begins that leaves its subject to the reader."""
-NOT_OURS = ("ajet/environment/gaia/servers", "ajet/cli/templates", "ajet/config/schema")
+NOT_OURS = ("plugins/ajet_gaia/servers", "ajet/cli/templates", "ajet/config/schema")
 """What a model reads of a tool; what a user changes; sentences of a page, whose heading is their subject."""
 
 

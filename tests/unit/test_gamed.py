@@ -14,11 +14,11 @@ from loguru import logger
 from ajet.config import Experiment
 from ajet.record import RunDirectory
 from ajet.record.gamed import GAMED, Glimpse, alarm
-from ajet.record.viewer.library import summary
-from ajet.run.tables import show_episodes
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
 from ajet.train.gaming import GamingWatch
+from ajet_viewer.library import summary
+from ajet_viewer.tables import show_episodes
 from tests.record_fixtures import episode
 
 TOOL = Path(__file__).parents[1] / "recorded_runs" / "tool.json"

@@ -12,7 +12,7 @@ from ajet.backbone.local.cores import cores
 from ajet.record import processors
 from ajet.rollout.isolation.loops import processes_of_this_machine
 from ajet.run.checkup.machine import machine as checked
-from ajet.run.environment.trial import machine as planned
+from ajet_environments.hosting.trial import machine as planned
 
 GROUP = "sys/fs/cgroup"
 CPU_1 = f"{GROUP}/cpu,cpuacct"

@@ -176,7 +176,7 @@ for room in {rooms!r}:
     assert done.stdout == ""
 
 
-WITHOUT_AJET = ("ajet/client", "ajet/environment/sandbox/inside", "ajet/environment/gaia/servers")
+WITHOUT_AJET = ("ajet/client", "ajet/schema/frames.py", "plugins/ajet_sandbox/inside", "plugins/ajet_gaia/servers")
 """Where there is no ajet to import, as it runs."""
 
 

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
 from ajet.run import runner
-from ajet.run.companions import RunningCompanion
+from ajet.run.kept_process import KeptProcess
 from ajet.run.runner import InProcessRunner
 from ajet.run.sampling import beside as sampler_beside_module
 from ajet.run.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
@@ -55,8 +55,8 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
     """Before, the last policy says that the training is over: a sampler would end at once, and the run with it."""
     events: list[str] = []
     for name in ("start", "require_running", "close"):
-        monkeypatch.setattr(RunningCompanion, name, lambda self, name=name: events.append(name))
-    monkeypatch.setattr(RunningCompanion, "started", property(lambda self: "start" in events))
+        monkeypatch.setattr(KeptProcess, name, lambda self, name=name: events.append(name))
+    monkeypatch.setattr(KeptProcess, "started", property(lambda self: "start" in events))
     run: Any = SimpleNamespace(path=tmp_path)
     experiment = of_folder(tmp_path)
     with sampler_beside(experiment, run):
@@ -77,8 +77,8 @@ def test_a_store_that_the_sampler_made_goes_where_no_trainer_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     """Else a start that ended while the trainer loaded would be a run, which other settings cannot go on with."""
-    monkeypatch.setattr(RunningCompanion, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
-    monkeypatch.setattr(RunningCompanion, "close", lambda self: None)
+    monkeypatch.setattr(KeptProcess, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
+    monkeypatch.setattr(KeptProcess, "close", lambda self: None)
     run: Any = SimpleNamespace(path=tmp_path)
     experiment = of_folder(tmp_path)
     with suppress(ZeroDivisionError), sampler_beside(experiment, run):

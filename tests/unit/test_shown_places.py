@@ -11,7 +11,6 @@ from ajet.config import Experiment
 from ajet.record import RunDirectory
 from ajet.run.stop import stop
 from ajet.run.summary import finish
-from ajet.run.tables import show_runs
 
 NAME = "a [red] b"
 LONG = "[bold] " + "long " * 30
@@ -36,8 +35,3 @@ def test_a_run_says_where_its_record_is(root: Path, capsys: pytest.CaptureFixtur
     assert f"Record: {root / NAME}" in said and f"Checkpoint: {saved}" in said
     assert stop(NAME, root) == 0
     assert f"{NAME} is not running." in capsys.readouterr().out.splitlines()
-
-
-def test_where_there_are_no_runs_the_folder_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_runs(root) == 0
-    assert f"No runs in {root}. Start one: " in capsys.readouterr().out

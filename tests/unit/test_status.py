@@ -11,10 +11,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record import RunDirectory
-from ajet.record.gamed import GAMED
-from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.live_status import live_status, prometheus
-from ajet.run import tables
 from ajet.run.status_screen import lines
 from ajet.schema.episode import Outcome
 from tests.record_fixtures import episode
@@ -87,18 +84,3 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
     assert over.state == "finished" and not over.depths
     shown = "\n".join(lines(over))
     assert re.match(r"demo: finished \d+ s ago, step 7 of 20\n", shown) and "waits" not in shown
-
-
-def test_a_list_of_runs_has_names_that_can_be_copied(tmp_path: Path, monkeypatch, capsys) -> None:
-    """On 80 columns: the other cells take a second line, a name does not."""
-    name = "demo/eval/20261123-163533"
-    monkeypatch.setenv("COLUMNS", "80")
-    row = {"state": "finished", "step": 40, "train/reward": 0.0312, "debug/reward": None, "reward_short": "",
-           LEARNED_NOTHING: False, GAMED: False, "held_out_short": "0.0156 ±0.031 (64/64)", "updated": 1.0}  # fmt: skip
-    listed = [{"name": name, **row}]
-    monkeypatch.setattr(tables.Library, "runs", lambda self: listed)
-    for whole in (True, False):
-        tables.show_runs(tmp_path)
-        shown = capsys.readouterr().out
-        assert (name in shown) is whole and all(len(line) <= 80 for line in shown.splitlines())
-        listed.append({"name": "x" * 200, **row})

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ajet.record.episode_bytes import packed, unpacked
 from ajet.record.tool_uses import ARGUMENTS, IN_ALL, RESULT, bounded, canonical, decode_uses, encode_uses, kept
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.workflow.tools import Running, recorded
+from ajet_ray.episode_bytes import packed, unpacked
 from tests.record_fixtures import episode
 from tests.workflow_fixtures import scene
 

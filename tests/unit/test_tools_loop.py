@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from ajet.environment.mcp.loop import on_tools_loop, tools_loop
+from ajet.environment.loop import on_tools_loop, tools_loop
 
 
 def test_what_comes_as_its_caller_is_cancelled_is_unclaimed() -> None:

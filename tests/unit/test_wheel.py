@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_testing.packages import PLUGINS, find_plugins
+from tests.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,3 +110,10 @@ def test_a_tutorial_yaml_composes_from_any_folder(unpacked: Path, tmp_path: Path
     (tmp_path / "mine" / "math_agent.yaml").write_text(TUTORIAL_YAML)
     done = python(unpacked, tmp_path, "-m", "ajet.cli.launcher", "config", "validate", "--conf", "mine/math_agent.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_viewers_pages_are_in_the_wheel(unpacked: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "one")
+    done = python(unpacked, tmp_path, "-m", "ajet.cli.launcher", "view", "one", "--exp-dir", ".", "--html", "one.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "uPlot" in (tmp_path / "one.html").read_text()

@@ -25,7 +25,6 @@ import numpy as np
 import pytest
 
 from ajet.config.view import View
-from ajet.environment.sandbox.inside.frames import packed
 from ajet.environment.services import gym_env
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
@@ -49,6 +48,7 @@ from ajet.rollout.isolation.values import decoded, encoded
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ToolFailure
+from ajet.schema.frames import packed
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import Ambient
 from ajet.workflow.resources import Resources

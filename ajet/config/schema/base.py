@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from ajet.config.backbones import Capability
-from ajet.config.plugin import Kind, Part
+from ajet.config.plugin import Kind, NamedKind, Part
 from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
@@ -55,12 +55,13 @@ class Section(BaseModel):
     @classmethod
     def _a_part_that_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         """Or a reference to one."""
-        kind: Kind | None = meta(cls.model_fields[info.field_name]).get("part") if info.field_name else None
+        notes = meta(cls.model_fields[info.field_name]) if info.field_name else {}
+        kind: NamedKind | None = notes.get("part") or notes.get("named")
         if kind == "reader" and value in OLDER_READERS:
             return OLDER_READERS[value]
         if kind is not None:
             for name in [value] if isinstance(value, str) else value or ():
-                require_known(name, kind)
+                require_known(name, kind, or_own="part" in notes)
         return value
 
 
@@ -74,6 +75,7 @@ def key(
     unless: tuple[str, str] | None = None,
     kind: str | None = None,
     part: Kind | None = None,
+    named: NamedKind | None = None,
     lists: Kind | None = None,
     when: tuple[str, ...] | None = None,
     or_own: bool = False,
@@ -89,6 +91,7 @@ def key(
     unless: another key, and its value with which this one is read even where a backbone's descriptor says it is not.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     part: it names parts of this kind, or refers to the user's own; `{names}` in the description are those known.
+    named: the same, without a reference.
     lists: the same, where the user's code may register more under names of its own, so that none is refused here.
     when, or_own: the key that chooses it, and the values, as a YAML spells them, for which it is read, as a section has
     them.
@@ -104,6 +107,8 @@ def key(
         extra["kind"] = kind
     if part is not None:
         extra |= {"part": part, "kind": "reference"}
+    if named is not None:
+        extra["named"] = named
     if lists is not None:
         extra["lists"] = lists
     if when is not None:
@@ -153,9 +158,8 @@ def meta(field: FieldInfo) -> dict[str, Any]:
 def described(field: FieldInfo) -> str:
     """The description of a key or a section."""
     text, notes = field.description or "", meta(field)
-    if "lists" in notes:
-        return text.replace("{names}", ", ".join(find_parts(notes["lists"])))
-    return text.replace("{names}", ", ".join(find_parts(notes["part"]))) if "part" in notes else text
+    kind: NamedKind | None = next((notes[each] for each in ("part", "named", "lists") if each in notes), None)
+    return text.replace("{names}", ", ".join(find_parts(kind))) if kind is not None else text
 
 
 def subsection(field: FieldInfo) -> type[Section] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from ajet.config.plugin import Kind, spell_reference
+from ajet.config.plugin import NamedKind, spell_reference
 from ajet.config.plugins import describe_broken, find_all_parts, find_parts
 
 
@@ -20,9 +20,9 @@ def is_reference(text: str) -> bool:
     return bool(arrow and left and right.strip().isidentifier())
 
 
-def require_known(text: str, kind: Kind) -> None:
-    """Raises ValueError unless `text` names a part of this kind or refers to one."""
-    if text in find_parts(kind) or is_reference(text):
+def require_known(text: str, kind: NamedKind, *, or_own: bool) -> None:
+    """Raises ValueError unless `text` names a part of this kind, or, with `or_own`, refers to one."""
+    if text in find_parts(kind) or (or_own and is_reference(text)):
         return
     names = [*find_all_parts(kind)]  # this searches the installed packages
     if text in names:
@@ -30,4 +30,5 @@ def require_known(text: str, kind: Kind) -> None:
     near = get_close_matches(text, names, 1) or [name for name in names if text and name.startswith(text)]
     hint = f" (did you mean {near[0]}?)" if near else ""
     broken = f". {reason}" if (reason := describe_broken()) else ""
-    raise ValueError(f"one of {', '.join(names)}, or a reference such as {spell_reference(kind)}{hint}{broken}")
+    own = f", or a reference such as {spell_reference(kind)}" if or_own else ""
+    raise ValueError(f"one of {', '.join(names)}{own}{hint}{broken}")

@@ -27,13 +27,6 @@ class ContextTracker(Section):
         "Whose content is shown to the model as plain text where it spells a control token of the chat template: what "
         "tools answered; everything that the model did not say; nothing.",
     )
-    proof_sample: int = key(
-        2,
-        "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
-        "metrics `proof/…`. 0 proves none.",
-        training=False,
-        ge=0,
-    )
     log_tool_format_check: bool = key(False, "Log every reply whose tool call has the wrong form.", training=False)
     log_tool_format_error_detail: bool = key(False, "Log those replies in full.", training=False)
     detect_timeline_snap: bool = key(

@@ -18,7 +18,6 @@ from ajet.config.schema.model import Model
 from ajet.config.schema.reasons import ONLY_SERVED, OWN_AGENTS
 from ajet.config.schema.rollout import Rollout
 from ajet.config.schema.serve import Serve
-from ajet.config.schema.services import Companion
 from ajet.config.schema.sft import Sft
 from ajet.config.schema.store import Store
 from ajet.config.schema.task_judge import TaskJudge
@@ -63,12 +62,6 @@ class AjetConfig(Section):
         Environment, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
     )
     task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
-    services: dict[str, Companion] = key(
-        {},
-        "Programs that a run needs beside it, by name: each is started before it and ended after it. "
-        "`{command, cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
-        training=False,
-    )
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
     trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
     sft: Sft = section(Sft, "Learning from replies that are given: `ajet sft`.")

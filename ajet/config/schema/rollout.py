@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.mcp_agent import McpAgent
 from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_VALIDATION, OWN_AGENTS, WHOLE_STEPS
 
 
@@ -194,13 +193,6 @@ class Rollout(Section):
     )
     max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
     max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
-    mcp_agent: McpAgent = section(
-        McpAgent,
-        "The agent that comes with ajet, for `user_workflow: mcp_agent`.",
-        idle={SERVE: OWN_AGENTS},
-        when=("rollout.user_workflow", "mcp_agent"),
-        or_own=True,
-    )
     multi_turn: MultiTurn = section(MultiTurn, "Limits of an episode with several turns.")
     force_disable_toolcalls: bool = key(False, "Drop `tools` from every request and parse no tool calls.")
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(

@@ -1,18 +1,20 @@
 """Which environment the episodes of an experiment are played in.
 
 Invariant: the tasks of an environment service are played in that service; `environment.use` names one for the tasks of
-any other reader. Whatever it names is asked as an environment service: what is none is served as one beside the run.
+any other reader. Whatever it names is asked as an environment service: what is none is served as one beside the run, by
+the plug-in that brings worlds of that name (`Plugin.environments`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.services import Service
+from ajet.config.plugin import Part, load_code
+from ajet.config.plugins import find_part
 from ajet.environment.addresses import checked, tool_kind
-from ajet.environment.services.sources import PACKAGES, open_world
 from ajet.environment.services.wire import EnvService
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.environment.use"
-SERVICE_KEY = "ajet.task_reader.env_service.env_url"
-WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
-"""Ecosystems that are reached at an address, and their names."""
+SERVICE_KEY = "ajet_environments.reader.env_url"
+CLASS = "class"
+"""Name of the worlds that are a class of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +59,6 @@ def service_at(url: str, where: str, env_type: str = "") -> EnvService:
     return EnvService(checked(url, where, "an environment service", "http://HOST:PORT"), env_type)
 
 
-def how_to_start() -> str:
-    """Advice for a service that is not there."""
-    serve = command("env", "serve", "FILE.py->MyEnv", "--port", "N")
-    return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
-
-
-def services_of(experiment: Experiment) -> Iterator[Service]:
-    """For the list of what a run stands on."""
-    service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
-    do = how_to_start()
-    if service is not None:
-        key = KEY if used else SERVICE_KEY
-        expected = "an environment service"
-        yield Service("environment service", service.url, key, service.health, expected, do)
-    kind, _, address = used.partition(":")
-    if kind in WIRES:
-        from ajet.environment.services.openenv import health
-
-        yield Service(
-            f"{WIRES[kind]} server",
-            address,
-            KEY,
-            lambda seconds: health(address, seconds),
-            f"a server of {WIRES[kind]}'s protocol",
-            "start it before the run (by hand, or by `ajet.services` in the YAML)",
-        )
-
-
 def is_service_url(used: str) -> bool:
     """Whether it is the address of an environment service: an http one that is not of MCP."""
     return used.startswith(("http://", "https://")) and tool_kind(used) is None
@@ -92,7 +66,14 @@ def is_service_url(used: str) -> bool:
 
 def is_world(used: str) -> bool:
     """Whether it names a world that is served beside the run."""
-    return used.partition(":")[0] in (*PACKAGES, *WIRES) or "->" in used
+    return _find_world(used) is not None
+
+
+def _find_world(used: str) -> Part | None:
+    name, colon, _ = used.partition(":")
+    if "->" in used:
+        return find_part("environment", CLASS)
+    return find_part("environment", name) if colon and name != CLASS else None
 
 
 def chosen(experiment: Experiment) -> Chosen | None:
@@ -116,9 +97,8 @@ def chosen(experiment: Experiment) -> Chosen | None:
     if service is not None:
         asked = reader.env_service.env_action_preference if reader.type == "env_service" else None
         return Chosen(service, {} if asked is None else {"env_action_preference": asked})
-    if not used or not is_world(used):
+    world = _find_world(used or "")
+    if world is None:
         return None
-    from ajet.environment.services.serving import Beside
-
-    beside = Beside(open_world(used, base=experiment.base))
-    return Chosen(beside.service, leave=beside.close)
+    serve_beside: Callable[[str, Path], Chosen] = load_code(world.code)
+    return serve_beside(used or "", experiment.base)

@@ -1,4 +1,4 @@
-"""Where user code runs: `thread`, `loop`, `loops`, `process` or `sandbox`, behind one contract.
+"""Where user code runs: `thread`, `loop`, `loops`, `process` or a plug-in's, behind one contract.
 
 In: attempts. Out: a future with the workflow's output, or with what it raised. Invariant: user code never runs on the
 loops of the gateway, the engine or the rollout, so whatever it does, a timeout is noticed and the others go on.
@@ -59,7 +59,22 @@ class Isolation(Protocol):
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
     """The isolation that `rollout.isolation` names. `ambient`: the gateway's, for clients that are given nothing.
     Raises UserError."""
-    kind = class_of(
+    found: Isolation = _find_class(experiment).opened(experiment, workflow_class, ambient)
+    return found
+
+
+def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
+    """Raise ConfigError if the named isolation refuses this workflow or experiment; starts no process.
+
+    An isolation that refuses some has a class method of this name.
+    """
+    check = getattr(_find_class(experiment), "require_isolable", None)
+    if check is not None:
+        check(experiment, workflow_class)
+
+
+def _find_class(experiment: Experiment) -> type[Any]:
+    return class_of(
         experiment.ajet.rollout.isolation,
         "isolation",
         base=experiment.base,
@@ -67,17 +82,3 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
         does=("opened", "start", "stands", "stop", "close"),
         like="ajet.rollout.isolation.Isolation",
     )
-    found: Isolation = kind.opened(experiment, workflow_class, ambient)
-    return found
-
-
-def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
-    """Raise ConfigError if the named isolation refuses this workflow or experiment; starts no process."""
-    from ajet.rollout.isolation.process import home_of
-    from ajet.rollout.isolation.sandbox import require_no_network
-
-    kind = experiment.ajet.rollout.isolation
-    if kind in ("loops", "process", "sandbox"):
-        home_of(workflow_class, experiment, Endpoint("", ""))
-    if kind == "sandbox":
-        require_no_network(experiment)

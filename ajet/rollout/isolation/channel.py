@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from ajet.environment.sandbox.inside.frames import BadFrame, Frames, packed, send
 from ajet.rollout.isolation.values import decoded
+from ajet.schema.frames import BadFrame, Frames, packed, send
 
 LONGEST = 1 << 28
 """Bytes of one message: a longer output fails its episode."""

@@ -35,6 +35,11 @@ class LoopsIsolation:
         processes = experiment.ajet.rollout.processes or processes_of_this_machine()
         return cls(home_of(workflow_class, experiment, ambient), processes)
 
+    @classmethod
+    def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
+        """Raise ConfigError if another process could not import the workflow."""
+        home_of(workflow_class, experiment, Endpoint("", ""))
+
     def __init__(self, home: Home, processes: int) -> None:
         """`processes`: at most so many are given attempts at a time."""
         self._home, self._processes = home, processes

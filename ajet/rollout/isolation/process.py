@@ -47,6 +47,11 @@ class ProcessIsolation:
         """Raises ConfigError when another process could not import the workflow."""
         return cls(experiment, workflow_class, ambient)
 
+    @classmethod
+    def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
+        """Raise ConfigError if another process could not import the workflow."""
+        home_of(workflow_class, experiment, Endpoint("", ""))
+
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError when another process could not import the workflow."""
         self._home = home_of(workflow_class, experiment, ambient)

@@ -16,20 +16,20 @@ from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import Comparison, compare
-from ajet.record.console import console
+from ajet.record.console import console, format_age
 from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
-from ajet.run.companions import beside
 from ajet.run.evaluation import record
+from ajet.run.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
-from ajet.run.judging.comparison import PLAYED, JudgeComparison, compared
-from ajet.run.judging.rubrics import require_rubrics
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.services import require_answers, services_of
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
+from ajet.task_judge.registry import prepare_judge
 from ajet.train.footprint import render_with_tools
 from ajet.train.interrupts import Interrupts
 
@@ -120,7 +120,7 @@ class Result:
 def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
-    with Interrupts().installed(), beside(experiment, experiment.root / experiment.name / "eval"):
+    with Interrupts().installed(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
         return _evaluated(experiment, models, asked)
 
 
@@ -128,7 +128,7 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
     from ajet.task_reader.registry import OfTraining, open_reader
 
     require_answers([each for each in services_of(experiment) if each.key != ENDPOINT_KEY])
-    require_rubrics(experiment)
+    prepare_judge(experiment)
     judges = open_judges(experiment, asked.judges)
     reader = open_reader(experiment)
     if asked.training:
@@ -240,12 +240,11 @@ def _evaluations(
 def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     """The record that has all that was asked for, after playing what was missing."""
     from ajet.run.launch import closed_by_outcome, warn_of_unconfined
-    from ajet.run.tables import age
 
     again = None if fresh else record.earlier(evaluation)
     if again is not None and _is_played(evaluation, again):
         then = record.file_of(again, evaluation.model.step).stat().st_mtime
-        _say(f"{evaluation.model.label}: played {age(then)}, read from {again}; --fresh plays it again")
+        _say(f"{evaluation.model.label}: played {format_age(then)}, read from {again}; --fresh plays it again")
         return again
     run = record.begin(evaluation, again)
     warn_of_unconfined(evaluation.experiment)

@@ -22,9 +22,9 @@ from ajet.record.comparison import Comparison
 from ajet.record.console import console, counted, printable
 from ajet.record.intervals import plus_minus
 from ajet.record.scores import Rate, Scores
+from ajet.run.evaluation import judge_comparison
 from ajet.run.evaluation.judged import YAML
 from ajet.run.evaluation.play import Evaluated, Result
-from ajet.run.judging import comparison as judge_comparison
 from ajet.schema.errors import MissingExtra, UserError
 
 NAMED = 8

@@ -23,8 +23,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
 from ajet.backbone.local.cores import cores
-from ajet.config.schema.services import Companion
-from ajet.run.companions import RunningCompanion
+from ajet.run.kept_process import KeptProcess
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 from ajet.train.sources.store import Samplers
@@ -91,9 +90,8 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[Sample
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
     command += [f"ajet.trainer_common.threads={threads_of_a_side(experiment.ajet.trainer_common)}"]
     command += limit_sampler_cache(experiment)
-    child = RunningCompanion(
-        "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
-    )
+    log = run.path / "logs" / f"{run.path.name}_sampler_0.log"
+    child = KeptProcess("sampler", command, experiment.base.resolve(), log)
     anew = not (run.path / STORE).exists()
     if not _is_over(run.path / STORE):
         child.start()

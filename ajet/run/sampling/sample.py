@@ -23,9 +23,9 @@ from ajet.backbone.decoupled.terms import OVER, SERVER, Terms
 from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
 from ajet.rollout.wiring import require_gateway
-from ajet.run.companions import beside
 from ajet.run.launch import warn_of_unconfined
 from ajet.run.launchable import refuse_untrainable
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import AjetError, ConfigError, UserError
@@ -82,7 +82,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
         with _logged(experiment, name, played), interrupts.installed(), _warm(experiment) as opens:
             announced: Announced | None = _awaited(experiment, store, interrupts, options, name)
             with (
-                beside(experiment, experiment.root / experiment.name / "samplers" / name)
+                enter_run_hooks(experiment, experiment.root / experiment.name / "samplers" / name)
                 if options.services
                 else nullcontext()
             ):

@@ -22,12 +22,12 @@ from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
 from ajet.rollout.garbage_collection import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
-from ajet.run.companions import beside
 from ajet.run.launch import recorded, warn_of_unconfined
 from ajet.run.launchable import refuse_untrainable
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
+from ajet.run.run_hooks import enter_run_hooks
 from ajet.run.summary import finish
 from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, require_own_store
@@ -97,7 +97,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         recording = Recording(run)
         with (
             interrupts.installed(),
-            beside(experiment, run.path),
+            enter_run_hooks(experiment, run.path),
             assembled(experiment, run, keeper=None if trains else recording) as served,
         ):
             if trains:
@@ -125,8 +125,8 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk
-    from ajet.run.judging.rubrics import require_rubrics
     from ajet.task_judge import open_judge
+    from ajet.task_judge.registry import prepare_judge
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -136,7 +136,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         if "trains" in experiment.backbone.can:
             require_own_store(experiment, run.path)
         reader = open_reader(experiment) if experiment.names_tasks else None
-        require_rubrics(experiment, run)
+        prepare_judge(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
         known = reader.json_tasks("train") if reader else None
         backbone = open_backbone(experiment)

@@ -23,6 +23,7 @@ from ajet_aworld import packages
 from ajet_aworld.agent_loop import question_of
 from ajet_aworld.tool_environment import get_agent_tool_env_and_servers
 from ajet_aworld.trainer.agents import filled
+from tests.support.plugin_packages import write_plugin
 from train.trainer.agent_trainer import AgentTrainer
 from train.trainer.trainer_processor import TrainerProcessor
 from train.trainer.utils import TRAIN_PROCESSOR
@@ -117,16 +118,8 @@ def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, fold
 
 
 def test_an_installed_package_brings_a_processor(folder, monkeypatch):
-    (folder / "brings.py").write_text(
-        "from ajet.config.plugin import Plugin\n"
-        "engines = {'brought': 'plugins.ajet_aworld.tests.test_agent_trainer:Noted'}\n"
-        "PLUGIN = Plugin(name='brings', about='an engine', train_engines=engines)\n"
-    )
-    about = folder / "brings-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brings\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[ajet.plugins]\nbrings = brings:PLUGIN\n")
-    monkeypatch.syspath_prepend(str(folder))
+    engines = "train_engines={'brought': 'plugins.ajet_aworld.tests.test_agent_trainer:Noted'}"
+    monkeypatch.syspath_prepend(str(write_plugin(folder, "brings", engines)))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
     trainer = AgentTrainer("a", train_engine_name="brought")
     AgentTrainer.unregister_processor("brought")

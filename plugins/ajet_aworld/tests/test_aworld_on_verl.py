@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ajet.record.episodes import read_recorded
-from ajet.run.environment.lifetime import down, up
+from ajet_environments.hosting.lifetime import down, up
 from ajet_proof.recorded.prove import prove_recorded
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES

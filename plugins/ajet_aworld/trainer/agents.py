@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ajet.environment.mcp.servers import TOKEN
 from ajet.schema.errors import UserError
 from ajet_aworld.agent_loop import AworldAgentLoop
+from ajet_mcp.servers import TOKEN
 
 _MODEL = ("llm_provider", "llm_model_name", "llm_base_url", "llm_api_key", "llm_client_type", "llm_response_parser")
 """What says which model is asked, and how."""

@@ -92,7 +92,7 @@ class RunProcessor(TrainerProcessor):
         from ajet.run.launch import launch
         from ajet.train.options import LaunchOptions
 
-        launch(self.experiment(), LaunchOptions(with_ray=self.with_ray))
+        launch(self.experiment(), LaunchOptions(flags=("ray",) if self.with_ray else ()))
 
 
 class DebugProcessor(RunProcessor):

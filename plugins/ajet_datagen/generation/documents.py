@@ -16,13 +16,13 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.environment.gaia.servers.documents import MAX_FILE
-from ajet.environment.gaia.servers.html_text import readable
-from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.settled import whole_letters
 from ajet.task_reader.contract import being_read
 from ajet_datagen.generation.office import slides, word
+from ajet_gaia.servers.documents import MAX_FILE
+from ajet_gaia.servers.html_text import readable
+from ajet_gaia.servers.tool import ToolError
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)

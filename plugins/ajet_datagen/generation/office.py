@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ajet.environment.gaia.servers.documents import checked_archive
 from ajet.schema.errors import MissingExtra
+from ajet_gaia.servers.documents import checked_archive
 
 PARAGRAPH, TABLE, ROW, CELL = "p", "tbl", "tr", "tc"
 LEFT_OUT = frozenset({"Fallback", "del", "moveFrom", "pPr", "rPr", "sectPr"})

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ajet.environment.chat_model import NoAnswer
-from ajet.environment.mcp.loop import tools_loop
+from ajet.environment.loop import tools_loop
 from ajet_datagen.generation.failover import Failover
 
 T = TypeVar("T")

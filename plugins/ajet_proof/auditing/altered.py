@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet.record.chain import METRICS
-from ajet.record.chain_state import Change
 from ajet.record.files import read_rows
 from ajet.schema.errors import UserError
 from ajet.store.digest import ALTERED
 from ajet.store.run_store import changed_ends
+from ajet_proof.auditing.chain_state import Change
 
 
 def told_of(run: Path) -> list[str]:

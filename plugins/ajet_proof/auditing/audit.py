@@ -19,16 +19,16 @@ from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
-from ajet.record.chain_index import ChainIndex, Found
-from ajet.record.chain_state import ChainState, Change, DiskSizes, changes_of, read_chain, step_of
 from ajet.record.checkpoint import examined
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
-from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
 from ajet.record.resume import FILE as IDENTITY
 from ajet.schema.errors import UserError
 from ajet_proof.auditing import altered
+from ajet_proof.auditing.chain_index import ChainIndex, Found
+from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, changes_of, read_chain, step_of
+from ajet_proof.auditing.episode_facts import episode_facts
 
 SHORTEST = 6
 """Letters of an episode's uuid that are enough to name it."""

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.record.chain import KEY
-from ajet.record.chain_state import step_of
 from ajet.record.console import counted, printable
 from ajet.record.plain_json import plain
 from ajet_proof.auditing.audit import Trail, Whole
+from ajet_proof.auditing.chain_state import step_of
 
 MOST = 24
 """Rows of a table on one screen."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.backbone.scoring import scored
+from ajet_proof.config import ProofKeys
 from ajet_proof.recorded.prove import prove_episode
 from ajet_proof.recorded.recompute import at_version
 from ajet_proof.tokens.proof import Proof, compare, everything, samples_of
@@ -35,6 +36,7 @@ class StepProof:
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
         self._settings, self._words = settings, words
+        self._sample = ProofKeys.of(settings).proof_sample
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """`proof/…` of the step. `newest`: the latest policy version that can have sampled an episode."""
@@ -70,7 +72,7 @@ class StepProof:
 
     def _chosen(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
         played = [episode for episode in episodes if episode.sampled_tokens]
-        count = min(self._settings.context_tracker.proof_sample, len(played)) if self._words is not None else 0
+        count = min(self._sample, len(played)) if self._words is not None else 0
         return random.Random(f"{self._settings.seed}/{step}").sample(played, count)
 
     def _ids(self, chosen: Sequence[Episode], newest: Callable[[Episode], int]) -> Proof:

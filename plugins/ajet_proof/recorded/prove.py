@@ -18,7 +18,6 @@ from rich.console import Console
 
 from ajet.config.record_file import open_record_file
 from ajet.record import Checkpoints
-from ajet.record.chain_state import read_chain
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
@@ -26,6 +25,7 @@ from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.altered import told_of
+from ajet_proof.auditing.chain_state import read_chain
 from ajet_proof.recorded.recompute import WRITTEN, Recomputation, versions_of
 from ajet_proof.recorded.steps import REMOVED, HeldSteps, WrongStep
 from ajet_proof.recorded.target import CONFIG, Target, find_target, step_of

@@ -21,7 +21,6 @@ from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorde
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.chain import METRICS
-from ajet.record.chain_index import ChainIndex
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
 from ajet.record.resume import FILE as RUN_IDENTITY
@@ -32,6 +31,7 @@ from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
 from ajet.train.accounting import episode_metrics
+from ajet_proof.auditing.chain_index import ChainIndex
 from ajet_proof.recorded.draws import HeldDraws
 from ajet_proof.recorded.losses import OTHERS, HeldLosses
 from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, HeldValidations

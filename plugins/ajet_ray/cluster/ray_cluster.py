@@ -22,6 +22,7 @@ from typing import Any
 from ajet.config.plugins import VARIABLE as PLUGINS
 from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
+from ajet_ray.cluster.node_plugins import require_same_plugins
 from ajet_ray.cluster.own_package import hook
 from ajet_ray.cluster.resources import Demand
 
@@ -86,7 +87,7 @@ def connected(
     address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not this machine.
     environment: variables for the run's processes. temporary: their folder for temporary files, where the cluster is
     ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are missing. Raises
-    UserError without such a cluster or without its GPUs.
+    UserError without such a cluster or without its GPUs, and for a node with other plug-ins.
     """
     try:
         import ray
@@ -132,6 +133,8 @@ def connected(
             signal.signal(number, handler)
     try:
         _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
+        if address is not None:
+            require_same_plugins()
         yield
     finally:
         ray.shutdown()

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.algorithm import credit
-from ajet.record.episode_bytes import unpacked
 from ajet.record.episode_codec import rebuild as rebuild_timeline
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
+from ajet_ray.episode_bytes import unpacked
 from ajet_ray.rows import FIELDS, NO_TOKEN, rebuild, rows
 from tests import record_fixtures as recorded
 from tests.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of

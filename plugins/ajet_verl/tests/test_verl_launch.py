@@ -298,6 +298,7 @@ def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8})
+    monkeypatch.setattr(ray, "nodes", lambda: [])
     needs = Needs(Demand((0, 0), (0, 0)), "GPU", "verl", "a test", {}, "", "")
     interrupts = Interrupts()
     with interrupts.installed():

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ajet.environment.gaia import SERVERS
+from ajet_gaia.catalogue import SERVERS
 
 _FOLDERS = ("ajet", "plugins", "train", "env")
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+_?")

@@ -11,12 +11,12 @@ from typing import Any, cast
 from starlette.routing import BaseRoute, Route
 
 from ajet.engine.scripted import ScriptedChat
-from ajet.environment.front.app import Front, build_front
-from ajet.environment.services.server import REQUESTS
 from ajet.gateway import Gateway
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.http import routes
 from ajet.rollout.served.protocol import openapi
+from ajet_environments.front.app import Front, build_front
+from ajet_environments.services.server import REQUESTS
 
 _DIALECTS = {
     "POST /v1/chat/completions": "ajet.gateway.dialects.chat",

@@ -15,7 +15,7 @@ from scripts.reference.surface.signatures import describe
 _RESULTS = {
     "Endpoint": "ajet.schema.endpoint:Endpoint",
     "ToolUse": "ajet.schema.tool_use:ToolUse",
-    "Sandbox": "ajet.environment.sandbox.contract:Sandbox",
+    "Sandbox": "ajet.schema.sandbox:Sandbox",
     "GymEnv": "ajet.environment.services.gym_env:GymEnv",
     "Verdict": "ajet.schema.episode:Verdict",
     "Tuned": "ajet.run.tuned:Tuned",

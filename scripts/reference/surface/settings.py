@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ajet.config.backbone_names import shipped
-from ajet.config.plugin import GROUP, NAMED_KINDS
-from ajet.config.plugins import find_parts
+from ajet.config.plugin import GROUP, NAMED_KINDS, load_code
+from ajet.config.plugins import find_parts, list_first_names
 from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.extended import config_model
@@ -24,12 +24,12 @@ from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 
 _OTHER_FILES = {
-    "environment file": "ajet.environment.deployment.description:_File",
-    "environment file, mcpServers.NAME": "ajet.environment.deployment.description:_Terms",
-    "mcpServers.NAME": "ajet.environment.mcp.servers:_Entry",
-    "agent_config, browse_agent": "ajet.environment.browse.agent_config:BrowseAgent",
-    "agent_config, scorer_agent": "ajet.task_judge.model_judge.settings:ScorerAgent",
-    "command_agent": "ajet.workflow.command.settings:CommandSettings",
+    "environment file": "ajet_environments.deployment.description:_File",
+    "environment file, mcpServers.NAME": "ajet_environments.deployment.description:_Terms",
+    "mcpServers.NAME": "ajet_mcp.servers:_Entry",
+    "agent_config, browse_agent": "ajet_mcp.browse.agent_config:BrowseAgent",
+    "agent_config, scorer_agent": "ajet_judges.model_judge.settings:ScorerAgent",
+    "command_agent": "ajet_command.settings:CommandSettings",
     "verifiers": "ajet_verifiers.settings:VerifiersSettings",
 }
 """Models of files and sections that the experiment's YAML does not hold under `ajet:`, and where each is defined."""
@@ -57,7 +57,7 @@ def list_accepted_keys(root: Path) -> Iterator[str]:
 def list_parts(root: Path) -> Iterator[str]:
     """Yield the names that a YAML may give to a part of a kind, and the entry points by which packages add some."""
     for kind in NAMED_KINDS:
-        if kind not in ("backbone", "train_engine"):
+        if kind not in ("backbone", "train_engine", "environment_file", "environment_family"):
             for name, part in find_parts(kind).items():
                 reads = f": reads {', '.join(part.variables)}" if part.variables else ""
                 yield f"{kind.replace('reader', 'task reader')} {name}{reads}"
@@ -76,8 +76,9 @@ def list_other_files(root: Path) -> Iterator[str]:
         yield from _list_model(f"{title}:", getattr(import_module(module), name), " ")
     for field, columns in {"question": QUERY_COLUMNS, "id": ID_COLUMNS, "answer": ANSWER_COLUMNS}.items():
         yield f"task file: {field} is the first of {', '.join(columns)}"
-    for file in sorted((root / "ajet" / "environment" / "deployment" / "shipped").glob("*.yaml")):
-        yield f"environment that comes with ajet: {file.stem}"
+    for name, part in find_parts("environment_family").items():
+        yield from _list_model(f"environment file: {name}", load_code(part.code).section)
+    yield from (f"environment that comes with ajet: {name}" for name in list_first_names("environment_file"))
 
 
 def list_layers(root: Path) -> Iterator[str]:

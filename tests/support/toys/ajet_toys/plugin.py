@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Plugin
+from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Plugin
 
 PLUGIN = Plugin(
     name="ajet_toys",
@@ -16,6 +16,11 @@ PLUGIN = Plugin(
     readers={"toy_sums": "ajet_toys.reader:ToyReader"},
     workflows={"toy_agent": "ajet_toys.workflow:ToyWorkflow"},
     scorers={"toy_letters": "ajet_toys.scorer:count_letters"},
+    sandboxes={"toy_box": "ajet_toys.sandbox:ToyMaker"},
+    doctor_checks={"toy box": "ajet_toys.sandbox:check_boxes"},
+    environments={"toy_world": "ajet_toys.world:serve_toy"},
+    run_hooks=("ajet_toys.hook:note_run",),
     commands={"toy": Command("ajet_toys.command:toy", "Count to a number.")},
+    launch_flags={"toy-bell": LaunchFlag("Ring before and after a run.", around="ajet_toys.bell:ring")},
     config_keys=(ConfigKeys("task_reader", "ajet_toys.keys:ToyReaderKeys"),),
 )

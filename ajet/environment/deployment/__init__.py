@@ -1,9 +1,0 @@
-"""An environment that stands by itself: what it consists of, and where it runs on this machine.
-
-What enters: a YAML file or a name. What leaves: a description (values), and a running environment's state, by its name.
-"""
-
-from ajet.environment.deployment.description import Description, Part, described, file_of
-from ajet.environment.deployment.state import RunningEnvironment, running, state_folder
-
-__all__ = ["Description", "Part", "RunningEnvironment", "described", "file_of", "running", "state_folder"]

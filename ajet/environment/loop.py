@@ -1,0 +1,144 @@
+"""The thread and event loop of tools: connections live on it, whichever attempt's loop or thread asks.
+
+Invariants: one a process, begun when first needed (a fork gets its own, and empty tables of what lives on it); no user
+code runs on it. A cancellation of the caller reaches the work on it and only that, and no work that is done to the end;
+work there that ends as cancelled though nobody cancelled it is a `CallFailed` of the transport to its caller, never a
+CancelledError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent import futures
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from ajet.schema.errors import EnvironmentFailure
+from ajet.schema.tool_use import ToolError
+
+T = TypeVar("T")
+Table = TypeVar("Table", dict[Any, Any], list[Any])
+ENDS_S = 5.0
+"""In which what lives on the loop closes before the process ends all the same."""
+_of_parents: list[Any] = []
+"""What a fork's parent has: kept, for to let go of it would close the parent's connections."""
+LONGEST_MESSAGE = 4_000
+"""Characters of a failure's message: what a server says may be as long as a reply."""
+
+
+class CallFailed(EnvironmentFailure):
+    """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
+    and its state are gone."""
+
+    def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
+        self.kind, self.delivered, self.lost = kind, delivered, lost
+
+
+def of_this_process(table: Table) -> Table:
+    """A table of what lives on the loop: empty in a fork."""
+
+    def begin_anew() -> None:
+        _of_parents.append(table.copy())
+        table.clear()
+
+    os.register_at_fork(after_in_child=begin_anew)
+    return table
+
+
+_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = of_this_process({})
+_at_end: list[Callable[[], Coroutine[Any, Any, None]]] = of_this_process([])
+
+
+def tools_loop() -> asyncio.AbstractEventLoop:
+    """This process's."""
+    with _lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="ajet-tools", daemon=True).start()
+            atexit.register(_end, loop)
+        return loop
+
+
+def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Await it on the loop before the process ends."""
+    _at_end.append(close)
+
+
+async def on_tools_loop(
+    work: Coroutine[Any, Any, T],
+    unclaimed: Callable[[T], Coroutine[Any, Any, None]] | None = None,
+    *,
+    to_the_end: bool = False,
+) -> T:
+    """Run it there, and wait for it here. `unclaimed`: what becomes of a result whose caller was cancelled since.
+    `to_the_end`: a cancellation of the caller does not reach it."""
+    there, here = tools_loop(), asyncio.get_running_loop()
+    if here is there:
+        return await (asyncio.shield(there.create_task(work)) if to_the_end else work)
+    answer: asyncio.Future[T] = here.create_future()
+    asked = False
+    task: asyncio.Task[None] | None = None
+
+    def settle(result: Any, problem: BaseException | None) -> None:
+        if answer.done():
+            if problem is None and unclaimed is not None:
+                asyncio.run_coroutine_threadsafe(unclaimed(result), there)
+        elif problem is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(problem)
+
+    async def run() -> None:
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            if asked:
+                return
+            problem = CallFailed("the connection's own task was cancelled", "transport", lost=True)
+        except BaseException as raised:  # noqa: BLE001 - it is raised where it was asked for
+            problem = raised
+        try:
+            here.call_soon_threadsafe(settle, result, problem)
+        except RuntimeError:  # the caller's loop is closed: nobody waits
+            if problem is None and unclaimed is not None:
+                await unclaimed(result)
+
+    def begin() -> None:
+        nonlocal task
+        task = there.create_task(run())
+
+    def cancel() -> None:
+        assert task is not None
+        task.cancel()
+
+    there.call_soon_threadsafe(begin)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if not to_the_end:
+            asked = True
+            there.call_soon_threadsafe(cancel)
+        if unclaimed is not None and not answer.cancelled() and answer.exception() is None:  # it came at the same time
+            asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), there)
+        raise
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    if _loops.get(os.getpid()) is not loop:
+        return
+
+    async def all_closed() -> None:
+        for close in _at_end:
+            await close()
+
+    with suppress(futures.TimeoutError):  # the process ends all the same
+        asyncio.run_coroutine_threadsafe(all_closed(), loop).result(timeout=ENDS_S)

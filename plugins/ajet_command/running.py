@@ -1,0 +1,170 @@
+"""One command while it runs, as ajet sees it: its keeper, its output, how it ended.
+
+Invariants: `wait` returns, whatever the command does, once its keeper says that nothing of it lives; output beyond the
+bound is never held; `stop` may be called from any thread, at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ajet.workflow import keeper
+
+KEEPER = Path(keeper.__file__)
+LAST_WORDS = 5.0
+"""Seconds that output pipes may stay open after the keeper's report: somebody else holds them."""
+EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command to run: its words, its folder, its environment, its limits."""
+
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str] = field(repr=False)
+    timeout: float | None = None
+    """Seconds."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """memory (bytes), cpu (seconds), processes, file (bytes); a missing one does not bound."""
+    output: int = 4 << 20
+    """Bytes of standard output, and of standard error, at most."""
+    input: str | None = None
+    """Text for its standard input."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """A command's end, and what its whole tree of processes used and printed."""
+
+    code: int | None
+    """Exit code, -N for signal N; None when it was never started."""
+    ended_by: EndedBy
+    """What ended it; empty when it ended by itself."""
+    stdout: str
+    stderr: str
+    seconds: float = 0.0
+    cpu: float = 0.0
+    """Seconds of CPU time."""
+    memory: int = 0
+    """Bytes, the most that was seen at once; pages that processes share count for each."""
+    processes: int = 0
+    left: int = 0
+    """Processes that the kernel would not let go of."""
+    problem: str = ""
+    """Why it could not be started."""
+
+
+class Running:
+    """A command that has begun. Raises OSError when not even its keeper can be started."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._report, theirs = os.pipe()
+        self._over = False
+        self._lock = threading.Lock()
+        try:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                env=dict(order.environment),
+            )
+        except BaseException:
+            os.close(self._report)
+            raise
+        finally:
+            os.close(theirs)
+
+    def stop(self) -> None:
+        """End the command's tree. Idempotent; does not wait."""
+        with self._lock:
+            if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+                with suppress(BrokenPipeError):  # a keeper that was killed has not read all that is in the buffer
+                    self._keeper.stdin.close()
+
+    def wait(self) -> Ended:
+        """Read its output until it has ended."""
+        try:
+            self._tell()
+            return self._read()
+        finally:
+            self.stop()
+            for pipe in (self._keeper.stdout, self._keeper.stderr):
+                if pipe is not None:
+                    pipe.close()
+            os.close(self._report)
+            self._keeper.wait()
+
+    def _tell(self) -> None:
+        order = self._order
+        told = {
+            "command": list(order.command),
+            "folder": str(order.folder),
+            "timeout": order.timeout,
+            "limits": dict(order.limits),
+            "input": order.input,
+        }
+        with self._lock:
+            assert self._keeper.stdin is not None
+            if not self._keeper.stdin.closed:
+                try:
+                    self._keeper.stdin.write(json.dumps(told).encode() + b"\n")
+                    self._keeper.stdin.flush()
+                except BrokenPipeError:
+                    return
+
+    def _read(self) -> Ended:
+        assert self._keeper.stdout is not None and self._keeper.stderr is not None
+        said: dict[int, bytearray] = {}
+        out, err = self._keeper.stdout.fileno(), self._keeper.stderr.fileno()
+        with selectors.DefaultSelector() as selector:
+            for number in (out, err, self._report):
+                said[number] = bytearray()
+                selector.register(number, selectors.EVENT_READ)
+            deadline: float | None = None
+            while selector.get_map() and (deadline is None or time.monotonic() < deadline):
+                for key, _ in selector.select(None if deadline is None else 0.1):
+                    part = os.read(key.fd, 1 << 16)
+                    if not part:
+                        selector.unregister(key.fd)
+                        if key.fd == self._report:
+                            deadline = time.monotonic() + LAST_WORDS
+                    elif key.fd == self._report:
+                        said[key.fd] += part
+                    else:
+                        self._keep(said[key.fd], part)
+        return self._ended(bytes(said[self._report]), _text(said[out]), _text(said[err]))
+
+    def _keep(self, kept: bytearray, part: bytes) -> None:
+        room = self._order.output - len(kept)
+        kept += part[:room]
+        if len(part) > room and not self._over:
+            self._over = True
+            self.stop()
+
+    def _ended(self, report: bytes, stdout: str, stderr: str) -> Ended:
+        if not report:
+            return Ended(None, "stopped", stdout, stderr, problem="its keeper was ended from outside")
+        told = json.loads(report)
+        ended_by: EndedBy = "output" if self._over else told.pop("ended_by")
+        told.pop("ended_by", None)
+        return Ended(told.pop("code"), ended_by, stdout, stderr, **told)
+
+
+def _text(raw: bytearray) -> str:
+    return raw.decode(errors="replace")

@@ -1,0 +1,278 @@
+"""CommandWorkflow: an agent that is a command line, as a workflow without code.
+
+Invariants: an episode's processes end with it (its timeout, its cancellation and the end of ajet included); what the
+command says about the key is blotted out of the record; a command that fails is a failed episode that names why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.errors import AgentFailure
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.workflow import Workflow
+from ajet_command.environment import inherited
+from ajet_command.folder import EpisodeFolder
+from ajet_command.printed import with_score
+from ajet_command.running import Ended, Order, Running
+from ajet_command.settings import CommandSettings, base_of, common_values, filled
+
+if TYPE_CHECKING:
+    from ajet.workflow.tuner import ModelTuner
+
+RECORDED = 8_000
+"""Characters of each output that the record keeps, the last ones."""
+SHOWN = 1_500
+"""Characters of them in an error."""
+LONGEST_VARIABLE = 100_000
+"""Bytes; Linux takes no longer ones than 128 KiB."""
+HIDDEN = "[redacted key]"
+
+
+class CommandFailed(AgentFailure):
+    """The command ended with a code that means failure, or could not be started."""
+
+
+class CommandTimedOut(AgentFailure):
+    """The command did not end in time and was ended."""
+
+
+class CommandOverLimit(AgentFailure):
+    """The command used more than its limits allow and was ended."""
+
+
+class CommandWorkflow(Workflow):
+    """Runs the command of the YAML section `command_agent`; see docs/command_agents.md. Subclass it to read another
+    section, or to read the outcome otherwise."""
+
+    name: str = "command"
+    section: ClassVar[str] = "command_agent"
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises UserError for a section that cannot be used, or an environment that cannot be made."""
+        cls.settings(config).venv(base_of(config))
+
+    @classmethod
+    def needs_judge(cls, config: Any) -> bool:
+        """True unless the command prints the score or a subclass says what an attempt came to."""
+        is_own = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
+        return not is_own and cls.settings(config).score != "printed"
+
+    @classmethod
+    def settings(cls, config: Any) -> CommandSettings:
+        """The settings of the command, out of the composed config. Raises ConfigError."""
+        return CommandSettings.read(config, cls.section)
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
+        """Make the folder, run the command in it, read the answer, take the folder away."""
+        settings = self.settings(tuner.config)
+        endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
+        base = base_of(tuner.config)
+        folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
+        good = False
+        try:
+            venv = await asyncio.to_thread(settings.venv, base)
+            values = self._values(workflow_task, endpoint, base, folder) | ({"venv": str(venv)} if venv else {})
+            files = {name: filled(text, values) for name, text in settings.files.items()}
+            folder.fill(settings.template_folder(base), files, _task(workflow_task, settings))
+            order = self._order(settings, workflow_task, endpoint, values, folder)
+            ended = await _ran(order)
+            _hide(ended, endpoint.api_key)
+            _raise_unless_good(ended, settings)
+            answer = self.answer(settings, ended, folder).replace(endpoint.api_key, HIDDEN)
+            output = self.outcome(workflow_task, ended, answer)
+            if settings.score == "printed":
+                output = with_score(output, ended.stdout)
+            good = True
+            return output
+        finally:
+            if settings.keep == "never" or (settings.keep == "failed" and good):
+                await asyncio.shield(asyncio.to_thread(folder.remove))
+
+    def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
+        """The agent's answer: its standard output, the last line of it that is not empty, or a file."""
+        if settings.answer.startswith("file:"):
+            return folder.answer(settings.answer.removeprefix("file:"))
+        if settings.answer == "last_line":
+            lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
+            return lines[-1] if lines else ""
+        return ended.stdout
+
+    def outcome(self, workflow_task: WorkflowTask, ended: Ended, answer: str) -> WorkflowOutput:
+        """What the episode came to. Override it to give a reward of your own; here the judge decides."""
+        used = {
+            "exit_code": ended.code,
+            "ended_by": ended.ended_by,
+            "stdout": ended.stdout[-RECORDED:],
+            "stderr": ended.stderr[-RECORDED:],
+        }
+        metrics = {
+            "command_seconds": ended.seconds,
+            "command_cpu_seconds": ended.cpu,
+            "command_memory_mb": ended.memory / (1 << 20),
+        }
+        return WorkflowOutput(metadata={"final_answer": answer, "command": used}, log_metrics=metrics)
+
+    def _values(
+        self, workflow_task: WorkflowTask, endpoint: Endpoint, base: Path, folder: EpisodeFolder
+    ) -> dict[str, str]:
+        task = workflow_task.task
+        return {
+            **common_values(base),
+            "folder": str(folder.work),
+            "model": endpoint.model,
+            "base_url": endpoint.base_url,
+            "api_key": endpoint.api_key,
+            "task": _question(workflow_task),
+            "task_id": task.task_id,
+            "episode": workflow_task.episode_uuid,
+            **{f"metadata.{name}": _spelled(value) for name, value in task.metadata.items()},
+        }
+
+    def _order(
+        self,
+        settings: CommandSettings,
+        workflow_task: WorkflowTask,
+        endpoint: Endpoint,
+        values: Mapping[str, str],
+        folder: EpisodeFolder,
+    ) -> Order:
+        question = _question(workflow_task)
+        command = [filled(word, values) for word in settings.command]
+        environment = _environment(settings, workflow_task, endpoint, values, folder)
+        for text in (*command, *environment.values()):
+            if "\0" in text:
+                raise AgentFailure("the task has a NUL character, which no command can be given")
+        return Order(
+            command,
+            folder.work,
+            environment,
+            timeout=settings.timeout,
+            limits=settings.limits.numbers(),
+            output=int(settings.limits.output_mb * (1 << 20)),
+            input=question if settings.stdin == "task" else None,
+        )
+
+
+async def _ran(order: Order) -> Ended:
+    """Run it in a thread of its own; a cancellation ends the command, and is passed on once it has ended."""
+    try:
+        running = Running(order)
+    except OSError as error:
+        raise CommandFailed(f"no process could be started: {error}") from error
+    waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        running.stop()
+        await asyncio.wait([waiting])
+        raise
+
+
+def _environment(
+    settings: CommandSettings,
+    workflow_task: WorkflowTask,
+    endpoint: Endpoint,
+    values: Mapping[str, str],
+    folder: EpisodeFolder,
+) -> dict[str, str]:
+    """The program's variables: those inherited, then the episode's addresses and keys, then the YAML's."""
+    environment: dict[str, str | None] = {**inherited(os.environ, settings.env)}
+    environment |= {
+        **endpoint.environment,
+        "OPENAI_MODEL": endpoint.model,
+        "ANTHROPIC_MODEL": endpoint.model,
+        "AJET_BASE_URL": endpoint.base_url,
+        "AJET_API_KEY": endpoint.api_key,
+        "AJET_MODEL": endpoint.model,
+        "AJET_TASK": values["task"] if len(values["task"].encode(errors="replace")) <= LONGEST_VARIABLE else None,
+        "AJET_TASK_ID": workflow_task.task.task_id,
+        "AJET_TASK_FILE": str(folder.task_file),
+        "AJET_EPISODE": workflow_task.episode_uuid,
+        "PWD": str(folder.work),
+    }
+    if settings.home:
+        environment |= {"HOME": str(folder.home), "TMPDIR": str(folder.home)}
+        environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"))
+    host = urlsplit(endpoint.base_url).hostname or ""
+    for name in ("NO_PROXY", "no_proxy"):
+        environment[name] = ",".join(filter(None, (os.environ.get(name), host)))
+    environment |= {name: None if text is None else filled(text, values) for name, text in settings.env.items()}
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+def _question(workflow_task: WorkflowTask) -> str:
+    """The task as text; of a task that is given as messages, the last one of the user."""
+    task = workflow_task.task
+    if task.main_query:
+        return task.main_query
+    told = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
+    return told[-1] if told and isinstance(told[-1], str) else ""
+
+
+def _task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
+    """The part of the task that the agent may read: not its answer, unless `metadata` names it."""
+    task = workflow_task.task
+    return {
+        "task_id": task.task_id,
+        "main_query": task.main_query,
+        "init_messages": task.init_messages,
+        "metadata": {name: task.metadata[name] for name in settings.metadata if name in task.metadata},
+    }
+
+
+def _spelled(value: Any) -> str:
+    """Text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _hide(ended: Ended, secret: str) -> None:
+    ended.stdout, ended.stderr = ended.stdout.replace(secret, HIDDEN), ended.stderr.replace(secret, HIDDEN)
+    ended.problem = ended.problem.replace(secret, HIDDEN)
+
+
+def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
+    """Raises AgentFailure for an end that is none of the agent's own, or that its exit code calls a failure."""
+    limits = settings.limits
+    told = {
+        "memory": f"more than {limits.memory_mb:g} MB of memory (limits.memory_mb)" if limits.memory_mb else "",
+        "cpu": f"more than {limits.cpu_seconds} seconds of CPU time (limits.cpu_seconds)",
+        "processes": f"more than {limits.processes} processes (limits.processes)",
+        "output": f"more than {limits.output_mb:g} MB of output (limits.output_mb)",
+    }
+    program = settings.command[0]
+    if ended.problem:
+        hint = ""
+        if "PermissionError" in ended.problem:
+            hint = f'; make it executable (chmod +x), or name what reads it: ["{{python}}", "{program}"]'
+        elif "/" in program and not program.startswith(("/", "{")):
+            hint = "; each episode runs in a fresh folder: write {base}/… for a file beside the YAML"
+        elif program.startswith("{base}"):
+            hint = "; {base} is the folder of the YAML"
+        raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
+    if ended.ended_by in told:
+        raise CommandOverLimit(f"{program} was ended: it used {told[ended.ended_by]}{_said(ended)}")
+    if ended.ended_by == "timeout":
+        if settings.on_timeout == "judge":
+            return
+        raise CommandTimedOut(f"{program} did not end within {settings.timeout:g} seconds{_said(ended)}")
+    if ended.ended_by == "stopped":
+        raise CommandFailed(f"{program} was stopped")
+    if settings.exit_codes != "any" and ended.code not in settings.exit_codes:
+        code = ended.code or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise CommandFailed(f"{program} {how}{_said(ended)}")
+
+
+def _said(ended: Ended) -> str:
+    """The end of what it printed."""
+    last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
+    return f"; it said last:\n{last}" if last else ""

@@ -1,0 +1,151 @@
+"""`ajet env up|list|logs|down|try|plan|render`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.config.plugins import list_first_names
+from ajet.schema.errors import UserError
+
+
+class Rendered(str, Enum):
+    kubernetes = "kubernetes"
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+def up(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A YAML file that describes one, or one that comes with ajet: "
+            f"{', '.join(list_first_names('environment_file'))}.",
+        ),
+    ],
+    host: Annotated[str, typer.Option("--host", help="0.0.0.0: other machines reach it.")] = "127.0.0.1",
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--port", help="0: a free one.", show_default="8000 if it is free"),
+    ] = None,
+    token: Annotated[
+        bool, typer.Option("--token/--no-token", help="--no-token: for clients that can send none; loopback only.")
+    ] = True,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, as a container wants it; MCP_SERVER_TOKEN is its token.")
+    ] = False,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="All of it in one container of podman's or docker's: needs --image.")
+    ] = False,
+    image: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--image", help="With --docker: it holds ajet, and what the servers need.", show_default=False),
+    ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            "--network", help="With --docker: one of the engine's; host is this machine's.", show_default=False
+        ),
+    ] = "",
+    drain: Annotated[
+        float,
+        typer.Option("--drain", metavar="SECONDS", help="With --foreground: time for open episodes after SIGTERM."),
+    ] = 0.0,
+    one_of_several: Annotated[
+        bool,
+        typer.Option(
+            "--one-of-several",
+            help="With --foreground: several are behind one address, so each episode is told that of its own.",
+        ),
+    ] = False,
+) -> int:
+    """Start an environment and leave it running: one MCP address before all its servers."""
+    from ajet_environments.hosting import lifetime
+
+    if docker and (foreground or image is None):
+        raise UserError(
+            "--docker needs --image, an image that holds ajet, and stays by itself.",
+            expected="--docker --image IMAGE, without --foreground",
+            do="see docs/env_up.md",
+        )
+    if not docker and (image is not None or network):
+        raise UserError("--image and --network are for an environment in a container.", expected="--docker with them")
+    if foreground:
+        return lifetime.foreground(
+            environment, host=host, port=port, token=token, drain=drain, one_of_several=one_of_several
+        )
+    if drain or one_of_several:
+        raise UserError(
+            f"{'--drain' if drain else '--one-of-several'} is for an environment that stays in its process.",
+            expected="--foreground with it",
+        )
+    lifetime.show(lifetime.up(environment, host=host, port=port, token=token, image=image, network=network))
+    return 0
+
+
+def list_() -> int:
+    """The environments that run on this machine."""
+    from ajet.record.console import console
+    from ajet_environments.hosting.lifetime import listed
+
+    console.print(listed())
+    return 0
+
+
+def logs(name: Name) -> int:
+    """What an environment's processes said since it was started."""
+    from ajet_environments.hosting.lifetime import logged
+
+    for line in logged(name):
+        typer.echo(line, nl=False)
+    return 0
+
+
+def down(name: Name) -> int:
+    """End an environment: what runs is waited for."""
+    from ajet_environments.hosting.lifetime import down
+
+    down(name)
+    return 0
+
+
+def render(
+    kind: Annotated[Rendered, typer.Argument(metavar="kubernetes")],
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    image: Annotated[str, typer.Option("--image", help="It holds ajet, and what the servers need.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="Pods, behind one Service.")] = 1,
+) -> int:
+    """Print the environment as manifests."""
+    from ajet_environments.deployment import described, file_of
+    from ajet_environments.hosting.kubernetes import kubernetes
+
+    typer.echo(kubernetes(described(file_of(environment)), image=image, count=count), nl=False)
+    return 0
+
+
+def try_(
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    tool: Annotated[Optional[str], typer.Argument(metavar="TOOL", help="Without one: all are listed.")] = None,  # noqa: UP045
+    arguments: Annotated[str, typer.Argument(metavar="JSON", help="The tool's arguments.")] = "{}",
+) -> int:
+    """Call an environment's tools by hand, and see what a call costs."""
+    from ajet_environments.hosting.trial import call_by_hand
+
+    call_by_hand(environment, tool, arguments)
+    return 0
+
+
+def plan(
+    environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="How many at once.")] = 16,
+) -> int:
+    """What so many episodes at once need, measured here: processes, memory, processor time."""
+    from ajet.record.console import console
+    from ajet_environments.hosting.trial import plan
+
+    console.print(plan(environment, episodes))
+    return 0

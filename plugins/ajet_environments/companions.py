@@ -1,0 +1,237 @@
+"""Companions: the programs that a run needs beside it (`ajet.services`), started before it and ended after it.
+
+Invariants: a companion is ended with all that it started, whatever ends the run, a kill included: its keeper ends the
+tree when this process is gone. What it prints is in the run's folder. One that answers before it is started is
+somebody else's: it is used and left alone. The run begins when all are ready, or not at all; what ends while it goes on
+is started again (`restarts`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from loguru import logger
+
+from ajet.run.kept_process import KeptProcess, list_variables
+from ajet.schema.errors import SandboxFailure, UserError
+from ajet_environments.config import Companion, ServiceKeys
+from ajet_environments.restarts import Restarts
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet_environments.confined import Cell
+
+LOOK_S = 0.1
+ASK_S = 2.0
+"""How long one question whether it answers may take."""
+AGENTJETS_READY = "Starting server on"
+"""What AgentJet's services print when they are ready."""
+AGENTJETS_TIMEOUT_S = 3600.0
+
+
+def wanted(experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, Companion]:
+    """The companions that a run starts, by name: the YAML's, and what `--with-NAME` names. One that the YAML does not
+    know is AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises UserError."""
+    declared = ServiceKeys.of(experiment.ajet).services
+    found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
+    for name in flags:
+        if name not in declared:
+            found[name] = _of_environment(name, declared, environment)
+    for name, each in found.items():
+        if not each.command:
+            raise UserError(f"The service {name} has no command.", where=f"ajet.services.{name}.command")
+    return found
+
+
+def _of_environment(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:
+    path, script = (environment.get(f"{name.upper()}_{each}") for each in ("PATH", "SCRIPT"))
+    if path and script:
+        command = ["/bin/bash", "-c", script]
+        return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)
+    raise UserError(
+        f"--with-{name} names no service.",
+        where="command line",
+        expected=f"one of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
+        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command that is run in it",
+        do=f"write services: {{{name}: {{command: …, ready: http://127.0.0.1:PORT/healthz}}}} below ajet:",
+    )
+
+
+@contextmanager
+def run_services(experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str) -> Iterator[str]:
+    """Within the block they run: the run hook of this package. Raises UserError."""
+    with beside(experiment, folder, flags, prefix) as names:
+        yield f"{', '.join(names)} of ajet.services" if names else ""
+
+
+@contextmanager
+def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[list[str]]:
+    """Within the block they run; it gets the names of those that were started. Logs go to `folder`/services, with
+    `prefix` before their names. Raises UserError."""
+    companions = wanted(experiment, flags, os.environ)
+    with ExitStack() as stack:
+        running = [
+            RunningCompanion(name, each, experiment.base, folder / "services" / f"{prefix}{name}.log")
+            for name, each in companions.items()
+        ]
+        for each in running:
+            each.require()
+        for each in running:
+            stack.callback(each.close)
+            each.start()
+        for each in running:
+            each.wait()
+        stack.enter_context(Restarts([(each, each.restarts) for each in running if each.started]).watching())
+        yield [each.name for each in running if each.started]
+
+
+class RunningCompanion(KeptProcess):
+    """A companion process that was started."""
+
+    def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
+        command = companion.command
+        arguments = shlex.split(command) if isinstance(command, str) else list(command)
+        super().__init__(name, arguments, (base / Path(companion.cwd or ".").expanduser()).resolve(), log)
+        self._companion = companion
+        self._cell: Cell | None = None
+        """The sandbox of one that is confined."""
+        self._heard = 0
+        """Bytes of the log before which its sign is not to be looked for again."""
+        self.restarts, self.timeout = companion.restarts, companion.timeout
+
+    def require(self) -> None:
+        """Raises UserError where it cannot be started as it is asked for."""
+        from ajet_environments.confined import require_confinable
+
+        if not self._folder.is_dir() and not self._answers():
+            where = f"ajet.services.{self.name}.cwd"
+            raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
+        require_confinable(self.name, self._companion, self._folder)
+
+    def start(self) -> None:
+        """Begin, unless it is there already. Raises UserError."""
+        self._begin(anew=True)
+
+    def start_again(self) -> None:
+        """After its end; what it prints follows what it printed. Raises UserError."""
+        self.close()
+        self._keeper, self._ended, self._heard = None, {}, self._log.stat().st_size
+        self._begin(anew=False)
+
+    def _begin(self, *, anew: bool) -> None:
+        if self._answers():
+            ready = self._companion.ready
+            logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
+            return
+        self.require()
+        if self._companion.confined:
+            self._begin_in_cell(anew=anew)
+        else:
+            self._start_keeper(self._command, str(self._folder), list_variables(self._companion.env), anew=anew)
+        self._log_start(self._command)
+
+    def _begin_in_cell(self, *, anew: bool) -> None:
+        self._cell = self._new_cell()
+        wall = self._cell.walled
+        try:  # what starts the sandbox is its first process, whose variables can be read inside: it has none
+            self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
+        finally:
+            self._cell.begun()
+            if self._keeper is None:
+                self._end_cell()
+
+    def _new_cell(self) -> Cell:
+        from ajet_environments.confined import Cell
+
+        try:
+            return Cell(self._companion, self._command, self._folder)
+        except (OSError, SandboxFailure) as problem:
+            raise UserError(
+                f"The service {self.name} cannot be confined: {problem}.",
+                where=f"ajet.services.{self.name}",
+                do="see that nobody else has its port, and that TMPDIR is a folder with a short path",
+            ) from problem
+
+    def wait(self) -> None:
+        """Until it is ready. Raises UserError."""
+        if self._keeper is None:
+            return
+        until = time.monotonic() + self._companion.timeout
+        while not self.is_ready():
+            if self.is_over():
+                raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+            if self._cell is not None and self._cell.taken:
+                raise self._failure(f"The port of the service {self.name} cannot be had: {self._cell.taken}.")
+            if time.monotonic() > until:
+                raise self._failure(
+                    f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
+                    expected=f"{self._companion.ready} {'to answer' if self._by_address else 'to be printed'}",
+                )
+            time.sleep(LOOK_S)
+        if self.is_over():  # what answers is not this one
+            raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+
+    def close(self) -> None:
+        """End it with all that it started. Idempotent."""
+        super().close()
+        self._end_cell()
+
+    def _end_cell(self) -> None:
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+    def _answers(self) -> bool:
+        return self._by_address and not why_not(str(self._companion.ready))
+
+    @property
+    def _by_address(self) -> bool:
+        return _is_address(self._companion.ready)
+
+    def is_ready(self) -> bool:
+        """Whether it has said so, or answers."""
+        ready = self._companion.ready
+        if not ready:
+            return True
+        if self._cell is not None and not self._cell.open:
+            return False  # what answers is another run's
+        if self._by_address:
+            return self._answers()
+        wanted = ready.encode()
+        with self._log.open("rb") as log:
+            log.seek(self._heard)
+            fresh = log.read()
+        self._heard = max(self._heard, self._heard + len(fresh) - len(wanted) + 1)
+        return wanted in fresh
+
+
+def _is_address(ready: str | None) -> bool:
+    return ready is not None and ready.startswith(("http://", "https://", "tcp://"))
+
+
+def why_not(address: str, seconds: float = ASK_S) -> str:
+    """An empty string where something answers at http://… or tcp://HOST:PORT, else why not. Any answer over HTTP but a
+    failure of the server (5xx) will do."""
+    try:
+        place = urlsplit(address)
+        if place.scheme == "tcp":
+            socket.create_connection((place.hostname, place.port), seconds).close()
+            return ""
+        # no proxy: a companion is on this machine, or named by an address of its own
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(address, timeout=seconds).close()
+    except urllib.error.HTTPError as answer:
+        return f"it answers {answer.code}" if answer.code >= 500 else ""
+    except (OSError, ValueError) as problem:
+        return str(getattr(problem, "reason", problem))
+    return ""

@@ -1,0 +1,189 @@
+"""A service behind a sandbox's walls (`services.NAME.confined`), and the way in to its port.
+
+Invariants: it sees what a confined tool server sees (`environment.sandbox.walls`), its working folder read-only, and
+no network. One port leads in: connections to it go over a socket that was made out here, and nothing goes the other
+way. The port answers here once the program answers inside, and no longer than the program is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ajet.config.plugins import list_package_roots
+from ajet.record.held_folder import workdir_in
+from ajet.record.remove_folder import remove_folder
+from ajet.schema.commands import command as ajet_command
+from ajet.schema.errors import ConfigError
+from ajet.schema.sandbox import Limits
+from ajet_environments.config import Companion
+from ajet_sandbox.choose import chosen_mechanism
+from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
+from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.inside import door
+from ajet_sandbox.program import Walls, walled_program
+from ajet_sandbox.walls import Walled, holds_more
+
+FOLDERS = "ajet-service-"
+HERE = ("127.0.0.1", "localhost")
+FILES = resource.RLIMIT_NOFILE
+DISK = 8 << 30
+"""Bytes of its /tmp, and of one file."""
+
+
+def require_confinable(name: str, companion: Companion, folder: Path) -> None:
+    """Raises ConfigError where it is to be confined and cannot be, here or at all."""
+    if not companion.confined:
+        if companion.shows:
+            raise ConfigError(
+                f"The service {name} sees all that you do: shows is for one that is confined.",
+                where=f"ajet.services.{name}.shows",
+                do="set confined: true, or leave shows out",
+            )
+        return
+    if _port(companion) is None:
+        raise ConfigError(
+            f"The service {name} is confined, and its port is not known: {companion.ready or 'null'} is no address of "
+            "this machine's.",
+            where=f"ajet.services.{name}.ready",
+            expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the one port that leads into its sandbox",
+        )
+    for shown in (folder, *_shows(companion, folder)):
+        if holds_more(shown):
+            raise ConfigError(
+                f"The service {name} is confined, and {shown} holds a person's whole home, which it must not see.",
+                where=f"ajet.services.{name}",
+                do="give it a folder of its own as cwd",
+            )
+    try:
+        chosen_mechanism("bubblewrap")
+    except ConfigError as error:
+        raise ConfigError(
+            f"The service {name} is confined, and cannot be: {error.what}",
+            where=f"ajet.services.{name}.confined",
+            expected="bubblewrap, whatever environment.sandbox says",
+            do=f"{ajet_command('doctor')} says what is missing; `confined: false` runs the service as this user",
+        ) from None
+
+
+class Cell:
+    """What one start of a confined service needs out here. Raises OSError where its port is taken, SandboxFailure."""
+
+    def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
+        port = _port(companion)
+        assert port is not None, "require_confinable"
+        sweep(FOLDERS, "door")
+        self._root = Path(tempfile.mkdtemp(prefix=FOLDERS))
+        self._root.chmod(0o711)
+        self.open, self.taken = False, ""
+        """Whether the port leads in; why it cannot, where another got it since this one was made."""
+        self._says: int | None = None
+        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, name="ajet-service-door", daemon=True)
+        self._at = socket.socket()
+        inside = socket.socket(socket.AF_UNIX)
+        try:
+            self._at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._at.bind(("127.0.0.1", port))  # it listens once the service answers
+            listen_at(str(self._root / "door"), inside)
+            self._says, says = os.pipe()
+            try:
+                told = {"port": port, "listening": inside.fileno(), "says": says, "folder": str(folder)}
+                wall = self._walled(companion, {**told, "command": arguments}, folder)
+            except BaseException:
+                os.close(says)
+                raise
+        except BaseException:
+            inside.close()
+            self.close()
+            raise
+        self._inside = inside
+        self.walled = replace(wall, descriptors=(*wall.descriptors, inside.fileno(), says))
+        """How it is started."""
+        self._handed = (*wall.descriptors, says)
+
+    def begun(self) -> None:
+        """Close the descriptors that are the other side's now, whether it was started or not."""
+        for each in self._handed:
+            os.close(each)
+        self._inside.close()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Shut the port, and remove its folder. Idempotent."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
+        self._loop.close()
+        self._at.close()
+        if self._says is not None:
+            os.close(self._says)
+        remove_folder(self._root)
+
+    def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
+        uid = fresh_uid()
+        shown = (folder, *_shows(companion, folder), *list_package_roots())
+        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits())
+        path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]
+        return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
+
+    def _serve(self) -> None:
+        async def connect() -> door.Streams:
+            return await asyncio.open_unix_connection(str(self._root / "door"))
+
+        async def until_closed() -> None:
+            answers = asyncio.Event()
+            assert self._says is not None
+            self._loop.add_reader(self._says, answers.set)
+            over = asyncio.create_task(self._over.wait())
+            await asyncio.wait([over, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
+            self._loop.remove_reader(self._says)
+            if not over.done() and os.read(self._says, 1):  # else it ended before it answered
+                try:
+                    server = await asyncio.start_server(door.forwarding(connect), sock=self._at, backlog=BACKLOG)
+                except OSError as problem:  # two that listen to nothing yet may be bound to one port
+                    self.taken = problem.strerror or str(problem)
+                    await over
+                    return
+                self.open = True
+                await over
+                server.close()
+
+        run_to_its_end(self._loop, until_closed())
+
+
+def _port(companion: Companion) -> int | None:
+    """The one at which it is asked on this machine; None where `ready` does not say it."""
+    with suppress(ValueError):
+        place = urlsplit(companion.ready or "")
+        if place.scheme in ("http", "tcp") and place.hostname in HERE:
+            return place.port
+    return None
+
+
+def _shows(companion: Companion, folder: Path) -> list[Path]:
+    return [(folder / Path(each).expanduser()).resolve() for each in companion.shows]
+
+
+def _limits() -> Limits:
+    """A service holds the worlds of all attempts: its memory is the machine's affair."""
+    memory, size, files = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILES))
+    return Limits(memory=memory, disk=_at_most(DISK, size), processes=4096, files=_at_most(4096, files))
+
+
+def _at_most(wanted: int, hard: int) -> int:
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

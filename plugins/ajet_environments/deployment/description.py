@@ -1,0 +1,241 @@
+"""What an environment is: one YAML file, read into values.
+
+    name: shop
+    mcpServers:              # as every MCP client writes them; and for each, if it needs to be said:
+      prices:
+        command: python      # or a url, or an image
+        args: [prices.py]
+        per: episode         # or shared: it keeps nothing of an episode
+        spare: 1             # started ahead
+        instances: 64        # at most, at once
+        reset: clear         # a tool that makes it as new; without one it is started again for each episode
+        confined: true       # in a sandbox, and started in an episode's own folder: mcp/confined.py
+        resources: {cores: 1, memory: 512}  # MiB, of one process; what keeps it to them: docs/env_up.md
+        requires: [API_KEY]  # given to it; off, with this reason, where the variable is not set
+        aliases: [price-server]
+    tools: [price]           # those that are shown; all, if left out
+    capacity: 64             # episodes at once
+    idle: 600                # seconds without a call after which an episode is ended
+    env_file: .env           # beside this file; variables that are set win
+    gaia: {}                 # tool servers that a plug-in knows by name: a section of its own
+
+Invariant: what cannot be used is one ConfigError before anything is started; a server that is off is still one of the
+environment's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ajet.config.plugin import load_code
+from ajet.config.plugins import find_all_parts, find_part, find_parts, list_first_names
+from ajet.environment.files import named_in, read_variables, read_yaml, refused
+from ajet.schema.errors import ConfigError
+from ajet_environments.front.servers import Per
+from ajet_mcp.servers import Resources, Server, server_from
+
+DEFAULT_SECONDS = 120.0
+"""Of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the environment's servers."""
+
+    name: str
+    server: Server | None = None
+    """None where it is off, or one of a family's."""
+    family: str = ""
+    """The section of the file that names it, if a plug-in reads that."""
+    start: Callable[[Path, int | None], Server] | None = None
+    """Of a family's: returns the server for an episode's working folder and user."""
+    per: Per = "episode"
+    spare: int = 1
+    limit: int = 64
+    reset: str = ""
+    seconds: float = DEFAULT_SECONDS
+    off: str = ""
+    aliases: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    """Variables without which it is off."""
+    resources: Resources = Resources()
+    """Of one process."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As far as they are known before it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFamily:
+    """Servers that a section of an environment's file names, as a plug-in registers them."""
+
+    section: type[BaseModel]
+    list_parts: Callable[[Any, Path, str], list[Part]]
+    """Returns the servers of a section, given the file's folder and the section's place. Raises UserError."""
+    prepare: Callable[[Sequence[str], Callable[[str], None]], list[str]]
+    """Installs what the servers of these names need, saying what takes time; returns a sentence for each failure."""
+    env_template: Path | None = None
+    """An env file with every variable that they read, to be copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A whole environment: its servers, and the variables they need."""
+
+    name: str
+    parts: tuple[Part, ...]
+    tools: tuple[str, ...] = ()
+    """The names of those that are shown; (): all."""
+    capacity: int = 64
+    idle: float = 600.0
+    file: Path | None = None
+    named: Mapping[str, bool] = field(default_factory=dict)
+    """The variables that its file takes from the environment as `${NAME}`: whether it cannot do without."""
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Every other name of a server, and the server."""
+        return {alias: part.name for part in self.parts for alias in part.aliases}
+
+
+class _Terms(BaseModel):
+    """The terms of a server beside how it is reached."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    per: Per = "episode"
+    spare: int = Field(default=1, ge=0)
+    instances: int = Field(default=64, ge=1)
+    reset: str = ""
+    requires: list[str] = Field(default_factory=list)
+    aliases: list[str] = Field(default_factory=list)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    mcpServers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tools: list[str] = Field(default_factory=list)
+    capacity: int = Field(default=64, ge=1)
+    idle: float = Field(default=600.0, gt=0)
+    env_file: str = ""
+
+
+def file_of(named: str) -> Path:
+    """The file that a name or a path on the command line means: the path, or an environment that a plug-in brings."""
+    part = None if Path(named).is_file() else find_part("environment_file", named)
+    file: Path = load_code(part.code) if part is not None else Path(named).absolute()
+    return file
+
+
+def find_shipped_name(file: Path) -> str:
+    """Return the name by which any installation of ajet finds a file; "" for another."""
+    return next((name for name, part in find_parts("environment_file").items() if load_code(part.code) == file), "")
+
+
+def described(file: Path) -> Description:
+    """The description in a file, whose env file's variables are set here. Raises ConfigError, UserError."""
+    read, sections = _read(file)
+    templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
+    _set_variables(file, read.env_file, next(iter(templates), None))
+    parts = [part for name, entry in read.mcpServers.items() if (part := _part(name, entry, file)) is not None]
+    for name, family, section in sections:
+        found = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
+        parts += [replace(part, family=name) for part in found]
+    name = read.name or file.stem
+    named = named_in(read.mcpServers)
+    return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named)
+
+
+def prepare_families(parts: Iterable[Part], say: Callable[[str], None]) -> list[str]:
+    """Install what servers of families need and is not there; returns a sentence for each thing that could not be."""
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        if part.family and not part.off:
+            names.setdefault(part.family, []).append(part.name)
+    return [missing for name in names for missing in _load_family(name).prepare(names[name], say)]
+
+
+def _load_family(name: str) -> EnvironmentFamily:
+    family: EnvironmentFamily = load_code(find_all_parts("environment_family")[name].code)
+    return family
+
+
+def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseModel]]]:
+    """Return the file's own keys, and the sections of plug-ins' families: name, family, values."""
+    try:
+        tree = read_yaml(file)
+    except FileNotFoundError:
+        shipped = ", ".join(list_first_names("environment_file"))
+        raise ConfigError(
+            f"There is no environment {file}.",
+            expected=f"a YAML file that describes one, or one that comes with ajet: {shipped}",
+            do="see docs/env_up.md",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}", where=str(file)) from None
+    families = find_all_parts("environment_family")
+    given = {name: tree[name] for name in families if tree.get(name) is not None} if isinstance(tree, dict) else {}
+    own = {name: tree[name] for name in tree if name not in families} if isinstance(tree, dict) else tree
+    try:
+        read = _File.model_validate(own)
+    except ValidationError as error:
+        raise refused(error, file, (*_File.model_fields, *families)) from None
+    if not read.mcpServers and not given:
+        accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
+        raise ConfigError(f"There are no servers: expected {accepted}.", where=str(file))
+    return read, [(name, (family := _load_family(name)), _parse(family, name, given[name], file)) for name in given]
+
+
+def _parse(family: EnvironmentFamily, name: str, given: Any, file: Path) -> BaseModel:
+    try:
+        return family.section.model_validate(given)
+    except ValidationError as error:
+        raise refused(error, file, family.section.model_fields, name) from None
+
+
+def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
+    own = {key: entry[key] for key in entry if key in _Terms.model_fields}
+    try:
+        terms = _Terms.model_validate(own)
+    except ValidationError as error:
+        raise refused(error, file, _Terms.model_fields, "mcpServers", name) from None
+    missing = [variable for variable in terms.requires if not os.environ.get(variable)]
+    if missing:
+        off = f"it needs {' and '.join(missing)} in the environment"
+        return Part(name, per=terms.per, off=off, aliases=tuple(terms.aliases), requires=tuple(terms.requires))
+    server = server_from(name, {key: entry[key] for key in entry if key not in own}, file)
+    if server is None:
+        return None
+    if server.confined and (terms.per != "episode" or terms.reset or terms.spare and "spare" in own):
+        raise ConfigError(
+            f"{name} is confined: it starts in its episode's own folder, and ends with it.",
+            where=f"{file}: mcpServers.{name}",
+            expected="neither per: shared, nor reset, nor spare",
+        )
+    given = {variable: os.environ[variable] for variable in terms.requires}
+    return Part(
+        name,
+        replace(server, env={**given, **server.env}),
+        per=terms.per if "per" in own or server.kind == "stdio" else "shared",
+        spare=0 if server.confined else terms.spare,
+        limit=terms.instances,
+        reset=terms.reset,
+        seconds=server.timeout or DEFAULT_SECONDS,
+        aliases=tuple(terms.aliases),
+        requires=tuple(terms.requires),
+        resources=server.resources,
+    )
+
+
+def _set_variables(file: Path, named: str, template: Path | None) -> None:
+    if named:
+        for name, value in read_variables(file.parent / named, template=template).items():
+            if value:
+                os.environ.setdefault(name, value)

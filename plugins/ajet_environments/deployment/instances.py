@@ -1,0 +1,79 @@
+"""Instances of an environment's servers, over our MCP client.
+
+Invariant: what the client could not do is a BoundaryError here, after which the instance counts as dead; a shared one
+only where it is lost or silent, for others are being answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ajet_environments.deployment.description import Part
+from ajet_environments.deployment.workdirs import Workdirs
+from ajet_mcp.confined import behind_walls
+from ajet_mcp.contract import CallFailed, Limits, Session, Tool
+from ajet_mcp.thin import ThinClient
+
+OF_ONE_CALL = ("timeout", "too_large")
+"""Failures that say nothing of other calls."""
+SILENT = 3
+"""So many calls in turn without any answer, and a shared server counts as dead."""
+
+
+class McpInstance:
+    """A session with a server of one's own, or with a shared one."""
+
+    def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
+        self._session, self._shared, self._silent = session, shared, 0
+        self._dead = False
+        self.tools: Sequence[Mapping[str, Any]] = [_listed(tool) for tool in tools]
+
+    @property
+    def alive(self) -> bool:
+        """See `Instance`."""
+        return not self._dead and not self._session.ended
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Instance`."""
+        try:
+            reply = await self._session.call(name, arguments)
+        except CallFailed as problem:
+            self._silent = self._silent + 1 if problem.kind == "timeout" else 0
+            of_this_call = self._shared and not problem.lost and problem.kind in OF_ONE_CALL
+            self._dead = self._dead or not of_this_call or self._silent >= SILENT
+            raise
+        self._silent = 0
+        told: dict[str, Any] = {"content": list(reply.content), "isError": reply.failed}
+        return told if reply.structured is None else {**told, "structuredContent": reply.structured}
+
+    async def close(self) -> None:
+        """See `Instance`."""
+        self._dead = True
+        await self._session.close()
+
+
+def starter(part: Part, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
+    """A function that starts a server for an episode, and learns its tools."""
+    client = ThinClient()
+
+    async def start(episode: str) -> McpInstance:
+        server = part.server if part.start is None else part.start(*workdirs.of(episode))
+        assert server is not None, "one that is off is not started"
+        if server.confined:
+            server = behind_walls(server, *workdirs.of(episode))
+        session = await client.open(server, Limits(call=part.seconds))
+        try:
+            return McpInstance(session, await session.tools(), shared=part.per == "shared")
+        except BaseException:
+            await session.close()
+            raise
+
+    return start
+
+
+def _listed(tool: Tool) -> dict[str, Any]:
+    listed: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
+    if tool.repeatable:
+        listed["annotations"] = {"idempotentHint": True}
+    return listed

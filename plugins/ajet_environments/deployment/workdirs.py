@@ -1,0 +1,41 @@
+"""The working folders of an environment's episodes.
+
+Invariant: all servers of an episode that run in its folder share one, which is removed with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ajet.record.held_folder import HeldFolder, workdir_in
+from ajet.record.remove_folder import remove_folder
+from ajet_sandbox.identity import fresh_uid
+
+
+class Workdirs:
+    """A working folder for each episode. `of` on the front's loop; `remove` in any thread."""
+
+    def __init__(self) -> None:
+        self._root: HeldFolder | None = None
+        self._users: dict[Path, int | None] = {}
+
+    def of(self, episode: str) -> tuple[Path, int | None]:
+        """Made when it is asked for first; and the user whose it is, where it can be one's own."""
+        if self._root is None:
+            self._root = HeldFolder("ajet-env-", mode=0o711)
+        folder = self._root.path / (episode or "ahead")
+        if folder not in self._users:
+            uid = self._users[folder] = fresh_uid()
+            workdir_in(self._root.path, folder.name, uid)
+        return folder, self._users[folder]
+
+    def remove(self, episode: str) -> None:
+        """Remove an episode's folder with what is in it."""
+        if self._root is not None:
+            self._users.pop(self._root.path / episode, None)
+            remove_folder(self._root.path / episode)
+
+    def close(self) -> None:
+        """Remove all folders."""
+        if self._root is not None:
+            self._root.remove()

@@ -1,0 +1,142 @@
+"""`ajet env up NAME --docker`: a whole environment in one container of podman's or docker's, and the process that
+stands for it on this machine. One argument: JSON of file, host, port, image, network.
+
+Invariants: its state is written when the environment inside answers; the container ends with this process, and what one
+that was killed left, the next start removes. Token and keys stand in no argument list and in no file of ours; the
+engine keeps them with its container, for those who may ask it (`inspect`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ajet.record.process_identity import ProcessIdentity
+from ajet.schema.errors import SandboxFailure, UserError
+from ajet.train.interrupts import end_on_hangup
+from ajet_environments.deployment import Description, RunningEnvironment, described
+from ajet_environments.deployment.description import find_shipped_name
+from ajet_environments.hosting.kubernetes import sizes
+from ajet_environments.hosting.lifetime import DOWN_S, READY_S
+from ajet_environments.hosting.program import listening_at
+from ajet_mcp.servers import TOKEN
+from ajet_sandbox.engine import LABEL, asked, engine_of, given, owner, remove
+
+FOLDER = "/environment"
+"""Where the description's folder is inside, read-only."""
+PORT = 8000
+"""Inside, where the network is the container's own."""
+HOST = "host"
+"""The network that is this machine's own."""
+
+
+def main() -> int:
+    return run(**json.loads(sys.argv[1]))
+
+
+def run(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
+    """Until a signal asks for the end; answers the exit code."""
+    end_on_hangup()
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        before = dict(os.environ)  # without the variables of the environment's own file
+        description = described(Path(file))
+        program = engine_of(image)
+        with listening_at(host, port) as listening:
+            taken = int(listening.getsockname()[1])
+    except (UserError, SandboxFailure) as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
+        return 2
+    name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
+    variables = given({name: os.environ[name] for name in _variables(description)} | {TOKEN: key})
+    words = [*started(description, program, name, host, taken, network), *variables.words]
+    words += [image, *_command(description)]
+    words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
+    state = RunningEnvironment(description.name, host, taken, key, ProcessIdentity.of(os.getpid()), file)
+    engine = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        env={**before, **variables.environment},
+        pass_fds=(variables.descriptor,),
+    )
+    os.close(variables.descriptor)
+    try:
+        if not _answers(state, engine):
+            print(f"{description.name} in {image} was not ready", file=sys.stderr)
+            return 2
+        state.write()
+        return engine.wait()
+    except SystemExit:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        state.forget()
+        with suppress(SandboxFailure):  # what could not be removed is removed by the next start
+            asked(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
+        with suppress(SandboxFailure):
+            remove(program, name)
+        engine.wait()
+
+
+def started(description: Description, program: str, name: str, host: str, port: int, network: str) -> Sequence[str]:
+    """The engine's words, up to the image."""
+    assert description.file is not None
+    words = [
+        program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
+        "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        "--env", "AJET_STATE=/tmp/ajet",
+    ]  # fmt: skip
+    if network != HOST:
+        shown = f"[{host}]" if ":" in host else host
+        words += ["--publish", f"{shown}:{port}:{PORT}"]
+    if network:
+        words += ["--network", network]
+    if not find_shipped_name(description.file):
+        words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
+    if any(part.resources.said for part in description.parts):
+        most = sizes(description)[1]
+        memory = most["memory"].removesuffix("Mi") + "m"
+        words += ["--cpus", most["cpu"], "--memory", memory, "--memory-swap", memory]
+    return words
+
+
+def _command(description: Description) -> list[str]:
+    assert description.file is not None
+    named = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
+    return ["ajet", "env", "up", named, "--foreground"]
+
+
+def _variables(description: Description) -> list[str]:
+    """The variables that the description names and that are set here."""
+    named = [*description.named, *(name for part in description.parts for name in part.requires)]
+    return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
+
+
+def _answers(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
+    """Once it does; False where its container has ended, or it took too long."""
+    import httpx
+
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until and engine.poll() is None:
+        try:
+            if httpx.get(f"{state.near}/health", timeout=2.0).status_code == 200:
+                return True
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    return False
+
+
+def _ended(*_: object) -> None:
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    sys.exit(main())

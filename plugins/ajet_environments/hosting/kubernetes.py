@@ -1,0 +1,218 @@
+"""`ajet env render kubernetes`: an environment as manifests, and what a schema does not see about manifests.
+
+Invariant: all names agree (selectors and labels, secrets, configuration, ports and probes), which `faults` holds for
+these and for anybody's; the token is a reference to a secret, never in a file. An episode lives in the pod that made
+it: of several pods behind one Service, each tells the episodes that it makes its own address, and one that is ended
+has time for those that are open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.config.document import dump_yaml
+from ajet.environment.files import read_yaml
+from ajet.schema.errors import UserError
+from ajet_environments.deployment import Description, Part
+from ajet_mcp.servers import TOKEN
+
+PORT = 8000
+FOLDER = "/environment"
+DRAIN_S = 600
+"""What open episodes have when their pod is to end."""
+RULE = (2.0, 4096.0)
+"""Cores and MiB where the file says nothing: AWorld's for a worker."""
+OWN = (0.5, 512.0)
+"""Of the environment itself, where the file says what its servers take."""
+_HEAD = """\
+# {name}: written by `ajet env render kubernetes`. Start it with:
+#   kubectl create secret generic {name} --from-literal={token}=$(openssl rand -hex 24){variables}
+#   kubectl apply -f FILE
+# Then, where it is used: export MCP_SERVER_URL=http://{address}:{port}/mcp
+{several}"""
+_SEVERAL = """\
+# ajet's own clients make their episodes there, spread over the pods, and each stays with its pod. Clients that know
+# nothing of episodes use http://{address}-sessions:{port}/mcp, which keeps each client's address with one pod.
+"""
+
+
+def kubernetes(description: Description, *, image: str, count: int = 1) -> str:
+    """The manifests' text. `image` holds ajet and what the servers need; `count`: pods. Raises UserError."""
+    assert description.file is not None
+    boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
+    if boxed:
+        raise UserError(
+            f"{boxed[0]} is an image, and a pod starts no container beside itself.",
+            where=f"{description.file}: mcpServers.{boxed[0]}",
+            expected="a command that --image holds, or the url of a Deployment of its own",
+        )
+    name = re.sub(r"[^a-z0-9-]+", "-", description.name.lower()).strip("-") or "environment"
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "data": _files(description.file),
+    }
+    manifests = [config, _deployment(name, description, image, count), _service(name, name)]
+    if count > 1:
+        sticky = {"sessionAffinity": "ClientIP"}
+        manifests.append(_service(f"{name}-sessions", name, **sticky))
+    variables = "".join(f" \\\n#     --from-literal={each}=…" for each in _variables(description))
+    several = _SEVERAL.format(address=name, port=PORT) if count > 1 else ""
+    head = _HEAD.format(name=name, token=TOKEN, variables=variables, address=name, port=PORT, several=several)
+    return head + "---\n".join(dump_yaml(each) for each in manifests)
+
+
+def sizes(description: Description) -> tuple[dict[str, str], dict[str, str]]:
+    """What a pod asks for, one process of each server, and what it may take, as many as there may be."""
+    parts = [part for part in description.parts if not part.off]
+
+    def of(many: bool, place: int, said: Callable[[Part], float]) -> float:
+        known = [part for part in parts if said(part)]
+        rule = RULE[place] if len(known) < len(parts) or not parts else 0.0
+        own = OWN[place] if known else 0.0
+        return own + rule + sum(said(part) * (_most(part, description) if many else 1) for part in known)
+
+    def both(many: bool) -> dict[str, str]:
+        cores, memory = of(many, 0, lambda part: part.resources.cores), of(many, 1, lambda part: part.resources.memory)
+        return {"cpu": f"{cores:g}", "memory": f"{memory:.0f}Mi"}
+
+    return both(False), both(True)
+
+
+def _most(part: Part, description: Description) -> int:
+    """Processes at once."""
+    return 1 if part.per == "shared" else min(part.limit, description.capacity + part.spare)
+
+
+def faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
+    """The faults of manifests beyond their schema; `secrets`: those that are there already."""
+    found: list[str] = []
+    labels = {_name(each): _template(each)["metadata"]["labels"] for each in _of(manifests, "Deployment")}
+    configs = {_name(each) for each in _of(manifests, "ConfigMap")}
+    known = {_name(each) for each in _of(manifests, "Secret")} | set(secrets)
+    for each in _of(manifests, "Deployment"):
+        name, template = _name(each), _template(each)
+        if not each["spec"]["selector"]["matchLabels"].items() <= labels[name].items():
+            found.append(f"Deployment {name}: its selector matches none of its pods")
+        for container in template["spec"]["containers"]:
+            found += [f"Deployment {name}: {why}" for why in _container(container, configs, known, template)]
+    for each in _of(manifests, "Service"):
+        selector = each["spec"]["selector"].items()
+        chosen = [name for name, own in labels.items() if selector <= own.items()]
+        if len(chosen) != 1:
+            found.append(f"Service {_name(each)}: its selector matches {len(chosen)} Deployments, not one")
+            continue
+        (deployment,) = [one for one in _of(manifests, "Deployment") if _name(one) == chosen[0]]
+        ports = _ports(_template(deployment)["spec"]["containers"])
+        wanted = [port.get("targetPort", port["port"]) for port in each["spec"]["ports"]]
+        found += [f"Service {_name(each)}: no container listens on {port}" for port in wanted if port not in ports]
+    return found
+
+
+def _container(
+    container: Mapping[str, Any], configs: set[str], secrets: set[str], template: Mapping[str, Any]
+) -> Iterable[str]:
+    for source in container.get("envFrom", ()):
+        if "secretRef" in source and source["secretRef"]["name"] not in secrets:
+            yield f"there is no secret {source['secretRef']['name']}"
+    for volume in template["spec"].get("volumes", ()):
+        if "configMap" in volume and volume["configMap"]["name"] not in configs:
+            yield f"there is no configuration {volume['configMap']['name']}"
+    mounted = {volume["name"] for volume in template["spec"].get("volumes", ())}
+    yield from (f"{each['name']} is mounted and is no volume" for each in container.get("volumeMounts", ())
+                if each["name"] not in mounted)  # fmt: skip
+    ports = _ports([container])
+    for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
+        port = container.get(kind, {}).get("httpGet", {}).get("port")
+        if port is not None and port not in ports:
+            yield f"its {kind} asks port {port}, on which it does not listen"
+    limits = container.get("resources", {}).get("limits", {})
+    yield from (f"no limit of {each}" for each in ("cpu", "memory") if each not in limits)
+
+
+def _deployment(name: str, description: Description, image: str, count: int) -> dict[str, Any]:
+    assert description.file is not None
+    probe = {"httpGet": {"path": "/health", "port": PORT}}
+    requests, limits = sizes(description)
+    container = {
+        "name": "environment",
+        "image": image,
+        "command": ["ajet", "env", "up", f"{FOLDER}/{description.file.name}", "--foreground"],
+        "args": ["--host", "0.0.0.0", "--port", str(PORT), "--drain", str(DRAIN_S)]
+        + (["--one-of-several"] if count > 1 else []),
+        "ports": [{"containerPort": PORT}],
+        "envFrom": [{"secretRef": {"name": name}}],
+        "volumeMounts": [{"name": "description", "mountPath": FOLDER}],
+        "startupProbe": {**probe, "failureThreshold": 60, "periodSeconds": 5},
+        "readinessProbe": probe,
+        "livenessProbe": {**probe, "timeoutSeconds": 10},
+        "resources": {"requests": requests, "limits": limits},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {
+                    "containers": [container],
+                    "volumes": [{"name": "description", "configMap": {"name": name}}],
+                    "terminationGracePeriodSeconds": DRAIN_S + 60,
+                },
+            },
+        },
+    }
+
+
+def _service(name: str, app: str, **more: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": {"app": app}},
+        "spec": {"selector": {"app": app}, "ports": [{"port": PORT, "targetPort": PORT}], **more},
+    }
+
+
+def _files(file: Path) -> dict[str, str]:
+    """The description, without an env file, whose variables come from the secret there, and the programs beside it that
+    it names."""
+    text = file.read_text(encoding="utf-8")
+    tree = read_yaml(file)
+    if tree.get("env_file"):
+        text = dump_yaml({key: value for key, value in tree.items() if key != "env_file"})
+    beside = [
+        each for each in sorted(file.parent.iterdir()) if each.is_file() and each.suffix in (".py", ".js", ".mjs")
+    ]
+    named = [each for each in beside if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
+    return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in named}}
+
+
+def _variables(description: Description) -> list[str]:
+    """The variables that switch a server on, and those that the file cannot do without."""
+    named = [name for name, needed in description.named.items() if needed]
+    named += [name for part in description.parts for name in part.requires]
+    return [name for name in dict.fromkeys(named) if name != TOKEN]
+
+
+def _of(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [each for each in manifests if each.get("kind") == kind]
+
+
+def _name(manifest: Mapping[str, Any]) -> str:
+    return str(manifest["metadata"]["name"])
+
+
+def _template(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    template: Mapping[str, Any] = manifest["spec"]["template"]
+    return template
+
+
+def _ports(containers: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {port["containerPort"] for container in containers for port in container.get("ports", ())}

@@ -1,0 +1,232 @@
+"""`ajet env up|list|logs|down`: environments that stand by themselves on this machine.
+
+Invariant: `up` answers when the environment is ready or says why it is not, and leaves it running; it is ended by
+`down` alone, by its recorded process, with everything that it started; it listens on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ajet.config.programs import program
+from ajet.record.console import console
+from ajet.record.file_lock import alone
+from ajet.schema.addresses import own_address, require_key_or_loopback
+from ajet.schema.bounded_json import load_json
+from ajet.schema.commands import command
+from ajet.schema.errors import SandboxFailure, UserError
+from ajet_environments.deployment.description import Description, described, file_of, prepare_families
+from ajet_environments.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
+from ajet_mcp.images import require_images
+from ajet_mcp.servers import TOKEN
+from ajet_sandbox.engine import engine_of
+
+READY_S = 300.0
+"""How long all servers together may take to start."""
+DOWN_S = 30.0
+
+
+def up(
+    named: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    token: bool = True,
+    image: str | None = None,
+    network: str = "",
+) -> RunningEnvironment:
+    """Start the environment and print how it is reached. `image`: it runs in one container of it, with the engine's
+    `network`. Raises UserError."""
+    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
+    file = file_of(named)
+    description = described(file)
+    name = description.name
+    _refuse_second(name)
+    settings: dict[str, Any] = {"file": str(file), "host": host, "port": port}
+    if image is None:
+        _prepare(description)
+        module, settings["token"] = "program", token
+    else:
+        _require_container(image, description, token)
+        module, settings["image"], settings["network"] = "contained", image, network
+    state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = state_file(name).with_suffix(".log")
+    with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
+        _refuse_second(name)  # two that were asked for at once
+        log.write_bytes(b"")  # each start draws a token of its own
+        with log.open("ab") as said:  # so that whoever shortens it does not leave a hole
+            environment = {key: value for key, value in os.environ.items() if key != TOKEN}
+            process = subprocess.Popen(
+                program(f"ajet_environments.hosting.{module}", json.dumps(settings)),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
+                env=environment,
+            )  # fmt: skip
+        try:
+            return _when_ready(name, process, log)
+        except BaseException:  # an interrupt, too: nobody would know of what comes up then
+            _end(process)
+            raise
+
+
+def _refuse_second(name: str) -> None:
+    """Raises UserError."""
+    if (already := running(name)) is not None:
+        raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    from ajet.environment.family import end_family
+
+    process.terminate()
+    try:
+        process.wait(DOWN_S)
+    except subprocess.TimeoutExpired:
+        end_family(process.pid, grace=1.0)
+        process.wait()
+
+
+def foreground(
+    named: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    token: bool = True,
+    drain: float = 0.0,
+    one_of_several: bool = False,
+) -> int:
+    """Run the environment in this process, until it is interrupted: for containers. `drain`: seconds that open episodes
+    then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
+    from ajet_environments.hosting.program import run
+
+    require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
+    file = file_of(named)
+    _prepare(described(file))
+    address = _reachable(host) if one_of_several else ""
+    return run(file=str(file), host=host, port=port, token=token, drain=drain, address=address)
+
+
+def _require_container(image: str, description: Description, token: bool) -> None:
+    """Raises UserError."""
+    boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
+    if boxed:
+        raise UserError(
+            f"{boxed[0]} is an image, and a container starts no other.", where="--docker", do="leave it out"
+        )
+    if not token:
+        raise UserError("An environment in a container has a token.", where="--no-token --docker")
+    try:
+        engine_of(image)
+    except SandboxFailure as problem:
+        raise UserError(
+            f"The environment cannot run in a container: {problem}",
+            where="--image",
+            expected="an image that podman or docker has here, with ajet in it; nothing is pulled",
+        ) from None
+
+
+def _prepare(description: Description) -> None:
+    """Install what its servers need and is not there, and say what could not be."""
+    servers = [part.server for part in description.parts if part.server is not None]
+    require_images(servers)
+    for server in servers:
+        if server.not_held:
+            what = " and ".join(server.not_held)
+            console.print(f"{server.name}: nothing here keeps a command to its {what}; an image is kept to it.",
+                          markup=False, soft_wrap=True)  # fmt: skip
+    for missing in prepare_families(description.parts, console.print):
+        console.print(missing, markup=False, soft_wrap=True)
+
+
+def show(found: RunningEnvironment) -> None:
+    """The lines that one pastes on the machine that trains."""
+    shown = _reachable(found.host)
+    url = f"http://{shown}:{found.port}/mcp"
+    print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
+    print(f"export MCP_SERVER_URL={url}")
+    if found.token:
+        print(f"export MCP_SERVER_TOKEN={found.token}")
+    print("Start mcp server success.", flush=True)
+
+
+def down(name: str) -> None:
+    """End it: what runs is waited for. Raises UserError."""
+    from ajet.environment.family import end_family
+
+    found = running(name)
+    process = found.process.process() if found is not None else None
+    if found is None or process is None:
+        raise UserError(
+            f"No environment {name} runs here.",
+            expected=" or ".join(each.name for each in all_running()) or "one that runs: there is none",
+            do=f"`{command('env', 'list')}` shows those that run",
+        )
+    process.terminate()
+    until = time.monotonic() + DOWN_S
+    while found.process.alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    if found.process.alive():
+        end_family(process.pid, grace=1.0)
+        found.forget()
+        console.print(f"{name} was ended hard: it did not answer.", markup=False)
+    else:
+        console.print(f"{name} was ended.", markup=False)
+
+
+def listed() -> Group:
+    """A table of the environments that run, and below it what of each is off."""
+    import httpx
+
+    table = Table("name", "address", "servers", "episodes", box=None)
+    off: list[str] = []
+    for each in all_running():
+        try:
+            told = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
+        except (httpx.HTTPError, ValueError) as problem:
+            table.add_row(each.name, each.url, f"does not answer: {type(problem).__name__}", "")
+            continue
+        reasons: dict[str, list[str]] = {}
+        for name, state in told["servers"].items():
+            reasons.setdefault(state.get("off", ""), []).append(name)
+        table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(told["episodes"]))
+        off += [f"{each.name}, off: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return Group(table, *(Text(line) for line in off))
+
+
+def logged(name: str) -> Iterator[str]:
+    """The lines of its log, of the last time it was started. Raises UserError."""
+    log = state_file(name).with_suffix(".log")
+    if not log.is_file():
+        raise UserError(f"There is no log of an environment {name}.", where=str(log))
+    with log.open(errors="replace") as lines:
+        yield from lines
+
+
+def _when_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        found = running(name)
+        if found is not None and found.process.pid == process.pid:
+            return found
+        if process.poll() is not None:
+            raise UserError(f"{name} did not start.\n{_end_of(log)}", where=str(log))
+        time.sleep(0.02)
+    raise UserError(f"{name} was not ready within {READY_S:.0f} s.", where=str(log))
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+
+
+def _reachable(host: str) -> str:
+    """The address under which another machine finds this one, where it listens for others."""
+    return own_address() if host in ("0.0.0.0", "::") else host

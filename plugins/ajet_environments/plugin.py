@@ -1,0 +1,24 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Command, ConfigKeys, Plugin
+
+WORLD = "ajet_environments.services.serving:serve_beside"
+PLUGIN = Plugin(
+    name="ajet_environments",
+    about="environments that are hosted: tool servers behind one address, worlds, services beside a run",
+    environments={
+        "class": WORLD,
+        "gymnasium": WORLD,
+        "textarena": WORLD,
+        "skyrl": WORLD,
+        "openenv": WORLD,
+        "nemo_gym": WORLD,
+    },
+    readers={"env_service": "ajet_environments.reader:EnvServiceReader"},
+    services=("ajet_environments.services.reachable:services_of",),
+    run_hooks=("ajet_environments.companions:run_services",),
+    commands={"env": Command("ajet_environments.cli.env:app", "Tools and worlds that agents act in.")},
+    config_keys=(ConfigKeys("", "ajet_environments.config:ServiceKeys"),),
+)

@@ -1,0 +1,64 @@
+"""Tasks that an environment service lists: an id each, and what they are about is told when one is begun.
+
+Invariant: a split is what the service says, in its order; a service that is not there is one UserError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ajet.environment.services import EnvService
+from ajet.schema.commands import command
+from ajet.schema.errors import EnvironmentFailure, TaskError
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit
+from ajet_environments.services.reachable import how_to_start
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+KEY = "ajet_environments.reader"
+
+
+class EnvServiceReader:
+    """`env_service`: each task bears the service's `env_type`; `workflow_task.gym_env` plays it."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        section = experiment.ajet.task_reader.env_service
+        self._service = EnvService(section.env_url, section.env_type)
+        self._splits: dict[TaskSplit, str | None] = {
+            "train": section.training_split,
+            "validation": section.validation_split,
+        }
+
+    def has(self, split: TaskSplit) -> bool:
+        """Whether a split is named."""
+        return bool(self._splits[split])
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Asks the service. Raises TaskError."""
+        name = self._splits[split]
+        key = f"{KEY}.{'training' if split == 'train' else 'validation'}_split"
+        if not name:
+            raise TaskError(f"There is no {split} split.", where=key)
+        service = self._service
+        try:
+            found = service.task_ids(name)
+        except EnvironmentFailure as problem:
+            raise TaskError(
+                f"The tasks cannot be had: {problem}",
+                where=f"{KEY}.env_url ({service.url})",
+                expected=f"an environment service there that has the environment {service.env_type!r}",
+                do=f"{how_to_start()}, and try it with `{command('env', 'check', service.url)}`",
+            ) from problem
+        if not found:
+            raise TaskError(
+                f"The environment service lists no tasks in its split {name!r}.",
+                where=f"{key}: {name}",
+                expected=f"a split of {service.env_type!r} that {service.url} knows",
+            )
+        env_type = service.env_type
+        return [Task(main_query=f"{env_type} {each}", task_id=each, env_type=env_type) for each in found]

@@ -1,0 +1,167 @@
+"""`ajet env check URI`: one episode by hand, and what is missing.
+
+Invariant: it uses what a rollout uses (`EnvService`, `GymEnv`), so that what works here works there. It says of every
+request of the protocol whether it works; those that an episode cannot do without decide the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ajet.environment.services.chosen import is_service_url, service_at
+from ajet.environment.services.gym_env import GymEnv
+from ajet.environment.services.wire import EnvService
+from ajet.schema.errors import EnvironmentFailure
+from ajet_environments.services.serving import Beside
+from ajet_environments.services.sources import TASKS, open_world
+
+T = TypeVar("T")
+SHOWN = 300
+"""Characters of a text."""
+BOX = re.compile(r"an action from (-?\d+) to (-?\d+)")
+
+
+def check(uri: str, *, env_type: str, split: str, actions: Sequence[str], steps: int, data: Path | None = None) -> int:
+    """0 where an episode was played, 1 where not. Raises UserError for a URI that names nothing."""
+    with ExitStack() as stack:
+        if is_service_url(uri):
+            service = service_at(uri.rstrip("/"), "URI", env_type)
+        else:
+            beside = Beside(open_world(uri, base=Path.cwd(), tasks=TASKS, data=data))
+            stack.callback(beside.close)
+            service = beside.service
+        return Check(service, split, actions, steps).run()
+
+
+class Check:
+    """One run of the check."""
+
+    def __init__(self, service: EnvService, split: str, actions: Sequence[str], steps: int) -> None:
+        self._service, self._split, self._actions, self._steps = service, split, actions, steps
+        self._missing: list[str] = []
+        self._broken = False
+
+    def run(self) -> int:
+        """Play, and say so line by line."""
+        ids = self._try("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
+        if ids:
+            _say("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
+        elif not self._missing:
+            self._missing.append(
+                f"the split {self._split!r} lists no tasks: the reader env_service has nothing to play"
+            )
+        env = GymEnv(self._service, ids[0] if ids else "0")
+        state = self._try("create", env.create, needed=True)
+        if state is not None:
+            _say("create", " | ".join(f"{each['role']}: {_short(each['content'])}" for each in state))
+            self._play(env, state)
+            score = self._try("evaluate", lambda: env.evaluate(params={"sparse": False}), needed=False)
+            if score is not None:
+                _say("evaluate", f"{score:g}")
+        if state is not None and (was := self._try("release", env.release, needed=False)) is not None:
+            _say("release", "the instance was there" if was else "the service does not know the instance")
+        return self._verdict()
+
+    def _play(self, env: GymEnv, state: list[dict[str, Any]]) -> None:
+        info = self._try("get_info", env.get_info, needed=False)
+        if info is not None:
+            _say("get_info", _short(json.dumps(info, default=str)))
+        rewards, ended = 0.0, False
+        for number in range(1, self._steps + 1):
+            action = self._actions[(number - 1) % len(self._actions)] if self._actions else made_up(state, info, number)
+            step = self._try("step", partial(env.step, action), needed=True)
+            if step is None:
+                return
+            rewards += step.reward
+            _say(
+                f"step {number}",
+                f"{_short(_shown(action))!r} → {_short(str(step.observation))!r}, reward {step.reward:g}",
+            )
+            if ended := step.is_terminated:
+                break
+        _say("episode", f"{'over' if ended else 'not over'} after {number} steps, rewards {rewards:g} in all")
+        if not ended and not self._actions:
+            self._missing.append(
+                f"the episode did not end within {self._steps} steps of made-up actions; say what to do with --action"
+            )
+
+    def _try(self, name: str, ask: Callable[[], T], *, needed: bool) -> T | None:
+        try:
+            return ask()
+        except EnvironmentFailure as problem:
+            self._broken = self._broken or needed
+            self._missing.append(f"{name}: {problem}")
+            return None
+
+    def _verdict(self) -> int:
+        for each in self._missing:
+            print(f"missing          {each}")
+        print("An episode could not be played." if self._broken else "An episode was played.")
+        return int(self._broken)
+
+
+def made_up(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
+    """Something that fits what the environment says an action is, the `number`th of its kind: a call of each of its
+    tools, where it has some; else a word."""
+    schema, tools = (info.get("action"), info.get("tools")) if isinstance(info, dict) else (None, None)
+    if isinstance(schema, dict):
+        return json.dumps(fitting(schema, number, schema))
+    if isinstance(tools, list) and number <= len(tools):
+        function = tools[number - 1].get("function") or {}
+        wanted = function.get("parameters") or {"type": "object"}
+        call = {"name": function.get("name"), "arguments": json.dumps(fitting(wanted, number, wanted))}
+        return {"content": "", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": call}]}
+    told = " ".join(str(each.get("content")) for each in state)
+    if found := BOX.search(told):
+        low, high = int(found[1]), int(found[2])
+        return f"\\boxed{{{low + (number - 1) % (high - low + 1)}}}"
+    return f"[{number}]"
+
+
+def fitting(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
+    """A value that fits a JSON schema, as far as types, enumerations and bounds go."""
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return fitting(root.get("$defs", {}).get(name, {}), number, root)
+    for choice in ("anyOf", "oneOf"):
+        if schema.get(choice):
+            return fitting(schema[choice][0], number, root)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][number % len(schema["enum"])]
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if kind == "object":
+        wanted = schema.get("required") or [name for name in schema.get("properties", {}) if name != "metadata"]
+        return {name: fitting(schema.get("properties", {}).get(name, {}), number, root) for name in wanted}
+    if kind == "array":
+        return [fitting(schema.get("items", {}), number, root)] * max(1, int(schema.get("minItems", 0)))
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+        high = schema.get("maximum", math.inf)
+        return int(min(low + number - 1, high))
+    return {"boolean": number % 2 == 0, "null": None}.get(str(kind), f"{number}")
+
+
+def _shown(action: str | dict[str, Any]) -> str:
+    """The text of an action, or the call that it is."""
+    if isinstance(action, str):
+        return action
+    (call,) = action["tool_calls"]
+    return f"{call['function']['name']} {call['function']['arguments']}"
+
+
+def _short(text: Any) -> str:
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= SHOWN else flat[:SHOWN] + "…"
+
+
+def _say(name: str, text: str) -> None:
+    print(f"{name:<16} {text}")

@@ -1,0 +1,242 @@
+"""Environments of gymnasium, textarena and skyrl-gym as worlds, told apart by what they can do.
+
+Invariant: none of these packages is imported unless a person names one of its environments; an object with the methods
+is enough. A reply that is no action is answered with what an action is, and the world stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ajet.schema.bounded_json import load_json
+from ajet_environments.services.hosted import (
+    Message,
+    Opened,
+    Stepped,
+    as_reward,
+    as_state,
+    seed_of,
+    seeds,
+    text_of,
+)
+
+_BOXED = re.compile(r"\\boxed\{\s*([^{}]*?)\s*\}|<action>\s*(.*?)\s*</action>", re.S)
+_NUMBER = re.compile(r"-?\d+")
+_MARKED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.S)
+_ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_LONGEST_DOC = 1500
+"""Characters of a section of an environment's description that are told to the agent."""
+
+
+class GymnasiumWorld:
+    """`reset(seed=)` and `step(action)`; tasks are seeds. Its rendering as text, if it has one, is what is seen."""
+
+    def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
+        self._make, self.name, self._count = make, name, count
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """See World."""
+        return seeds(self._count, split)
+
+    def instance(self) -> GymnasiumInstance:
+        """See World."""
+        return GymnasiumInstance(self._make())
+
+
+class GymnasiumInstance:
+    """See GymnasiumWorld."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._space = env.action_space
+        self._total = 0.0
+        self._over = False
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+        """See Instance."""
+        seen, _ = self._env.reset(seed=seed_of(task_id) % 2**31)
+        rules = "\n\n".join(
+            part for part in (self._told("Description"), self._told("Action Space"), self._how()) if part
+        )
+        return Opened([{"role": "system", "content": rules}, *as_state(self._seen(seen))], {})
+
+    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+        """See Instance."""
+        if self._over:
+            return Stepped(as_state("The episode is over."), 0.0, True, {})
+        chosen = self._action(text_of(action))
+        if chosen is None:
+            return Stepped(as_state(f"That was no action. {self._how()}"), 0.0, False, {"invalid_action": True})
+        seen, reward, ended, cut, _ = self._env.step(chosen)
+        number = as_reward(reward, "the reward")
+        self._total += number
+        self._over = bool(ended or cut)
+        return Stepped(as_state(self._seen(seen)), number, self._over, {"truncated": bool(cut)})
+
+    def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
+        """See Instance: the sum of its rewards."""
+        return self._total
+
+    def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """See Instance."""
+        return {"action_space": str(self._space), "observation_space": str(self._env.observation_space)}
+
+    def release(self) -> None:
+        """See Instance."""
+        self._env.close()
+
+    def _seen(self, seen: Any) -> str:
+        if getattr(self._env, "render_mode", None) == "ansi":
+            return _ESCAPE.sub("", _MARKED.sub(r"[\1]", str(self._env.render()))).strip("\n")
+        return seen if isinstance(seen, str) else str(seen.tolist() if hasattr(seen, "tolist") else seen)
+
+    def _told(self, section: str) -> str:
+        """A section of what its documentation says."""
+        text = getattr(self._env.unwrapped if hasattr(self._env, "unwrapped") else self._env, "__doc__", "") or ""
+        found = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
+        lines = [line.strip() for line in found[1].strip().splitlines()] if found else []
+        return "\n".join(lines)[:_LONGEST_DOC]
+
+    def _how(self) -> str:
+        size, start = getattr(self._space, "n", None), int(getattr(self._space, "start", 0))
+        if size is not None:
+            return f"End your answer with \\boxed{{N}}, where N is an action from {start} to {start + int(size) - 1}."
+        if getattr(self._space, "shape", None):
+            return f"End your answer with \\boxed{{[…]}}, a JSON list of numbers: {self._space}."
+        return "End your answer with \\boxed{…}, your action."
+
+    def _action(self, text: str) -> Any:
+        """The action of the last box, or of the last number outside one; None where there is none that is legal."""
+        boxes = [first or second for first, second in _BOXED.findall(text)]
+        said = boxes[-1] if boxes else text.strip()
+        if hasattr(self._space, "n"):
+            numbers = _NUMBER.findall(said)
+            chosen: Any = int(numbers[-1]) if numbers else None
+        elif getattr(self._space, "shape", None):
+            chosen = _array(said, self._space)
+        else:
+            chosen = said
+        return chosen if chosen is not None and self._space.contains(chosen) else None
+
+
+def _array(said: str, space: Any) -> Any:
+    import numpy
+
+    try:
+        return numpy.asarray(load_json(said), dtype=space.dtype).reshape(space.shape)
+    except (ValueError, TypeError):
+        return None
+
+
+class TextArenaWorld:
+    """`reset(num_players=)`, `get_observation()`, `step(text)`, `close()`; tasks are seeds. Games of one player."""
+
+    def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
+        self._make, self.name, self._count = make, name, count
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """See World."""
+        return seeds(self._count, split)
+
+    def instance(self) -> TextArenaInstance:
+        """See World."""
+        return TextArenaInstance(self._make())
+
+
+class TextArenaInstance:
+    """See TextArenaWorld."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._score = 0.0
+        self._over = False
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+        """See Instance."""
+        self._env.reset(num_players=1, seed=seed_of(task_id))
+        return Opened(as_state(self._env.get_observation()[1]), {})
+
+    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+        """See Instance: the reward comes at the end."""
+        if self._over:
+            return Stepped(as_state("The game is over."), 0.0, True, {})
+        ended, info = self._env.step(text_of(action))
+        if not ended:
+            return Stepped(as_state(self._env.get_observation()[1]), 0.0, False, dict(info or {}))
+        rewards, about = self._env.close()
+        self._over, self._score = True, as_reward((rewards or {}).get(0), "the reward")
+        own = (about or {}).get(0, {})
+        return Stepped(
+            as_state(own.get("reason", "The game is over.")), self._score, True, {"reason": own.get("reason")}
+        )
+
+    def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
+        """See Instance."""
+        return self._score
+
+    def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """See Instance."""
+        return {}
+
+    def release(self) -> None:
+        """See Instance."""
+        if not self._over and hasattr(self._env, "close"):
+            self._env.close()
+
+
+class SkyRLWorld:
+    """`init(prompt)` and `step(text)`; tasks are rows `{prompt, …}` of a data set, whose other columns it is made
+    with."""
+
+    def __init__(
+        self, make: Callable[[Mapping[str, Any]], Any], name: str, rows: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self._make, self.name, self._rows = make, name, rows
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """See World: rows whose `split` is another are left out."""
+        return [name for name, row in self._rows.items() if row.get("split", split) == split]
+
+    def instance(self) -> SkyRLInstance:
+        """See World."""
+        return SkyRLInstance(self._make, self._rows)
+
+
+class SkyRLInstance:
+    """See SkyRLWorld."""
+
+    def __init__(self, make: Callable[[Mapping[str, Any]], Any], rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._make, self._rows = make, rows
+        self._env: Any = None
+        self._total = 0.0
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+        """See Instance."""
+        row = self._rows.get(task_id)
+        if row is None:
+            raise ValueError(f"there is no task {task_id!r}")
+        self._env = self._make(row)
+        state, info = self._env.init(as_state(row.get("prompt", "")))
+        return Opened(as_state(state), dict(info or {}))
+
+    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+        """See Instance."""
+        told = self._env.step(text_of(action))
+        number = as_reward(told["reward"], "the reward")
+        self._total += number
+        return Stepped(as_state(told["observations"]), number, bool(told["done"]), dict(told.get("metadata") or {}))
+
+    def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
+        """See Instance: the sum of its rewards."""
+        return self._total
+
+    def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """See Instance."""
+        return {}
+
+    def release(self) -> None:
+        """See Instance."""
+        if self._env is not None:
+            self._env.close()

@@ -1,0 +1,44 @@
+"""Whether the worlds of other machines are there, for the list of what a run stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ajet.config.services import Service
+from ajet.environment.services.chosen import KEY, SERVICE_KEY, env_service_of
+from ajet.schema.commands import command
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
+"""Ecosystems that are reached at an address, and their names."""
+
+
+def how_to_start() -> str:
+    """Advice for a service that is not there."""
+    serve = command("env", "serve", "FILE.py->MyEnv", "--port", "N")
+    return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
+
+
+def services_of(experiment: Experiment) -> Iterator[Service]:
+    """For the list of what a run stands on."""
+    service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
+    do = how_to_start()
+    if service is not None:
+        key = KEY if used else SERVICE_KEY
+        expected = "an environment service"
+        yield Service("environment service", service.url, key, service.health, expected, do)
+    kind, _, address = used.partition(":")
+    if kind in WIRES:
+        from ajet_environments.services.openenv import health
+
+        yield Service(
+            f"{WIRES[kind]} server",
+            address,
+            KEY,
+            lambda seconds: health(address, seconds),
+            f"a server of {WIRES[kind]}'s protocol",
+            "start it before the run (by hand, or by `ajet.services` in the YAML)",
+        )

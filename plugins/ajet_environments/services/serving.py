@@ -1,0 +1,89 @@
+"""`ajet env serve`: a world served until a signal ends it; and one served beside a run, in a thread of this process.
+
+Invariant: it listens on loopback unless told otherwise, and says its address once it answers; it ends releasing all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import threading
+from concurrent import futures
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.environment.services.chosen import Chosen
+from ajet.environment.services.wire import TOKEN, EnvService
+from ajet.schema.addresses import require_key_or_loopback
+from ajet.schema.errors import UserError
+from ajet_environments.services.hosted import World
+from ajet_environments.services.server import END_S, IDLE_S, WorldServer
+from ajet_environments.services.sources import open_world
+
+
+def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
+    token = os.environ.get(TOKEN)
+    require_key_or_loopback(
+        host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
+    )
+    world = open_world(source, base=Path.cwd(), tasks=tasks, data=data)
+    asyncio.run(_serve(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
+    return 0
+
+
+async def _serve(server: WorldServer, host: str, port: int) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores the last
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        bound = await server.start(host, port)
+    except (OSError, OverflowError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "a port is 0 to 65535"
+        raise UserError(
+            f"The environment service cannot listen on {host}:{port}: {why}.",
+            where="--host, --port",
+            do="leave --port 0 (the system chooses a free one)",
+        ) from None
+    print(f"Serving {server.world.name} at http://{host}:{bound} (Ctrl-C ends it)", flush=True)
+    await stopped.wait()
+    await server.close()
+
+
+class Beside:
+    """A world served on a thread and loop of its own, for this process alone: loopback, with a token that nobody else
+    has. `close` ends it."""
+
+    def __init__(self, world: World, *, instances: int = 1 << 16, idle_s: float = IDLE_S) -> None:
+        token = secrets.token_hex(16)
+        self._server = WorldServer(world, instances=instances, idle_s=idle_s, token=token)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-worlds", daemon=True)
+        self._thread.start()
+        port = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", 0), self._loop).result()
+        self.service = EnvService(f"http://127.0.0.1:{port}", world.name, token=token)
+        """How it is asked."""
+
+    def close(self) -> None:
+        """Release all; what a world's own code holds up ends with this process. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
+        try:
+            closing.result(END_S)
+        except futures.TimeoutError:
+            logger.warning("{}: not all instances were released within {:g} s", self.service.env_type, END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def serve_beside(used: str, base: Path) -> Chosen:
+    """Serve the world that `environment.use` names for this process alone. Raises UserError."""
+    beside = Beside(open_world(used, base=base))
+    return Chosen(beside.service, leave=beside.close)

@@ -1,0 +1,187 @@
+"""Which world a name means: `file.py->MyEnv`, `gymnasium:ID`, `textarena:ID`, `skyrl:ID`, `openenv:ws://HOST:PORT`,
+`nemo_gym:http://HOST:PORT`.
+
+Invariant: what cannot be served is one UserError before anything listens; the name of an ecosystem's environment may
+carry settings for it, `gymnasium:FrozenLake-v1?is_slippery=false`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ajet.config import resolve_reference
+from ajet.config.functions import place_of
+from ajet.environment.addresses import checked
+from ajet.schema.commands import installs
+from ajet.schema.errors import ConfigError, UserError
+from ajet_environments.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld
+from ajet_environments.services.hosted import AgentJetWorld, OwnWorld, World
+
+PACKAGES = {"gymnasium": "gymnasium", "textarena": "textarena", "skyrl": "skyrl_gym"}
+"""How an ecosystem is named, and its package, whose `make(ID)` makes an environment."""
+GYMNASIUM = ("reset", "step", "action_space", "observation_space", "close")
+TASKS = 1000
+"""Training tasks of a world that names none."""
+
+
+def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None = None) -> World:
+    """`tasks`: how many there are of a world that names none. `data`: rows of tasks, for skyrl-gym and NeMo Gym. Raises
+    UserError."""
+    kind, _, rest = source.partition(":")
+    if kind == "openenv":
+        from ajet_environments.services.openenv import OpenEnvWorld
+
+        schemes = ("ws", "wss", "http", "https")
+        return OpenEnvWorld(checked(rest, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks)
+    if kind == "nemo_gym":
+        from ajet_environments.services.nemo_gym import NemoGymWorld
+
+        return NemoGymWorld(
+            checked(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
+            None if data is None else _rows(data, rest),
+        )
+    if kind in PACKAGES:
+        return _of_package(kind, rest, tasks, data)
+    found = resolve_reference(source, base=base, what="the environment")
+    name = getattr(found, "__name__", source)
+    if not isinstance(found, type):
+        if not callable(found):
+            raise ConfigError(f"{source} is a {type(found).__name__}.", where=source, expected="a class, or a function")
+        return _by_methods(found, _dropped(found()), name, source, tasks, data)
+    return _by_methods(found, found, name, source, tasks, data)
+
+
+def _of_package(kind: str, rest: str, tasks: int, data: Path | None) -> World:
+    package = PACKAGES[kind]
+    installed = package.replace("_", "-")
+    try:
+        make: Callable[..., Any] = import_module(package).make
+    except ImportError:
+        raise UserError(
+            f"{kind}:… needs the package {installed}, which is not installed here.",
+            where=f"{kind}:{rest}",
+            do=installs(installed),
+        ) from None
+    name, _, query = rest.partition("?")
+    settings = {key: _value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    if kind == "skyrl":
+        rows = _rows(data, name)
+        return SkyRLWorld(lambda row: make(name, extras=dict(row), **settings), name, rows)
+
+    def made() -> Any:
+        return make(name, **settings)
+
+    if kind == "textarena":
+        _tried(made, name)
+        return TextArenaWorld(made, name, tasks)
+    tried = _tried(made, name)
+    if "render_mode" not in settings and "ansi" in (getattr(tried, "metadata", None) or {}).get("render_modes", ()):
+        settings["render_mode"] = "ansi"
+    return GymnasiumWorld(made, name, tasks)
+
+
+def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
+    """The world of a class, by what it can do. `like`: the class, or an instance."""
+
+    def has(*names: str) -> bool:
+        return all(callable(getattr(like, each, None)) for each in names)
+
+    if has("create", "step"):
+        return OwnWorld(make, name, tasks)
+    if has("get_init_state", "step", "get_query_list"):
+        return AgentJetWorld(make, name)
+    if has("reset", "get_observation", "step"):
+        return TextArenaWorld(make, name, tasks)
+    if has("reset", "step"):
+        _require_gymnasium(make, like, name, source)
+        return GymnasiumWorld(make, name, tasks)
+    if has("init", "step"):
+        return SkyRLWorld(lambda row: make(dict(row)), name, _rows(data, name))
+    raise ConfigError(
+        f"{source} is no environment: it has no `create` and `step`.",
+        where=source,
+        expected="a class with create(task_id) and step(action), or with the methods of gymnasium, textarena or "
+        "skyrl-gym",
+        do="write `def create(self, task_id): …` and `def step(self, action): …`, which answers "
+        "(observation, reward, done)",
+    )
+
+
+def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
+    """Raise ConfigError for a class with gymnasium's `reset` and `step` whose objects lack the rest of it."""
+    lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
+    made = _tried(make, name) if lacks and isinstance(like, type) else like
+    if lacks := [each for each in lacks if not hasattr(made, each)]:
+        has = ", ".join(each for each in GYMNASIUM if each not in lacks)
+        raise ConfigError(
+            f"{name} lacks what an environment of gymnasium has: {', '.join(lacks)}.",
+            where=place_of(getattr(like, "reset", None)) or source,
+            expected=f"{', '.join(GYMNASIUM)} ({name} has {has}); action_space says what an action is, as "
+            "gymnasium.spaces.Discrete(4)",
+            do="add them, or derive the class from gymnasium.Env and set action_space and observation_space; or write "
+            "create(task_id) and step(action) instead: docs/environments.md",
+        )
+
+
+def _tried(make: Callable[[], Any], name: str) -> Any:
+    """Make one instance, so that a wrong name or setting is said before anything listens."""
+    try:
+        return _dropped(make())
+    except Exception as problem:
+        raise UserError(
+            f"{name} cannot be made: {type(problem).__name__}: {problem}".splitlines()[0],
+            where=name,
+            expected="an environment of that package, with settings that it takes",
+        ) from problem
+
+
+def _dropped(made: Any) -> Any:
+    close = getattr(made, "close", None)
+    if callable(close) and not hasattr(made, "get_observation"):  # textarena's close() answers rewards of a game
+        close()
+    return made
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
+    if data is None:
+        raise UserError(
+            f"skyrl-gym's {name} has no tasks of its own.",
+            where="--data",
+            expected='a file of JSON lines, such as {"prompt": "1 + 1?", "reward_spec": {"ground_truth": "2"}}',
+            do="name it: --data rows.jsonl",
+        )
+    try:
+        text = data.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "it is no UTF-8"
+        raise UserError(f"The rows cannot be read: {why}.", where=str(data), expected="a file of JSON lines") from None
+    rows: dict[str, Mapping[str, Any]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as problem:
+                raise UserError(f"A row is no JSON: {problem}", where=f"{data}:{number}") from None
+            if not isinstance(row, dict):
+                raise UserError("A row is no JSON object.", where=f"{data}:{number}")
+            name = str(row.get("task_id", row.get("id", number - 1)))
+            if name in rows:
+                raise UserError(
+                    f"Two rows are task {name}.",
+                    where=f"{data}:{number}",
+                    expected="another `task_id` (or `id`) in each row; a row without one has its line's number, from 0",
+                )
+            rows[name] = row
+    return rows

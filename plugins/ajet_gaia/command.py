@@ -1,0 +1,88 @@
+"""How a server is started: its command, and the environment that it gets.
+
+Invariant: a server gets the variables that it declares and those without which no program runs, never the whole
+environment; one that is off is started all the same, lists its tools, and answers why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet_gaia.environments import interpreter_of, npm_folder
+from ajet_gaia.needs import found, why_off
+from ajet_gaia.server import Server
+
+PROGRAM = Path(__file__).with_name("servers") / "serve.py"
+ALWAYS = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folders and the environment in which servers run."""
+
+    workdir: Path
+    """The working folder, as the server sees it."""
+    environments: Path
+    """The folder that `prepare` filled."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    network: bool = False
+    private: bool = False
+    """Whether addresses of this machine and its own network may be asked, too."""
+    corpus: Path | None = None
+    cache: Path = Path(".")
+    """Where indexes of a corpus are kept."""
+    readable: tuple[Path, ...] = ()
+    """Further folders that may be read, such as a data set's."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The command of one server."""
+
+    server: Server
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    off: str
+    """Why it is off; "": it is on."""
+
+
+def start(server: Server, place: Place) -> Start:
+    """The command of a server at a place. Raises FileNotFoundError where not even `prepare`'s plainest environment is
+    there, in which a server that is off answers why."""
+    off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
+    python = interpreter_of(server, place.environments)
+    if not off and server.pins and python is None:
+        off = f"{server.name} is off: its packages are not installed"
+    if not off and server.npm and npm_folder(server, place.environments) is None:
+        off = f"{server.name} is off: its package {server.npm} is not installed"
+    names = (*ALWAYS, *server.variables, *server.some_tools, *server.passed, *(PROXIES if server.network else ()))
+    environment = {name: place.variables[name] for name in names if place.variables.get(name)}
+    if server.command and not off:
+        words = {
+            "workdir": str(place.workdir),
+            "packages": str(npm_folder(server, place.environments)),
+            "chromium": found("chromium", place.variables) or "",
+        }
+        return Start(server, tuple(word.format(**words) for word in server.command), environment, off)
+    if python is None:
+        python = interpreter_of(None, place.environments)
+    if python is None:
+        raise FileNotFoundError(f"no environment for tool servers in {place.environments}")
+    return Start(server, (str(python), "-I", str(PROGRAM), *_arguments(server, place, off)), environment, off)
+
+
+def _arguments(server: Server, place: Place, off: str) -> list[str]:
+    if off:
+        others = [word for name in server.tool_names for word in ("--tool", name)]
+        named = [server.program] if server.program else ["others", *others]
+        return [*named, "--off", off]
+    given = [server.program, "--root", str(place.workdir)]
+    for folder in place.readable:
+        given += ["--read", str(folder)]
+    if server.corpus and place.corpus is not None:
+        given += ["--corpus", str(place.corpus), "--cache", str(place.cache)]
+    given += ["--network"] if place.network and server.network else []
+    return [*given, *(["--private"] if place.private else [])]

@@ -1,0 +1,137 @@
+"""The section `gaia` of an environment: its tool servers by name, started when one of their tools is first called.
+
+    gaia:
+      servers: [calculator-server, documents-pdf-server]   # all, if left out
+      corpus: corpus.jsonl        # what the wiki and search servers answer from
+      dataset: gaia_dataset       # a folder that may be read
+      network: true               # whether addresses outside may be asked
+      private: false              # those of this machine and its network, too
+      confined: true              # false: files, commands and code of a model run as this user
+
+Invariant: all servers of an episode share one working folder of its own (`Workdirs`); one that must be confined
+and cannot be answers why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ajet.config.cache import cache_root
+from ajet_environments.deployment.description import EnvironmentFamily, Part
+from ajet_gaia.command import PROGRAM, Place, start
+from ajet_gaia.environments import prepare
+from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
+from ajet_gaia.selection import selected
+from ajet_gaia.server import Server
+from ajet_mcp.servers import Server as McpServer
+from ajet_sandbox.bubblewrap import FOLDER
+from ajet_sandbox.program import FOR_SERVERS, Walls
+
+NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
+
+
+class Gaia(BaseModel):
+    """See the module."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    servers: list[str] | None = None
+    corpus: str | None = None
+    dataset: str | None = None
+    network: bool = True
+    private: bool = False
+    confined: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """One of GAIA's servers, and its place."""
+
+    server: Server
+    section: Gaia
+    base: Path
+    """The folder of the description, from which its paths begin."""
+
+    def off(self) -> str:
+        """Why it is off; "": it is on."""
+        corpus = self.section.corpus is not None
+        why = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
+        return why or (NETWORKED if self.confined and self.server.network else "")
+
+    @property
+    def confined(self) -> bool:
+        """Whether it runs in a sandbox."""
+        return self.section.confined and self.server.sandboxed
+
+    def listed(self) -> tuple[Mapping[str, Any], ...]:
+        """The server's tools as MCP lists them."""
+        return tuple(
+            {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
+            for tool in self.server.tools()
+        )
+
+    def at(self, workdir: Path, uid: int | None) -> McpServer:
+        """The server as it is started for an episode whose user is `uid`."""
+        place = Place(
+            workdir=Path(FOLDER) if self.confined else workdir,
+            environments=packages_folder(),
+            variables=with_older_names(os.environ),
+            network=self.section.network,
+            private=self.section.private,
+            corpus=self._path(self.section.corpus),
+            cache=packages_folder() / "corpora",
+            readable=tuple(path for path in (self._path(self.section.dataset),) if path is not None),
+        )
+        started = start(self.server, place)
+        shown = (packages_folder(), PROGRAM.parent, *place.readable)
+        return McpServer(
+            self.server.name,
+            "stdio",
+            command=started.command,
+            env=dict(started.environment),
+            cwd=workdir,
+            walls=Walls(workdir, shown, uid, FOR_SERVERS) if self.confined else None,
+        )
+
+    def _path(self, named: str | None) -> Path | None:
+        return None if named is None else (self.base / Path(named).expanduser()).absolute()
+
+
+def list_parts(section: Gaia, base: Path, where: str) -> list[Part]:
+    """Return the servers of a section. Raises UserError for a name that is in no table."""
+    return [_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
+
+
+def _part(tools: Tools) -> Part:
+    server, off = tools.server, tools.off()
+    return Part(
+        server.name,
+        start=tools.at,
+        per="episode" if server.per_episode else "shared",
+        spare=0,
+        off=off,
+        aliases=server.aliases,
+        requires=server.variables,
+        tools=tools.listed() if off or server.program else (),
+    )
+
+
+def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """Make what the servers of these names need; returns a sentence for each thing that could not be made."""
+    return prepare(selected(names), packages_folder(), say=say)
+
+
+def packages_folder() -> Path:
+    """The folder of the servers' packages."""
+    return cache_root() / "tools"
+
+
+FAMILY = EnvironmentFamily(Gaia, list_parts, prepare_packages, ENV_TEMPLATE)
+GAIA_LOCAL = Path(__file__).with_name("shipped") / "gaia-local.yaml"
+"""All of them, on this machine. Its folder holds no code: an environment's process starts there."""

@@ -1,0 +1,79 @@
+"""Environments for the servers' packages, made once (`ajet.environment.venvs`).
+
+Invariant: an environment is for one list of pinned versions; what could not be made is a sentence, and its servers are
+off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.environment.venvs import READY, alone_in, digest, made, ran, venv
+from ajet_gaia.server import Server
+
+PINS = Path(__file__).with_name("pins")
+
+
+def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
+    """Make what these servers need and what is not there yet; answers a sentence for each thing that could not be
+    made, so that its servers are off. `say` is told what takes time."""
+    chosen = list(servers)
+    if not chosen:
+        return []
+    failed = []
+    with alone_in(folder, say):
+        for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
+            if not (_python_folder(pins, folder) / READY).exists():
+                say(f"packages of the tool servers: {pins}")
+                failed += _python(pins, _python_folder(pins, folder))
+        for package in dict.fromkeys(server.npm for server in chosen if server.npm):
+            if not (_npm_folder(package, folder) / READY).exists():
+                say(f"package of npm: {package}")
+                failed += _npm(package, _npm_folder(package, folder))
+    return failed
+
+
+def interpreter_of(server: Server | None, folder: Path) -> Path | None:
+    """The Python of a server's environment, or of the plainest one; None: it is not there."""
+    pins = server.pins if server is not None else "base"
+    if not pins:
+        return None
+    made = _python_folder(pins, folder)
+    return made / "bin" / "python" if (made / READY).exists() else None
+
+
+def npm_folder(server: Server, folder: Path) -> Path | None:
+    """The folder that a server's package of npm is installed in; None: it is not there."""
+    made = _npm_folder(server.npm, folder)
+    return made if (made / READY).exists() else None
+
+
+def _python_folder(pins: str, folder: Path) -> Path:
+    text = (PINS / "base.txt").read_text() + (PINS / f"{pins}.txt").read_text()  # each of the others names base.txt
+    return folder / f"{pins}-{digest(text)}"
+
+
+def _npm_folder(package: str, folder: Path) -> Path:
+    return folder / f"npm-{hashlib.sha256(package.encode()).hexdigest()[:12]}"
+
+
+def _python(pins: str, target: Path) -> list[str]:
+    return made(target, lambda: venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers"))
+
+
+def _npm(package: str, target: Path) -> list[str]:
+    npm = shutil.which("npm")
+    if npm is None:
+        return [f"{package}: the program npm is not installed"]
+    words = [npm, "install", "--prefix", str(target), "--no-audit", "--no-fund", "--ignore-scripts"]
+
+    def install() -> str:
+        target.mkdir()
+        return ran([*words, "--fetch-retries", "1", package], package)
+
+    return made(target, install)

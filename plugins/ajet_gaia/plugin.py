@@ -1,0 +1,15 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="ajet_gaia",
+    about="tool servers by the names that agents of AWorld's GAIA environment know",
+    environment_files={
+        "gaia-local": "ajet_gaia.deployment:GAIA_LOCAL",
+        "gaia-mcp-server": "ajet_gaia.deployment:GAIA_LOCAL",  # AWorld's name for it
+    },
+    environment_families={"gaia": "ajet_gaia.deployment:FAMILY"},
+)

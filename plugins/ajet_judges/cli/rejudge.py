@@ -1,0 +1,52 @@
+"""`ajet rejudge RUN`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.exit import NOT_SO, OK
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def rejudge(
+    run: RunName,
+    judge: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--judge", metavar="FILE.py->NAME",
+            help="This judge, or the scorer of this name. Without it: the run's own, as it is now.",
+            show_default=False,
+        ),
+    ] = None,
+    conf: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--conf", metavar="FILE.yaml", help="The judge or scorers of this YAML.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", metavar="FILE.csv", help="A new file (ajet-rejudge-RUN.csv) or .jsonl; steps beside it.",
+            show_default=False),
+    ] = None,
+    exp_dir: RunRoot = RECORD,
+) -> int:  # fmt: skip
+    """Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.
+
+    Shows the rewards that change, and the run's curve, groups to learn from and advantages as they would have been.
+    Exit code 1 where no episode has a verdict."""
+    from ajet.cli.screen import show_logs
+    from ajet.record.console import console
+    from ajet_judges.judging.rejudge import judge_again, recorded_run
+    from ajet_judges.judging.rejudge import rejudge as judged
+    from ajet_judges.judging.rejudge_report import show, tables_for, write
+
+    show_logs("WARNING")
+    folder = recorded_run(run, exp_dir.absolute())
+    with judge_again(folder, reference=judge, conf=conf) as chosen:
+        tables = tables_for(folder, out)
+        found = judged(folder, chosen)
+    write(found, tables)
+    show(found, tables, console)
+    return NOT_SO if found.untold else OK

@@ -1,0 +1,116 @@
+"""Keys below `task_judge` of models that judge, and of rubrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import SecretStr
+
+from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.extended import PluginKeys
+from ajet.config.schema.model_judge import JudgeModel
+from ajet.config.schema.task_reader import JsonlDatasetFile
+
+
+class ModelJudge(Section):
+    """How models judge."""
+
+    votes: int = key(1, "Replies to each question; more than half must agree, or there is no score.", ge=1)
+    temperature: float | None = key(None, "Of the replies; null: 0 for one vote, 1 for several.", ge=0)
+    max_tokens: int = key(1024, "Tokens of a reply, thoughts included.", ge=16)
+    max_chars: int = key(
+        40_000, "Characters of each part that a model is shown (task, answer, tool results); the middle is cut.", ge=200
+    )
+    timeout: float = key(120.0, "Seconds of one request.", training=False, gt=0)
+    max_retries: int = key(2, "Further requests to a model that does not answer, before the next model.", ge=0)
+    retry_delay: float = key(1.0, "Seconds before the first of them; doubled before each further one.", ge=0)
+    max_parallel: int = key(64, "Requests at once, of one process.", training=False, ge=1)
+    requests_per_minute: int | None = key(
+        None, "Of one process to one model; null: as many as there are.", training=False, ge=1
+    )
+    max_calls: int | None = key(
+        None, "Requests that the experiment may make, in all processes, goings-on included; null: any.", training=False,
+        ge=1,
+    )  # fmt: skip
+    max_cost: float | None = key(None, "The same in money, by the prices of `judges`; null: any.", training=False, gt=0)
+    cache: bool = key(
+        True, "Keep verdicts in `judges.sqlite` beside the runs, so that the same question is asked once.",
+        training=False,
+    )  # fmt: skip
+
+
+class RubricsAutoGrader(Section):
+    """A model that first writes rubrics from labelled examples, then grades by them. See docs/rubrics.md."""
+
+    model_name: str = key(
+        "qwen-max", "Model that writes and grades, where `task_judge.judges` names none.", min_length=1
+    )
+    base_url: str | None = key(
+        None, "Its server; null: DASHSCOPE_BASE_URL or DashScope's with DASHSCOPE_API_KEY, else OPENAI_BASE_URL.",
+        training=False,
+    )  # fmt: skip
+    api_key: SecretStr | None = key(
+        None, "Its key; write `${oc.env:NAME}`. null: the environment's.", kind="secret", training=False
+    )
+    grader_mode: Literal["pointwise", "listwise"] = key(
+        "pointwise", "Grade each attempt, or rank the attempts at a task; so are the examples labelled."
+    )
+    language: str = key("en", "Language of the rubrics: en, zh, or its name.")
+    query_specific_generate_number: int = key(1, "Criteria written for each example.", ge=1, le=20)
+    enable_categorization: bool = key(False, "Sort the criteria into categories, each of which is recorded.")
+    categories_number: int = key(5, "Categories at most.", ge=1)
+    grader_name: str = key("auto_grader", "Name of the grader in records.", training=False, min_length=1)
+    query_field: str = key("main_query", "Field of an example, and of a task, that holds the question.")
+    answer_field: str = key(
+        "final_answer", "Field of the workflow's output that holds the answer; of an example, if it has it (else "
+        "`answer`).",
+    )  # fmt: skip
+    reference_field: str = key("answer", "Field of a task that holds the reference answer; of an example, if it has "
+                               "the `answer_field`.")  # fmt: skip
+    custom_evaluation_prompt: str | None = key(
+        None, "Prompt to grade with: {rubrics}, {answer} and any of {question}, {reference}, {tools}, {min_score}, "
+        "{max_score}; null: ajet's own.",
+    )  # fmt: skip
+    input_data_type: str = key(
+        "jsonl_dataset_file", "Reader of the examples: this section's files, or another of `task_reader.type`, whose "
+        "training tasks they are.", part="reader",
+    )  # fmt: skip
+    jsonl_dataset_file: JsonlDatasetFile = section(
+        JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`; agreement is measured on the validation file, if any."
+    )
+    min_score: float = key(0.0, "Lowest grade: a reward of 0.")
+    max_score: float = key(1.0, "Highest grade: a reward of 1.")
+    success_threshold: float = key(0.5, "Reward from which on an attempt is a success.", ge=0, le=1)
+    path: str | None = key(
+        None, "File of the rubrics: used if it is there, whatever made it, else written; null: by version in the "
+        "folder `rubrics` beside the runs.", kind="path",
+    )  # fmt: skip
+    max_retries: int = key(5, "Further replies asked for where what was written cannot be read.", ge=0)
+    max_epochs: int = key(3, "Revisions of what was written for an example, while it grades it wrongly.", ge=0)
+    batch_size: int = key(10, "Examples of an iteration.", ge=1)
+    mcr_batch_size: int = key(10, "Criteria that an iteration may add.", ge=1)
+    min_increment_threshold: float = key(
+        0.002, "Agreement that an iteration has to bring, of 1; less is in vain.", ge=0
+    )
+    patience: int = key(2, "Iterations in vain, in a row, that end the making.", ge=1)
+    max_iterations: int = key(50, "Iterations at most.", ge=1)
+    max_total_rubrics: int = key(200, "Criteria at most.", ge=1, le=200)
+
+
+class JudgeKeys(PluginKeys):
+    """Keys of `task_judge`."""
+
+    judges: list[JudgeModel] = key(
+        [],
+        "Models that judge, `[{model, base_url, api_key_env, price_in, price_out}, …]`: the first is asked, the next "
+        "where it does not answer. Where nothing else gives a reward, they rank the attempts at each task.",
+    )
+    judge_prompt_template: str | None = key(
+        None, "What they are asked, with {answer} and any of {question}, {reference}, {tools}; null: ajet's own."
+    )
+    model_judge: ModelJudge = section(ModelJudge, "How they judge.")
+    rubrics_auto_grader: RubricsAutoGrader = section(
+        RubricsAutoGrader,
+        "A model that writes rubrics and grades.",
+        when=("task_judge.judge_type", "rubrics_auto_grader"),
+    )

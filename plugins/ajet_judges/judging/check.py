@@ -1,0 +1,223 @@
+"""`ajet judge check`: an experiment's judge against labels that somebody gave.
+
+Invariant: no score is counted as such, and neither as right nor as wrong: accuracy and kappa are over what was decided,
+and say over how many of how many. A judge that cannot be asked is an error, not a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
+from ajet.record.console import counted, printable
+from ajet.record.intervals import wilson
+from ajet.run.judge_metrics import correlated
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import BoundaryError, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge import Judge, open_judge
+from ajet.task_reader.plain_values import BadRow, read_json
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SHIPPED = Path(__file__).parents[1] / "model_judge" / "labelled.jsonl"
+AT_ONCE = 16
+SHOWN = 20
+"""Wrong verdicts on the screen."""
+LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, False: False}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example with the right verdict."""
+
+    question: str
+    answer: str
+    reference: str
+    label: bool
+    order: bool = False
+    """Somewhere in it the judge is told what to say."""
+    model: str = ""
+    """Who wrote the answer."""
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A judge's verdicts on examples."""
+
+    judge: str
+    examples: Sequence[Example]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def decided(self) -> list[tuple[Example, bool]]:
+        """Examples with a verdict, and what it says."""
+        return [(example, said) for example, verdict in zip(self.examples, self.verdicts, strict=True)
+                if (said := _says(verdict)) is not None]  # fmt: skip
+
+    @property
+    def wrong(self) -> list[tuple[Example, Verdict]]:
+        """The examples that the judge got wrong, and its verdicts."""
+        return [(example, verdict) for example, verdict in zip(self.examples, self.verdicts, strict=True)
+                if (said := _says(verdict)) is not None and said != example.label]  # fmt: skip
+
+    @property
+    def cells(self) -> Cells:
+        """Decided examples by (label, verdict); yes is correct."""
+        return cells_of((example.label, said) for example, said in self.decided)
+
+    @property
+    def kappa_low(self) -> float | None:
+        """The lower end of kappa's interval; None where nothing was decided."""
+        return kappa_interval(self.cells)[0] if self.decided else None
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Raises UserError for a file or a line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is no UTF-8 ({error.reason})"
+        raise UserError(
+            f"The examples cannot be read: {why}.",
+            where=str(path),
+            expected="JSON lines, {question, answer, reference, label} each",
+        ) from error
+    found = [_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise UserError("There are no examples.", where=str(path))
+    return found
+
+
+def checked(experiment: Experiment, examples: Sequence[Example]) -> Checked:
+    """Ask the judge about each. Raises UserError where there is none, or it fails."""
+    judge = open_judge(experiment)
+    if not judge.judges:
+        raise UserError(
+            "This experiment has no judge.",
+            where=str(experiment.yaml_path),
+            expected="task_judge.judges, or a judge of your own (task_judge.judge_protocol)",
+        )
+    try:
+        return Checked(str(judge), examples, asyncio.run(_verdicts(judge, examples)))
+    finally:
+        judge.let_go()
+
+
+async def _verdicts(judge: Judge, examples: Sequence[Example]) -> list[Verdict]:
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, example: Example) -> Verdict:
+        task = Task(main_query=example.question, task_id=f"example-{number}", metadata={"answer": example.reference})
+        told = WorkflowTask(task=task, task_id=task.task_id, tool_results=list(example.tools))
+        async with free:
+            return await judge.verdict(
+                told, WorkflowOutput(metadata={"final_answer": example.answer, "answer_schema": ""})
+            )
+
+    try:
+        return list(await asyncio.gather(*(one(*each) for each in enumerate(examples, 1))))
+    except BoundaryError as problem:
+        raise UserError(f"The judge failed: {problem}", where=str(judge)) from problem
+
+
+def show(found: Checked, console: Console) -> None:
+    """Agreement, what it got wrong, and what should not matter to it."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    decided, wrong = found.decided, found.wrong
+    if wrong:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("label", "judged", "question", "answer", "why"):
+            table.add_column(name, overflow="fold")
+        for example, verdict in wrong[:SHOWN]:
+            table.add_row(
+                _word(example.label), _word(not example.label), printable(example.question[:60]),
+                printable(example.answer[:60]), printable(verdict.reason[:100]),
+            )  # fmt: skip
+        console.print(table)
+        if len(wrong) > SHOWN:
+            say(f"{len(wrong) - SHOWN} more are wrong.")
+    say(f"judge      {found.judge}")
+    total, right = len(found.examples), len(decided) - len(wrong)
+    say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
+    if not decided:
+        why = next((each.reason for each in found.verdicts if each.reason), "")
+        say("nothing is known of this judge: it decided no example (exit code 1)" + (f": {printable(why)}" * bool(why)))
+    else:
+        low, high = wilson(right / len(decided), len(decided))
+        say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over those decided")
+        value, (low, high) = kappa(found.cells), kappa_interval(found.cells)
+        said = "–" if value is None else f"{value:.3f}"
+        say(f"kappa      {said} ({low:.3f} to {high:.3f}, 95 %)")
+        _, missed, wrongly, _ = found.cells
+        say(f"wrong      {missed} correct ones judged incorrect, {wrongly} incorrect ones judged correct")
+    for name, text in _biases(found):
+        say(f"{name:<11}{text}")
+    taken = {name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")}
+    seconds = sorted(each.metrics["seconds"] for each in found.verdicts if "seconds" in each.metrics)
+    if seconds or taken["calls"]:
+        middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
+        kept = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
+        cost = f", cost {taken['cost']:.4g}" if taken["cost"] else ""
+        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {kept} kept{middle}")
+
+
+def _biases(found: Checked) -> list[tuple[str, str]]:
+    rows = []
+    orders = [(example, said) for example, said in found.decided if example.order]
+    if orders:
+        obeyed = sum(said != example.label for example, said in orders)
+        rows.append(("orders", f"{obeyed} of {len(orders)} obeyed: the judge is told what to say in what it judges"))
+    errors = [(float(len(example.answer)), float(said) - float(example.label)) for example, said in found.decided]
+    if (length := correlated(errors)) is not None:
+        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with being judged too well"))
+    names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
+    own = [float(said) - example.label for example, said in found.decided if example.model in names]
+    others = [float(said) - example.label for example, said in found.decided
+              if example.model and example.model not in names]  # fmt: skip
+    if own and others:
+        more = sum(own) / len(own) - sum(others) / len(others)
+        rows.append(("own", f"{more:+.2f}: how much better than right it judges its own answers than others'"))
+    return rows
+
+
+def _example(line: str, where: str) -> Example:
+    try:
+        row = read_json(line)
+        label = LABELS[row["label"]]
+        tools = row.get("tools", ())
+        texts = [row["question"], row["answer"], row.get("reference", ""), row.get("model", ""), *tools]
+        if not all(isinstance(each, str) for each in texts):
+            raise TypeError("a field is no text")
+    except (BadRow, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"A line is no labelled example ({type(error).__name__}: {error}).",
+            where=where,
+            expected='{"question": "…", "answer": "…", "reference": "…", "label": "correct" or "incorrect"}, and maybe '
+            '"order": true, "model": "…", "tools": ["…"]',
+        ) from error
+    question, answer, reference, model, *shown = texts
+    order = bool(row.get("order", False))
+    return Example(question, answer, reference, label, order=order, model=model, tools=tuple(shown))
+
+
+def _says(verdict: Verdict) -> bool | None:
+    if verdict.reward is None:
+        return None
+    return verdict.success if verdict.success is not None else verdict.reward >= 0.5
+
+
+def _word(label: bool) -> str:
+    return "correct" if label else "incorrect"

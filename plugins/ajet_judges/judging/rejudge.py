@@ -1,0 +1,214 @@
+"""`ajet rejudge`: recorded episodes judged again, without inference and without an environment.
+
+Invariant: a judge is told what the record has of the task, of what the workflow returned and of what tools answered;
+models that rank are asked about whole groups. The record is read and never written, and the run's budget of judgements
+not spent. An episode that failed is not judged again, but where only its judge failed; one at which a judge fails has
+no reward under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ajet.config import Experiment, load_experiment, recorded_experiment
+from ajet.config.dotenv import load_project_dotenv
+from ajet.config.record_file import list_record_folder
+from ajet.record.attempts import Attempt, attempt_of
+from ajet.record.episodes import NAME, arrays_of, recorded_of
+from ajet.record.files import read_rows
+from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.run_directory import CONFIG
+from ajet.run.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
+from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
+from ajet.schema.episode import Episode, Outcome
+from ajet.schema.errors import JudgeFailure, UserError
+from ajet.schema.task import Task
+from ajet.task_judge import Judge, open_judge
+from ajet_judges.judging.what_if import StepWhatIf, WhatIf, with_verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One episode under both judges."""
+
+    file: str
+    before: Attempt
+    after: Attempt
+    advantages: tuple[float | None, float | None] = (None, None)
+    """Under both; None where it was not credited."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether its reward is another one, or it has one only under one of them."""
+        return self.before.reward != self.after.reward
+
+
+@dataclass(frozen=True, slots=True)
+class Rejudged:
+    """A run under another judge, or the same as it is now."""
+
+    run: Path
+    judge: str
+    episodes: Sequence[Judged]
+    steps: Sequence[StepWhatIf]
+    """Of the episode files, in their order."""
+    why_no_advantages: str = ""
+    """"" where there are some."""
+
+    @property
+    def untold(self) -> str:
+        """Why nothing is known of what the judge says: no episode has a verdict of its. "" where one has."""
+        if any(each.after.reward is not None for each in self.episodes):
+            return ""
+        why = Counter(each.after.failure or each.after.reason for each in self.episodes)
+        most = next((text for text, _ in why.most_common() if text), "")
+        return "no episode has a verdict" + (f", mostly: {most}" if most else "") if self.episodes else "no episodes"
+
+
+@contextmanager
+def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
+    """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
+    the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
+    experiment = _apart(load_experiment(conf) if conf is not None else recorded_experiment(folder / CONFIG))
+    judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
+    if not judge.judges:
+        raise UserError(
+            "There is no judge: the workflow sets the rewards, and nothing of it is played again.",
+            where=str(conf or folder / CONFIG),
+            do="name a judge with --judge FILE.py->NAME, or a scorer with --judge NAME",
+        )
+    try:
+        yield judge
+    finally:
+        judge.let_go()
+
+
+def rejudge(folder: Path, judge: Judge) -> Rejudged:
+    """Have all episodes of a recorded run judged. Raises UserError."""
+    return asyncio.run(_rejudged(folder, recorded_experiment(folder / CONFIG), judge))
+
+
+def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
+    """Judges, by reference, scorer's name or YAML, on a run's recorded episodes, with each other and with the play's
+    verdicts. Each episode is judged by itself. Raises UserError."""
+    folder = recorded_run(named, root)
+    judges = open_judges(_apart(recorded_experiment(folder / CONFIG)), references)
+    played = list(
+        {
+            row.get("uuid", f"{path}:{number}"): _attempt(row, f"{path}:{number}")
+            for _, _, path in episode_files(folder)
+            for number, row in enumerate(read_rows(path), 1)
+        }.values()  # one that several steps trained on stands in the file of each
+    )
+
+    async def all_of_them() -> dict[str, list[Attempt]]:
+        return {name: [each.attempt for each in await judged_again(judge, played)] for name, judge in judges.items()}
+
+    try:
+        return compared({PLAYED: [attempt for attempt, _ in played]} | asyncio.run(all_of_them()))
+    finally:
+        for judge in judges.values():
+            judge.let_go()
+
+
+def _apart(experiment: Experiment) -> Experiment:
+    """Its models count what they cost by themselves: what is spent here is not the run's, which may go on."""
+    return replace(experiment, name=f"{experiment.name} rejudged {uuid4().hex[:12]}")
+
+
+def recorded_run(named: str, root: Path) -> Path:
+    """The folder of a run that has episodes, with its project's environment. Raises UserError."""
+    folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding="episodes")
+    if not (folder / "episodes").is_dir() or not (folder / CONFIG).exists():
+        raise UserError(
+            f"There are no episodes of a run named {named}.",
+            where=str(folder / "episodes"),
+            expected="a run directory",
+            do=which_runs(named, root),
+        )
+    load_project_dotenv(record=folder)
+    return folder
+
+
+def episode_files(folder: Path) -> list[tuple[int, str, Path]]:
+    """(step, split, file) of a run, by step."""
+    matches = [match for name in list_record_folder(folder / "episodes") if (match := NAME.fullmatch(name))]
+    return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
+
+
+async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
+    what_if = WhatIf(own)
+    episodes: list[Judged] = []
+    steps = []
+    told: dict[str, tuple[Attempt, Again]] = {}
+    """As each was played and as it was judged again: once, however many steps trained on it."""
+    for step, split, path in episode_files(folder):
+        recorded, attempts = _read(path)
+        new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in told]
+        found = await _again(judge, split, [recorded[at] for at in new], [attempts[at] for at in new], own.ajet.seed)
+        told |= {recorded[at][0].uuid: (attempts[at][0], each) for at, each in zip(new, found, strict=True)}
+        judged = []
+        for episode, _ in recorded:
+            before, again = told[episode.uuid]
+            if again.verdict is None:  # not asked: as it was; failed: no score
+                judged.append(episode if again.attempt is before else with_verdict(episode, None))
+                continue
+            try:
+                judged.append(with_verdict(episode, what_if.tied(episode, again.verdict)))
+            except JudgeFailure as problem:
+                told[episode.uuid] = before, failed(before, problem)
+                judged.append(with_verdict(episode, None))
+        curve, advantages = what_if.step(step, split, recorded, judged)
+        steps.append(curve)
+        nothing = (None, None)
+        episodes += [
+            Judged(path.name, before, again.attempt, advantages.get(before.uuid, nothing))
+            for before, again in (told[recorded[at][0].uuid] for at in new)
+        ]
+    return Rejudged(folder, str(judge), episodes, steps, what_if.why_no_advantages)
+
+
+async def _again(
+    judge: Judge,
+    split: str,
+    recorded: Sequence[tuple[Episode, Outcome]],
+    attempts: Sequence[tuple[Attempt, Task]],
+    seed: int,
+) -> list[Again]:
+    groups: dict[str, list[int]] = {}
+    for at, (episode, _) in enumerate(recorded):
+        groups.setdefault(episode.group or episode.uuid, []).append(at)
+    if judge.ranks is None or split == "validation":
+        return await judged_again(judge, attempts)
+    found: dict[int, Again] = {}
+    alone = [members[0] for members in groups.values() if len(members) < 2]
+    found |= zip(alone, await judged_again(judge, [attempts[at] for at in alone]), strict=True)
+    ranked = [members for members in groups.values() if len(members) > 1]
+    told = await asyncio.gather(*(ranked_again(judge, [attempts[at] for at in each], seed) for each in ranked))
+    for members, verdicts in zip(ranked, told, strict=True):
+        found |= zip(members, verdicts, strict=True)
+    return [found[at] for at in range(len(attempts))]
+
+
+def _read(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[Attempt, Task]]]:
+    """The episodes of a file, whole and as a judge is told of them. Raises UserError for damage."""
+    recorded, attempts = [], []
+    with arrays_of(path) as blobs:
+        for number, row in enumerate(read_rows(path), 1):
+            attempts.append(_attempt(row, f"{path}:{number}"))
+            recorded.append(recorded_of(row, blobs, f"{path}:{number}"))
+    return recorded, attempts
+
+
+def _attempt(row: dict[str, Any], where: str) -> tuple[Attempt, Task]:
+    try:
+        return attempt_of(row, told=True), Task(**row["task"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UserError("A line of the record is no episode.", where=where) from error

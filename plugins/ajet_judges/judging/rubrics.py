@@ -1,0 +1,96 @@
+"""Rubrics of a run: made before anything else costs, shown, and kept with the run.
+
+Invariant: a run goes on by the rubrics that it began with, or not at all; what they were is `auto_grader.json` in its
+folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+from rich.console import Console
+from rich.table import Table
+
+from ajet.config.record_file import read_record_file
+from ajet.record.bounded_json import MOST_BYTES
+from ajet.record.console import printable
+from ajet.record.files import write_atomically
+from ajet.schema.commands import ANEW
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet_judges.rubrics.saved import Rubrics
+
+JUDGE = "rubrics_auto_grader"
+
+
+def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> Rubrics | None:
+    """The rubrics of the experiment, made now if there are none, and kept in the run's folder; None where it judges by
+    none. Raises UserError where they cannot be made, or a run that goes on began with others."""
+    if experiment.ajet.task_judge.judge_type != JUDGE:
+        return None
+    from ajet_judges.rubrics.judge import RubricsJudge
+    from ajet_judges.rubrics.saved import NAME, read
+
+    judge = RubricsJudge(experiment)
+    own = read(run.path / NAME) if run is not None and run.goes_on else None
+    if judge.rubrics is None and own is not None and own.version == judge.version:
+        judge.keep(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
+    if judge.rubrics is None:
+        logger.info("{}", judge.said)
+    rubrics = judge.made()
+    if own is not None and (own.version, own.criteria) != (rubrics.version, rubrics.criteria):
+        assert run is not None
+        raise UserError(
+            f"This run began with rubrics of version {own.version}, and these are {rubrics.version}.",
+            where=f"{run.path / NAME}, and {judge.path}",
+            expected="the same rubrics for all of a run",
+            do="restore the examples and settings that they were made of, name its file in "
+            f"task_judge.rubrics_auto_grader.path; or {ANEW}",
+        )
+    for line in agreement_lines(rubrics.told):
+        logger.info("{}", line)
+    if run is not None and own is None:
+        write_atomically(run.path / NAME, judge.path.read_text(encoding="utf-8"), sync=True)
+    return rubrics
+
+
+def agreement_lines(told: dict[str, Any]) -> list[str]:
+    """Lines on the agreement with the labels, before the rubrics were revised and chosen, and after."""
+    lines = []
+    for name in ("before", "after"):
+        found = told.get(name)
+        if not isinstance(found, dict):
+            continue
+        kappa = "–" if found["kappa"] is None else f"{found['kappa']:.3f}"
+        between = (
+            "" if found["kappa_low"] is None else f" ({found['kappa_low']:.3f} to {found['kappa_high']:.3f}, 95 %)"
+        )
+        lines.append(
+            f"rubrics {name} revision: agreement {found['share']:.3f}, kappa {kappa}{between}, {found['undecided']} of "
+            f"{found['total']} undecided; on {told.get('measured_on', '')}"
+        )
+    return lines
+
+
+def show(rubrics: Rubrics, console: Console) -> None:
+    """Criteria, agreement, and what making them took."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("criterion", "weight", "category"):
+        table.add_column(name, overflow="fold")
+    for each in rubrics.criteria:
+        table.add_row(printable(each.text), f"{each.weight:g}", printable(each.category))
+    console.print(table)
+    told = rubrics.told
+    lines = [*agreement_lines(told), f"version {rubrics.version}"]
+    if "examples" in told:
+        cost = f", cost {told['cost']:.4g}" if told["cost"] else ""
+        lines.append(
+            f"made of {told['examples']} examples in {len(told['history'])} iterations ({told['stopped']}); "
+            f"{told['dropped']} more were written and do not stay; {told['calls']} calls{cost}"
+        )
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,154 @@
+"""ModelJudge: whether an answer is right, by models of other servers.
+
+Invariants: a verdict is what more than half of the votes say; where they do not, refuse, or cannot be read, there is no
+score. Where no model is reached the judge has failed, which is never a 0. What was asked of whom, and what each said,
+is kept with the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.extraction import text_of
+from ajet_judges.model_judge.panel import Member, ModelPanel, Reply, measured
+from ajet_judges.model_judge.prompt import TEMPLATE, question_of
+from ajet_judges.model_judge.ranking import compared
+from ajet_judges.model_judge.reply import VERDICT, Said, Vote, vote_of
+from ajet_judges.model_judge.settings import settings_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.task_judge.judge import Compared
+
+WORTH: dict[Said, float] = {"correct": 1.0, "incorrect": 0.0}
+
+
+class ModelJudge:
+    """Made once a run; asked from any loop."""
+
+    def __init__(
+        self, panel: ModelPanel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
+        max_chars: int = 40_000,
+    ) -> None:  # fmt: skip
+        self.panel, self.template, self.votes, self.max_chars = panel, template, votes, max_chars
+        self.temperature = temperature if temperature is not None else float(votes > 1)
+        self.ranks: ModelJudge | None = None
+        """Itself if it ranks the attempts at a task."""
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], Member] | None = None, /) -> ModelJudge:
+        """The judge that the experiment configures. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises
+        ConfigError where no model is named; UserError where verdicts cannot be kept."""
+        given = settings_of(experiment, otherwise)
+        return cls(
+            given.panel,
+            template=given.template,
+            votes=given.votes,
+            temperature=given.temperature,
+            max_chars=given.max_chars,
+        )
+
+    def __str__(self) -> str:
+        names = " or ".join(dict.fromkeys(member.model.model for member in self.panel.members))
+        return f"{names}, {self.votes} votes each" if self.votes > 1 else names
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
+        """The verdict on the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
+        if "final_answer" not in workflow_output.metadata:
+            raise JudgeFailure(
+                "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer as a "
+                "text, or WorkflowOutput(metadata={'final_answer': …})"
+            )
+        task = workflow_task.task
+        return await self.judge(
+            question_text(task.main_query, task.init_messages),
+            text_of(workflow_output.metadata.get("final_answer")),
+            text_of(task.metadata.get("answer")),
+            workflow_task.tool_results,
+        )
+
+    async def judge(self, question: str, answer: str, reference: str = "", tools: Sequence[str] = ()) -> Verdict:
+        """1 and a success, 0 and none, or no score. Raises JudgeFailure where no model is reached."""
+        if not answer.strip():
+            return Verdict(0.0, False, "the answer is empty")
+        parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
+        asked = question_of(self.template, parts, self.max_chars)
+        replies = await asyncio.gather(
+            *(
+                self.panel.ask(asked, VERDICT, vote_of, draw=draw, temperature=self.temperature)
+                for draw in range(self.votes)
+            ),
+            return_exceptions=True,
+        )
+        found: list[Reply[Vote]] = []
+        failures: list[JudgeFailure] = []
+        for reply in replies:
+            if isinstance(reply, JudgeFailure):
+                failures.append(reply)
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                found.append(reply)
+        if not found:
+            raise failures[0]
+        verdict = self._decided(found, failures)
+        verdict.metrics["cut"] = float(asked.cut > 0)
+        verdict.details["answer_chars"] = len(answer)
+        if asked.cut:
+            verdict.details["cut_chars"] = asked.cut
+            verdict.reason += f" ({asked.cut} characters were not shown to the judge)"
+        return verdict
+
+    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+        """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
+        task = attempts[min(attempts)].task.task
+        question, reference = question_text(task.main_query, task.init_messages), text_of(task.metadata.get("answer"))
+        return await compared(self, attempts, seed, question=question, reference=reference)
+
+    async def awake(self) -> None:
+        """Ask for one word, whatever is kept. Raises JudgeFailure where no model is reached."""
+        await self.panel.reached(question_of("{answer}", {"answer": "Is anybody there?"}, self.max_chars))
+
+    def let_go(self) -> None:
+        """Close what it keeps verdicts in, until it is asked again. Idempotent."""
+        if self.panel.store is not None:
+            self.panel.store.close()
+
+    def _decided(self, replies: Sequence[Reply[Vote]], failures: Sequence[JudgeFailure]) -> Verdict:
+        votes = [(reply.value, reply.model) for reply in replies if reply.value is not None]
+        tally = Counter(vote.verdict for vote, _ in votes)
+        said, most = tally.most_common(1)[0] if tally else ("undecided", 0)
+        problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
+        details: dict[str, Any] = {
+            "votes": [{"model": model, "verdict": vote.verdict, "reason": vote.reason[:500]} for vote, model in votes],
+        }
+        if problems:
+            details["problems"] = [problem[:300] for problem in problems]
+        metrics = measured(replies)
+        metrics["agreement"] = most / len(votes) if votes else 0.0
+        metrics["disagreed"] = float(len(tally) > 1)
+        told = f"{most} of {self.votes} votes" if self.votes > 1 else "it"
+        if 2 * most <= self.votes or said == "undecided":
+            why = "; ".join(problems) or (
+                f"votes: {', '.join(f'{count} {word}' for word, count in tally.items())}"
+                if len(tally) > 1
+                else next((vote.reason for vote, _ in votes if vote.reason), "undecided")
+            )
+            return Verdict(None, None, f"no score: the judge did not decide: {why}", metrics=metrics, details=details)
+        vote, model = next((vote, model) for vote, model in votes if vote.verdict == said)
+        by = f"{model}: {said}" if self.votes == 1 else f"{said} by {told}, {model}"
+        reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"
+        return Verdict(WORTH[said], said == "correct", reason, metrics=metrics, details=details)
+
+
+def question_text(query: str, messages: Sequence[Any]) -> str:
+    """A task as text."""
+    if query:
+        return query
+    return "\n".join(f"{each.get('role')}: {text_of(each.get('content'))}" for each in messages)

@@ -1,0 +1,243 @@
+"""The models that may be asked, in order: one question becomes one reply of the first that gives a readable one.
+
+Invariants: a model that does not answer is asked again and then the next; one that refuses or whose reply is no verdict
+is followed by the next. Where none was reached that is a JudgeFailure, which the rollout's breaker counts; where one
+was and none gave a verdict, there is none. No request goes out beyond the budget, the pace or the number at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
+from ajet.environment.loop import on_tools_loop
+from ajet.schema.errors import JudgeFailure
+from ajet_judges.model_judge.prompt import SYSTEM, Question
+from ajet_judges.model_judge.reply import Unreadable
+from ajet_judges.model_judge.store import JudgeStore
+
+T = TypeVar("T")
+FORM = 1
+"""Of what is kept: grows where the same question would be asked otherwise."""
+_WHOLE_ENDS = ("}", "```", "~~~")
+"""A reply that was cut off at its length is whole if it ends so: blanks that a grammar allows may follow an object."""
+_OPTIONAL = {
+    "response_format": re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE),
+    "temperature": re.compile("temperature", re.IGNORECASE),
+    "seed": re.compile(r"\bseed\b", re.IGNORECASE),
+    "max_completion_tokens": re.compile("max_completion_tokens", re.IGNORECASE),
+}
+"""What a server may not take, and the words in which it says so."""
+
+
+class Limits(Protocol):
+    """The limits of `task_judge.model_judge` that a panel keeps."""
+
+    max_tokens: int
+    timeout: float
+    max_retries: int
+    retry_delay: float
+    max_parallel: int
+    requests_per_minute: int | None
+    max_calls: int | None
+    max_cost: float | None
+
+
+@dataclass(slots=True)
+class Member:
+    """One model of a panel, and its prices."""
+
+    model: Model
+    price_in: float = 0.0
+    price_out: float = 0.0
+    """For a million tokens."""
+    without: set[str] = field(default_factory=set)
+    """Optional fields that its server does not take."""
+    free_at: float = 0.0
+    """When its pace admits the next request."""
+
+
+@dataclass(slots=True)
+class Reply(Generic[T]):
+    """The answer to a question, and what it took."""
+
+    value: T | None = None
+    """None: no model gave a readable one."""
+    model: str = ""
+    problems: list[str] = field(default_factory=list)
+    """Why others, or all, gave none."""
+    calls: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    cached: bool = False
+    refused: int = 0
+    unreadable: int = 0
+
+
+class ModelPanel:
+    """Asks models in order, for one run in one process; its work is done on the tools' loop."""
+
+    def __init__(self, members: Sequence[Member], limits: Limits, store: JudgeStore | None, run: str, *, cache: bool):
+        """`run`: whose budget is spent; `store`: None where nothing is kept and nothing is limited."""
+        self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, cache
+        self._free = asyncio.Semaphore(limits.max_parallel)
+
+    async def ask(
+        self,
+        question: Question,
+        schema: Mapping[str, Any],
+        read: Callable[[str], T],
+        *,
+        draw: int = 0,
+        temperature: float = 0.0,
+    ) -> Reply[T]:
+        """`read` makes a value of a reply or raises Unreadable. `draw`: which vote this is; each begins with another
+        model. Raises JudgeFailure."""
+        first = draw % len(self.members)
+        order = [*self.members[first:], *self.members[:first]]
+        keys: list[str] | None = None
+        if self._cache and (store := self.store) is not None:
+            keys = [self._key(member, question, schema, draw, temperature) for member in order]
+            for member, key in zip(order, keys, strict=True):
+                if (kept := await asyncio.to_thread(store.get, key)) is not None:
+                    return Reply(read(kept), member.model.model, cached=True)
+        return await on_tools_loop(self._asked(order, keys, question, schema, read, draw, temperature))
+
+    async def reached(self, question: Question) -> None:
+        """Ask, whatever is kept, and keep nothing. Raises JudgeFailure where no model answers."""
+        await on_tools_loop(self._asked(self.members, None, question, {"type": "object"}, str, 0, 0.0))
+
+    async def _asked(
+        self,
+        order: Sequence[Member],
+        keys: Sequence[str] | None,
+        question: Question,
+        schema: Mapping[str, Any],
+        read: Callable[[str], T],
+        draw: int,
+        temperature: float,
+    ) -> Reply[T]:
+        reply: Reply[T] = Reply()
+        reached = False
+        for place, member in enumerate(order):
+            body = {
+                "messages": question.messages(),
+                "temperature": temperature,
+                "seed": draw,
+                "max_completion_tokens": self._limits.max_tokens,
+                "response_format": {
+                    "type": "json_schema", "json_schema": {"name": "verdict", "schema": dict(schema), "strict": True}
+                },
+            }  # fmt: skip
+            name = member.model.model
+            try:
+                answer = await self._answer(member, body, reply)
+            except NoAnswer as problem:
+                reply.problems.append(f"{name}: {problem}")
+                continue
+            reached = True
+            if answer.refused:
+                reply.refused += 1
+                reply.problems.append(f"{name} refused: {answer.refused[:200]}")
+                continue
+            try:
+                if answer.cut and not answer.whole.rstrip().endswith(_WHOLE_ENDS):
+                    raise Unreadable("it was cut off at its length")
+                reply.value, reply.model = read(answer.whole), name
+            except Unreadable as problem:
+                reply.unreadable += 1
+                reply.problems.append(f"{name} gave no verdict: {problem}")
+                continue
+            if self._cache and self.store is not None and keys is not None:
+                await asyncio.to_thread(self.store.put, keys[place], answer.whole)
+            return reply
+        if not reached:
+            raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
+        return reply
+
+    async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> Answer:
+        """The answer of one model, asked as often as it may be asked. Raises NoAnswer; JudgeFailure where the budget is
+        used up."""
+        limits, number = self._limits, 0
+        while True:
+            sent = {name: value for name, value in body.items() if name not in member.without}
+            async with self._free:
+                await self._turn(member)
+                await self._spend(1, 0.0)
+                reply.calls += 1
+                began = time.monotonic()
+                try:
+                    answer = await completion(member.model, sent, limits.timeout)
+                except NoAnswer as problem:
+                    refused = problem
+                else:
+                    cost = answer.prompt_tokens * member.price_in + answer.reply_tokens * member.price_out
+                    reply.cost += cost / 1e6
+                    await self._spend(0, cost / 1e6)
+                    return answer
+                finally:
+                    reply.seconds += time.monotonic() - began
+            if refused.status in (400, 422) and (named := _not_taken(str(refused), sent)):
+                member.without.add(named)
+                continue
+            if not refused.again or number == limits.max_retries:
+                raise refused
+            await asyncio.sleep(max(refused.after, limits.retry_delay * 2**number))
+            number += 1
+
+    async def _turn(self, member: Member) -> None:
+        if (each := self._limits.requests_per_minute) is None:
+            return
+        now = time.monotonic()
+        at = max(now, member.free_at)
+        member.free_at = at + 60.0 / each
+        await asyncio.sleep(at - now)
+
+    async def _spend(self, calls: int, cost: float) -> None:
+        """Raises JudgeFailure where that is beyond the budget."""
+        limits = self._limits
+        if self.store is None or (limits.max_calls is None and limits.max_cost is None):
+            return  # before any thread is asked: 64 at once would queue for it
+        try:
+            all_calls, all_cost = await asyncio.to_thread(self.store.spend, self._run, calls, cost)
+        except sqlite3.Error as error:
+            raise JudgeFailure(f"what the judges cost cannot be counted: {error}", retryable=True) from error
+        if not calls:
+            return
+        if limits.max_calls is not None and all_calls > limits.max_calls:
+            raise JudgeFailure(f"the judges' budget is used up: {limits.max_calls} calls (model_judge.max_calls)")
+        if limits.max_cost is not None and all_cost >= limits.max_cost:
+            raise JudgeFailure(f"the judges' budget is used up: {all_cost:.4g} spent (model_judge.max_cost)")
+
+    def _key(self, member: Member, question: Question, schema: Mapping[str, Any], draw: int, temperature: float) -> str:
+        told = {
+            "form": FORM, "model": member.model.model, "place": member.model.place, "system": SYSTEM,
+            "pieces": question.pieces, "asked": question.form, "schema": schema, "temperature": temperature,
+            "draw": draw, "tokens": self._limits.max_tokens,
+        }  # fmt: skip
+        return JudgeStore.key(told)
+
+
+def _not_taken(said: str, sent: Mapping[str, Any]) -> str:
+    return next((name for name, words in _OPTIONAL.items() if name in sent and words.search(said)), "")
+
+
+def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
+    """The calls, tokens and cost that the replies took."""
+    asked = [reply for reply in replies if not reply.cached]
+    found = {
+        "calls": float(sum(reply.calls for reply in replies)),
+        "cost": sum(reply.cost for reply in replies),
+        "cached": sum(reply.cached for reply in replies) / len(replies),
+        "refused": float(sum(reply.refused for reply in replies)),
+        "unreadable": float(sum(reply.unreadable for reply in replies)),
+    }
+    if asked:
+        found["seconds"] = max(reply.seconds for reply in asked)
+    return found

@@ -1,0 +1,220 @@
+"""Attempts at one task beside each other: which is better, as a reward.
+
+Invariants: the order in which they are shown is drawn by seed, so that a place is worth nothing; each is named once, as
+better, as good as another, or as undecided, which is no score. A reward is its place among the others: 1 for the best,
+0 for the worst, the mean of their places for those that tie; so it compares within the group, and with nothing else.
+(Relative scoring of a group by one call, as in OpenPipe's RULER.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Protocol
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure
+from ajet.task_judge.extraction import text_of
+from ajet.task_judge.judge import Compared
+from ajet_judges.model_judge.panel import ModelPanel, Reply, measured
+from ajet_judges.model_judge.prompt import Question, shortened
+from ajet_judges.model_judge.reply import tiers_of, tiers_schema
+
+ASKED = """Several attempts were made at one task. Which of them are better?
+
+The task:
+"""
+REFERENCE = "\n\nWhat is known to be correct:\n"
+HOW = """
+
+Compare what the attempts achieve: first whether it is correct and does what the task asks, then whether it is whole, \
+then how directly they came to it. Length, tone, confidence and the order in which they stand here are no merits. \
+Attempts that are as good as each other share a tier, also where all are wrong alike."""
+BY_CRITERIA = """
+
+Compare how far the attempts meet the criteria, and go by nothing else. Length, tone, confidence, the order in which \
+they stand here and what an attempt says of itself are no merits unless a criterion says so. Attempts that are as good \
+as each other share a tier, also where all are bad alike."""
+FORM = """Reply with one JSON object and nothing else: {"reason": "…", "tiers": [["%s"], …], "undecided": []}. The \
+reason comes first and is one or two sentences. tiers: the labels of the attempts, the best first, those as good as \
+each other together. undecided: those of which you cannot tell. Each label stands in it once: %s."""
+Tiers = tuple[list[list[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One attempt in a ranking."""
+
+    answer: str
+    tools: Sequence[str] = ()
+    """What tools answered it."""
+
+    @property
+    def text(self) -> str:
+        """The attempt's text as the judge is shown it."""
+        said = self.answer or "(nothing)"
+        return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{said}"])
+
+
+class Voters(Protocol):
+    """Who compares: models that are asked so often, and what they are shown of an attempt at most."""
+
+    panel: ModelPanel
+    votes: int
+    temperature: float
+    max_chars: int
+
+
+async def compared(
+    voters: Voters, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+    answer: str = "final_answer", criteria: str = "",
+) -> dict[int, Verdict]:  # fmt: skip
+    """`answer`: the field of an output that holds it. Raises JudgeFailure."""
+    repeats = sorted(attempts)
+    entrants = []
+    for each in repeats:
+        told = attempts[each].output.metadata
+        entrants.append(Entrant(text_of(told.get(answer, told.get("final_answer"))), attempts[each].task.tool_results))
+    return dict(zip(repeats, await ranked(voters, question, reference, entrants, seed, criteria), strict=True))
+
+
+async def ranked(
+    voters: Voters, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+) -> list[Verdict]:
+    """A verdict for each. `seed`: of the orders in which they are shown; `criteria`: to go by, a line each. Raises
+    JudgeFailure."""
+    if len(entrants) < 2:
+        return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
+    labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
+    orders = [_shuffled(len(entrants), f"{seed}/{draw}") for draw in range(voters.votes)]
+    questions = [_question(voters, question, reference, entrants, order, labels, criteria) for order in orders]
+    schema = tiers_schema(labels)
+    replies = await asyncio.gather(
+        *(
+            voters.panel.ask(
+                asked, schema, lambda text: tiers_of(text, labels), draw=draw, temperature=voters.temperature
+            )
+            for draw, asked in enumerate(questions)
+        ),
+        return_exceptions=True,
+    )
+    found: list[tuple[list[int], Reply[Tiers]]] = []
+    failure: JudgeFailure | None = None
+    for order, reply in zip(orders, replies, strict=True):
+        if isinstance(reply, JudgeFailure):
+            failure = reply
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            found.append((order, reply))
+    if not found and failure is not None:
+        raise failure
+    return _verdicts(found, labels, len(entrants), voters.votes, any(asked.cut for asked in questions), entrants)
+
+
+def _verdicts(
+    found: Sequence[tuple[list[int], Reply[Tiers]]],
+    labels: Sequence[str],
+    count: int,
+    votes: int,
+    cut: bool,
+    entrants: Sequence[Entrant],
+) -> list[Verdict]:
+    shown: list[list[int]] = [[] for _ in range(count)]
+    told = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
+    placed: list[dict[int, float]] = []
+    for order, _, (tiers, _) in told:
+        worth = _worth(tiers)
+        placed.append({index: worth[labels[at]] for at, index in enumerate(order) if labels[at] in worth})
+        for place, index in enumerate(order):
+            if index in placed[-1]:
+                shown[index].append(place)
+    places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
+    problems = [problem for _, reply in found for problem in reply.problems]
+    metrics = measured([reply for _, reply in found])
+    common = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
+              for name, value in metrics.items()}  # fmt: skip
+    common["agreement"] = _agreement(placed, count)
+    common["cut"] = float(cut)
+    by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in told))
+    why = next((reason for _, _, (_, reason) in told if reason), "")
+    verdicts = []
+    for index in range(count):
+        details: dict[str, Any] = {
+            "ranking": {"model": by, "shown": shown[index], "of": count, "places": places[index]},
+            "answer_chars": len(entrants[index].answer),
+        }
+        if problems:
+            details["problems"] = [problem[:300] for problem in problems]
+        if 2 * len(places[index]) <= votes:
+            said = "; ".join(problems) or "it could not be placed among the others"
+            verdicts.append(
+                Verdict(
+                    None, None, f"no score: the judge did not decide: {said}", metrics=dict(common), details=details
+                )
+            )
+            continue
+        reward = fmean(places[index])
+        reason = f"{by}: {reward:g} among {count} attempts (1 is the best){f': {why}' if why else ''}"
+        verdicts.append(Verdict(reward, None, reason, metrics=dict(common), details=details))
+    return verdicts
+
+
+def _worth(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The worth by label: 1 for the best, 0 for the worst, the mean of their places for those of one tier."""
+    count = sum(map(len, tiers))
+    if count < 2:
+        return {}
+    worth: dict[str, float] = {}
+    above = 0
+    for tier in tiers:
+        place = above + (len(tier) - 1) / 2
+        worth |= dict.fromkeys(tier, 1.0 - place / (count - 1))
+        above += len(tier)
+    return worth
+
+
+def _agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
+    """The share of pairs of attempts, over pairs of votes that both placed, that are in the same order in both.
+    `placed`: the worth that each vote gave, of `count` attempts by their number."""
+    same = total = 0
+    for one, two in itertools.combinations(range(count), 2):
+        signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]
+        for first, second in itertools.combinations(signs, 2):
+            total += 1
+            same += first == second
+    return same / total if total else 1.0
+
+
+def _question(
+    voters: Voters,
+    question: str,
+    reference: str,
+    entrants: Sequence[Entrant],
+    order: Sequence[int],
+    labels: Sequence[str],
+    criteria: str,
+) -> Question:
+    most = voters.max_chars
+    told, cut = shortened(question, most)
+    pieces: list[tuple[str, str | None]] = [(ASKED, told)]
+    if reference:
+        known, left = shortened(reference, most)
+        pieces.append((REFERENCE, known))
+        cut += left
+    for label, index in zip(labels, order, strict=True):
+        text, left = shortened(entrants[index].text, max(2 * most // len(order), 200))
+        pieces.append((f"\n\nAttempt {label}:\n", text))
+        cut += left
+    pieces.append((f"\n\nThe criteria to go by:\n{criteria}{BY_CRITERIA}" if criteria else HOW, None))
+    return Question(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
+
+
+def _shuffled(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order

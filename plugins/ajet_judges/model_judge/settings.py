@@ -1,0 +1,82 @@
+"""A run's judge of models, from `task_judge`, or from `scorer_agent` of AgentRL's `agent_config.yml`.
+
+Invariant: what cannot be asked is one ConfigError before anything costs. `task_judge.judges` wins over the file; where
+neither names a model there is no such judge, whatever `alien_llm_model` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ajet.environment.agent_config import EXAMPLE, KEY, section_of
+from ajet.environment.chat_model import Model, configured
+from ajet.schema.errors import ConfigError
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.panel import Member, ModelPanel
+from ajet_judges.model_judge.prompt import checked_template
+from ajet_judges.model_judge.store import NAME, JudgeStore
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.config.schema.model_judge import JudgeModel
+
+JUDGES = "ajet.task_judge.judges"
+
+
+class ScorerAgent(BaseModel):
+    """The section of AgentRL's file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    models: tuple[Model, ...] = Field(min_length=1)
+    judge_prompt_template: str | None = None
+
+
+class JudgeSettings(NamedTuple):
+    """The parts of a `ModelJudge`: its panel, its template, its votes."""
+
+    panel: ModelPanel
+    template: str
+    votes: int
+    temperature: float | None
+    max_chars: int
+
+
+def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None = None) -> JudgeSettings:
+    """`otherwise`: whom to ask where `judges` is empty. Raises ConfigError where no model is named; UserError where
+    verdicts cannot be kept."""
+    settings = JudgeKeys.of(experiment.ajet)
+    agent = None if settings.judges or otherwise is not None else _scorer_agent(experiment)
+    members = [Member(model) for model in agent.models] if agent is not None else judges_of(settings.judges)
+    if not members and otherwise is not None:
+        members = [otherwise()]
+    template, where = settings.judge_prompt_template, "ajet.task_judge.judge_prompt_template"
+    if template is None and agent is not None:
+        template, where = agent.judge_prompt_template, f"{experiment.ajet.environment.agent_config}: scorer_agent"
+    if not members:
+        raise ConfigError(
+            "A model is to judge, and none is named.",
+            where=JUDGES,
+            expected="[{model: …, base_url: http://HOST:PORT/v1, api_key_env: …}, …], in the order in which they are "
+            f"asked, or scorer_agent in the file of {KEY.removeprefix('ajet.')}",
+            do=f"see {EXAMPLE}",
+        )
+    asked = settings.model_judge
+    counted = asked.max_calls is not None or asked.max_cost is not None
+    store = JudgeStore(experiment.root / NAME) if asked.cache or counted else None
+    panel = ModelPanel(members, asked, store, experiment.name, cache=asked.cache)
+    return JudgeSettings(panel, checked_template(template, where), asked.votes, asked.temperature, asked.max_chars)
+
+
+def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:
+    """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
+    found = zip(configured(judges, JUDGES), judges, strict=True)
+    return [Member(model, each.price_in, each.price_out) for model, each in found]
+
+
+def _scorer_agent(experiment: Experiment) -> ScorerAgent | None:
+    named = experiment.ajet.environment.agent_config
+    return section_of(named, experiment.base, "scorer_agent", ScorerAgent) if named else None

@@ -1,0 +1,39 @@
+"""The judges that this package opens for a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.schema.errors import ConfigError
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge import ModelJudge
+from ajet_judges.rubrics.judge import RubricsJudge
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def open_rubrics(experiment: Experiment) -> RubricsJudge:
+    """Open the judge of `judge_type: rubrics_auto_grader`. Raises UserError."""
+    judge = experiment.ajet.task_judge
+    if judge.scorer or judge.scorers or judge.stages:
+        raise ConfigError(
+            "task_judge.judge_type is rubrics_auto_grader, and scorers are named; one of them decides.",
+            where="ajet.task_judge.judge_type",
+            do="remove one; a task's own rubric is graded by the scorer `rubric`",
+        )
+    if judge.judge_protocol:
+        logger.warning("task_judge.judge_protocol has no effect: judge_type is rubrics_auto_grader")
+    return RubricsJudge(experiment)
+
+
+def open_ranking_models(experiment: Experiment) -> ModelJudge | None:
+    """Open the models of `task_judge.judges` as ones that rank the attempts at a task; None without any. Raises
+    UserError."""
+    if not JudgeKeys.of(experiment.ajet).judges:
+        return None
+    models = ModelJudge.of_experiment(experiment)
+    models.ranks = models
+    return models

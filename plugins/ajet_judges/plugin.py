@@ -1,0 +1,31 @@
+"""What ajet knows of this package before its code is loaded."""
+
+from __future__ import annotations
+
+from ajet.config.plugin import Command, ConfigKeys, Part, Plugin
+
+PLUGIN = Plugin(
+    name="ajet_judges",
+    about="models of other servers as judges, rubrics that they write and grade by, and checks of any judge",
+    scorers={
+        "agentcpm": "ajet_judges.model_judge:ModelJudge",
+        "llm": "ajet_judges.model_judge:ModelJudge",
+        "rubric": "ajet_judges.rubrics.scorer:RubricScorer",
+    },
+    judges={
+        "rubrics_auto_grader": Part(
+            "ajet_judges.opening:open_rubrics", prepare="ajet_judges.judging.rubrics:require_rubrics"
+        )
+    },
+    fallback_judges=("ajet_judges.opening:open_ranking_models",),
+    services=("ajet_judges.model_judge.reachable:services_of",),
+    commands={
+        "rejudge": Command(
+            "ajet_judges.cli.rejudge:rejudge",
+            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
+        ),
+        "judge": Command("ajet_judges.cli.judge:app", "Judges, before a run trusts them."),
+    },
+    config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
+    renamed={"ajet_judges.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},
+)

@@ -1,0 +1,130 @@
+"""Labelled examples, of which rubrics are made: `{query, answer, score}`, or candidates with ranks.
+
+Invariant: an example has a label on the scale of the settings, or reading stops and names it; none is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.task_judge.extraction import text_of
+from ajet.task_reader import open_reader
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.judge import question_text
+from ajet_judges.rubrics.grading import Scale
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet_judges.config import RubricsAutoGrader
+
+KEY = "ajet.task_judge.rubrics_auto_grader"
+FORMS = {
+    "pointwise": '{"query": "…", "answer": "…", "score": NUMBER}',
+    "listwise": '{"query": "…", "candidates": [{"answer": "…", "rank": 1}, …]}, where rank 1 is the best',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that somebody labelled."""
+
+    text: str
+    label: float
+    """Pointwise: from 0 to 1, its place on the scale. Listwise: the higher, the better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question with its labelled answers: one, or several that were ranked."""
+
+    query: str
+    answers: tuple[Answer, ...]
+    reference: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The example as JSON values, of which a version is made."""
+        return asdict(self)
+
+
+def field_of(task: Task, name: str) -> Any:
+    """A task's own field, or its row's, as AgentJet looks it up; None for neither."""
+    own = getattr(task, name, None) if name in Task.model_fields else None
+    return task.metadata.get(name) if own in (None, "", []) else own
+
+
+def query_of(task: Task, name: str) -> str:
+    """The question: what the field holds, else the task's own."""
+    return text_of(field_of(task, name)) or question_text(task.main_query, task.init_messages)
+
+
+def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]:
+    """The examples that rubrics are made of, and those that are held out (none where no file is named). Raises
+    TaskError, or the UserError of the reader that `input_data_type` names."""
+    grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
+    settings = experiment.ajet.model_copy(deep=True)
+    settings.task_reader.type = grader.input_data_type
+    settings.task_reader.jsonl_dataset_file = grader.jsonl_dataset_file
+    reader = open_reader(replace(experiment, ajet=settings))
+    if grader.input_data_type == "jsonl_dataset_file" and not reader.has("train"):
+        key = f"{KEY}.jsonl_dataset_file.training.file_path"
+        raise TaskError(
+            "Rubrics are made of labelled examples, and no file of them is named.",
+            where=key,
+            expected=f"a JSON Lines file: {FORMS[grader.grader_mode]} a line",
+            do=f"set {key}",
+        )
+    own = grader.input_data_type == "jsonl_dataset_file"  # of another reader the held out rows are the run's own
+    held_out = reader.tasks("validation") if own and reader.has("validation") else []
+    return _examples(reader.tasks("train"), grader), _examples(held_out, grader)
+
+
+def _examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Example]:
+    found = []
+    for task in tasks:
+        try:
+            found.append(example_of(task, grader))
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise TaskError(
+                f"An example cannot be used: {problem}.",
+                where=f"example {task.task_id}",
+                expected=FORMS[grader.grader_mode],
+                do="mend the row, or the fields that "
+                f"{KEY}.{{query_field, answer_field, reference_field, min_score, max_score}} name",
+            ) from None
+    return found
+
+
+def example_of(task: Task, grader: RubricsAutoGrader) -> Example:
+    """The answer stands in `answer_field`, and what it is compared with then in `reference_field`; without the first,
+    as AgentJet's rows have it, it stands in `answer`. Raises ValueError."""
+    row, query = task.metadata, query_of(task, grader.query_field)
+    if not query.strip():
+        raise ValueError("it has no query")
+    if grader.grader_mode == "listwise":
+        candidates = row.get("candidates")
+        if not isinstance(candidates, list) or len(candidates) < 2:
+            raise ValueError("`candidates` is no list of at least two")
+        answers = tuple(Answer(text_of(each["answer"]), -_number(each.get("rank"), "rank")) for each in candidates)
+        if len({each.label for each in answers}) < 2:
+            raise ValueError("all its candidates have one rank")
+        return Example(query, answers, text_of(row.get(grader.reference_field)))
+    scale, score = Scale(grader.min_score, grader.max_score), _number(row.get("score"), "score")
+    if not scale.low <= score <= scale.high:
+        raise ValueError(f"its score is {score:g}, and the scale is from {scale.low:g} to {scale.high:g}")
+    given = row.get(grader.answer_field)
+    reference = None if given is None else row.get(grader.reference_field)
+    answer = row.get("answer") if given is None else given
+    if answer is None:
+        raise ValueError("it has no answer")
+    return Example(query, (Answer(text_of(answer), scale.share(score)),), text_of(reference))
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"its {name} is {value!r:.60}")
+    return float(value)

@@ -1,0 +1,186 @@
+"""RubricsJudge: `judge_type: rubrics_auto_grader`.
+
+Invariants: it grades by rubrics of this version of examples and settings, or by those of the file that `path` names,
+whatever made them. Where there are none yet they are made once, by one process, while others wait. That they cannot be
+made is the judge's failure, and never a reward; it is found out once, and not for each attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.record.file_lock import alone
+from ajet.record.files import write_atomically
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.extraction import text_of
+from ajet.task_judge.judge import Compared
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.ranking import compared
+from ajet_judges.rubrics.criterion import Criterion, numbered
+from ajet_judges.rubrics.examples import Example, field_of, query_of, read_examples
+from ajet_judges.rubrics.grading import Graded, weighted
+from ajet_judges.rubrics.making import Maker, most_calls
+from ajet_judges.rubrics.saved import Rubrics, not_kept, place_of, read, version_of, write
+from ajet_judges.rubrics.scorer import verdict_of_grades
+from ajet_judges.rubrics.settings import grader_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class RubricsJudge:
+    """Judges a run's attempts by rubrics, which are made where none are there; asked from any thread."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Reads the examples, unless `path` names rubrics that are there. Raises UserError."""
+        self._experiment = experiment
+        self.settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
+        self.grader = grader_of(experiment)
+        self._models = [member.model.model for member in self.grader.judge.panel.members]
+        self._lock = threading.Lock()
+        self._problem: UserError | None = None
+        self._examples: tuple[list[Example], list[Example]] = ([], [])
+        self.version = ""
+        self.path = place_of(experiment, "")
+        self._rubrics = read(self.path) if self.settings.path is not None else None
+        if self._rubrics is None:
+            self._read()
+            self.path = place_of(experiment, self.version)
+            self._rubrics = read(self.path)
+        self.ranks = self if self.settings.grader_mode == "listwise" else None
+
+    def _read(self) -> None:
+        self._examples = read_examples(self._experiment)
+        self.version = version_of(self._experiment, self._models, *self._examples)
+
+    @property
+    def rubrics(self) -> Rubrics | None:
+        """The rubrics that are there; None: they have yet to be made."""
+        return self._rubrics
+
+    @property
+    def said(self) -> str:
+        """A sentence on what it grades by, or what making it takes."""
+        name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
+        if self._rubrics is not None:
+            count = len(self._rubrics.criteria)
+            what = "criterion" if count == 1 else "criteria"
+            return f"{name}: {count} {what} of version {self._rubrics.version}, {self.path}"
+        most = most_calls(self.settings, *self._examples, self.grader.judge.votes)
+        return f"{name}: to be made of {len(self._examples[0])} examples by at most {most} calls, {self.path}"
+
+    def __str__(self) -> str:
+        return self.said
+
+    def made(self, say: Callable[[str], None] = logger.info, *, again: bool = False) -> Rubrics:
+        """The rubrics, made now if there are none; `again`: whatever there is. Blocks. Raises UserError."""
+        with self._lock:
+            if self._rubrics is not None and not again:
+                return self._rubrics
+            if self._problem is not None and not again:
+                raise self._problem
+            try:
+                lock = self.path.with_name(f".{self.path.name}.lock")
+                with alone(lock, "makes the same rubrics", say=say):
+                    there = None if again else read(self.path)
+                    self._rubrics = there or self._make(say)
+            except UserError as problem:
+                self._problem = problem
+                raise
+            return self._rubrics
+
+    def keep(self, told: str) -> None:
+        """Take a copy of a file of this version. Raises UserError."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, told, sync=True)
+        except OSError as error:
+            raise not_kept(self.path, error) from error
+        self._rubrics = read(self.path)
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
+        """The verdict on one attempt by itself. Raises JudgeFailure."""
+        told, name = workflow_output.metadata, self.settings.answer_field
+        if name not in told and "final_answer" not in told:
+            raise JudgeFailure(
+                f"the workflow's output has no metadata[{name!r}], which rubrics grade; return the answer as a text, "
+                f"or WorkflowOutput(metadata={{{name!r}: …}})"
+            )
+        answer = text_of(told.get(name, told.get("final_answer")))
+        if not answer.strip():
+            return Verdict(0.0, False, "the answer is empty", scorer=self.settings.grader_name)
+        criteria = (await self._ready()).criteria
+        task = workflow_task.task
+        graded = await self.grader.grade(
+            query_of(task, self.settings.query_field), answer, criteria,
+            text_of(field_of(task, self.settings.reference_field)), workflow_task.tool_results,
+        )  # fmt: skip
+        score = weighted(graded.grades, criteria, strict=False)
+        mark = self.settings.success_threshold
+        verdict = verdict_of_grades(graded, criteria, score, mark, scorer=self.settings.grader_name)
+        verdict.parts = {self.settings.grader_name: score, **_categories(graded, criteria)}
+        return verdict
+
+    async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
+        """Attempts at one task beside each other. Raises JudgeFailure."""
+        criteria = numbered((await self._ready()).criteria)
+        task = attempts[min(attempts)].task.task
+        found = await compared(
+            self.grader.judge, attempts, seed, question=query_of(task, self.settings.query_field),
+            reference=text_of(field_of(task, self.settings.reference_field)), answer=self.settings.answer_field,
+            criteria=criteria,
+        )  # fmt: skip
+        for verdict in found.values():
+            verdict.scorer = self.settings.grader_name
+            verdict.parts = {self.settings.grader_name: verdict.reward}
+        return found
+
+    async def awake(self) -> None:
+        """Raises JudgeFailure where no model is reached."""
+        await self.grader.judge.awake()
+
+    def let_go(self) -> None:
+        """See `Judge.let_go`."""
+        self.grader.judge.let_go()
+
+    async def _ready(self) -> Rubrics:
+        if self._rubrics is not None:
+            return self._rubrics
+        try:
+            return await asyncio.to_thread(self.made)
+        except UserError as problem:
+            raise JudgeFailure(f"there are no rubrics: {problem.what}") from problem
+
+    def _make(self, say: Callable[[str], None]) -> Rubrics:
+        if not self.version:
+            self._read()
+        examples, held_out = self._examples
+        maker = Maker(self.grader, self.settings, say, self._experiment.ajet.seed)
+        try:
+            made = asyncio.run(maker.made(examples, held_out))
+        except BoundaryError as problem:
+            raise UserError(
+                f"No rubrics could be made: {problem}.",
+                where=str(self.grader.judge),
+                expected="a model that writes criteria which agree with the labels",
+                do="see that the labels are right, give more examples, or another model (task_judge.judges)",
+            ) from problem
+        return write(self.path, made, self._experiment, self.version, self._models, len(examples))
+
+
+def _categories(graded: Graded, criteria: tuple[Criterion, ...] | list[Criterion]) -> dict[str, float | None]:
+    names = dict.fromkeys(each.category for each in criteria if each.category)
+    found: dict[str, float | None] = {}
+    for name in names:
+        own = [place for place, each in enumerate(criteria) if each.category == name]
+        found[name] = weighted(
+            [graded.grades[place] for place in own], [criteria[place] for place in own], strict=False
+        )
+    return found

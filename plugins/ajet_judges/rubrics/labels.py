@@ -1,0 +1,79 @@
+"""How well grades agree with labels.
+
+Invariant: pure. 1 is full agreement; an answer without a grade agrees with nothing. What the best constant grade would
+reach is the floor that rubrics have to beat.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
+from ajet_judges.rubrics.examples import Example
+
+Scores = Sequence[Sequence[float | None]]
+"""By example and answer, from 0 to 1; None: no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The agreement of grades with labels, over some examples."""
+
+    share: float
+    """Pointwise: 1 less the mean distance from the label, as a share of the scale. Listwise: pairs in the right order,
+    of the pairs that have one."""
+    cells: Cells
+    """Pointwise: (label, grade) of at least the mark of success. Listwise: of pairs, as they stand in the file, whether
+    the first is the better one."""
+    undecided: int
+    total: int
+
+    @property
+    def kappa(self) -> float | None:
+        """Cohen's; None where chance alone agrees wholly, or nothing was decided."""
+        return kappa(self.cells) if sum(self.cells) else None
+
+    def as_json(self) -> dict[str, object]:
+        """For the record."""
+        low, high = kappa_interval(self.cells) if sum(self.cells) else (None, None)
+        return {"share": self.share, "kappa": self.kappa, "kappa_low": low, "kappa_high": high,
+                "cells": list(self.cells), "undecided": self.undecided, "total": self.total}  # fmt: skip
+
+
+def agreement(examples: Sequence[Example], scores: Scores, *, listwise: bool, mark: float = 0.5) -> Agreement:
+    """`mark`: from which grade on it is a success."""
+    if listwise:
+        return _of_pairs(examples, scores)
+    told = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
+    near = [0.0 if score is None else 1.0 - abs(score - label) for label, score in told]
+    decided = [(label >= mark, score >= mark) for label, score in told if score is not None]
+    return Agreement(fmean(near) if near else 0.0, cells_of(decided), len(told) - len(decided), len(told))
+
+
+def floor(examples: Sequence[Example], *, listwise: bool) -> float:
+    """The share that one grade for all would reach."""
+    if listwise:
+        return 0.5
+    labels = [each.answers[0].label for each in examples]
+    middle = median(labels) if labels else 0.0
+    return fmean(1.0 - abs(middle - label) for label in labels) if labels else 0.0
+
+
+def _of_pairs(examples: Sequence[Example], scores: Scores) -> Agreement:
+    right, said = [], []
+    for example, of in zip(examples, scores, strict=True):
+        for one, two in itertools.combinations(range(len(of)), 2):
+            labels = example.answers[one].label, example.answers[two].label
+            if labels[0] == labels[1]:
+                continue
+            first, second = of[one], of[two]
+            if first is None or second is None:
+                right.append(0.0)
+                continue
+            right.append(0.5 if first == second else float((first > second) == (labels[0] > labels[1])))
+            if first != second:
+                said.append((labels[0] > labels[1], first > second))
+    return Agreement(fmean(right) if right else 0.0, cells_of(said), len(right) - len(said), len(right))

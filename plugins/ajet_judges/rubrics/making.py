@@ -1,0 +1,268 @@
+"""Rubrics made of labelled examples: proposed, tried, revised, chosen.
+
+Invariants: for each example criteria are proposed and tried on it, and revised where the grades are not its label, at
+most `max_epochs` times; those that never agree are dropped. What is left is graded on all examples, and stays where it
+brings agreement (`choosing`). The same replies make the same rubrics. What is reported after it is measured by asking
+the judge as the run will ask it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet.schema.errors import JudgeFailure
+from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.panel import Reply
+from ajet_judges.model_judge.prompt import Question
+from ajet_judges.model_judge.ranking import Entrant, ranked
+from ajet_judges.rubrics.choosing import StopRules, extended, without_idle
+from ajet_judges.rubrics.criterion import Criterion, numbered, without_repeats
+from ajet_judges.rubrics.examples import Example
+from ajet_judges.rubrics.grading import Grade, Grader, weighted
+from ajet_judges.rubrics.labels import Agreement, agreement, floor
+from ajet_judges.rubrics.proposals import (
+    CATEGORIES,
+    CRITERIA,
+    categories_told,
+    categorisation,
+    criteria_told,
+    proposal,
+    revision,
+)
+
+if TYPE_CHECKING:
+    from ajet_judges.config import RubricsAutoGrader
+
+T = TypeVar("T")
+AT_ONCE = 16
+NEAR = 0.25
+"""How far from its label, as a share of the scale, criteria may grade an example and still agree with it; the share of
+its pairs that they may leave in another order."""
+GRADED_AT_ONCE = 10
+"""Criteria in one question while they are tried."""
+
+
+@dataclass(slots=True)
+class Made:
+    """The rubrics that were made, and their agreement with the labels before and after."""
+
+    criteria: list[Criterion]
+    before: Agreement
+    """With the labels, of what was proposed first, unrevised."""
+    after: Agreement
+    """Of what stays."""
+    held_out: int
+    """Examples that both were measured on; 0: on those that the rubrics were made of."""
+    stopped: str
+    history: list[dict[str, float]]
+    dropped: int
+    """Criteria that were proposed or revised and do not stay."""
+    calls: int
+    cost: float
+
+
+@dataclass(slots=True)
+class Maker:
+    """Makes rubrics of labelled examples, once."""
+
+    grader: Grader
+    settings: RubricsAutoGrader
+    say: Callable[[str], None] = lambda text: None
+    seed: int = 0
+    calls: int = 0
+    cost: float = 0.0
+    _grades: dict[tuple[str, str, str], Grade] = field(default_factory=dict)
+    """By question, answer and criterion."""
+
+    @property
+    def judge(self) -> ModelJudge:
+        """The model judge that is asked."""
+        return self.grader.judge
+
+    @property
+    def listwise(self) -> bool:
+        """Whether examples are ranked candidates."""
+        return self.settings.grader_mode == "listwise"
+
+    async def made(self, examples: Sequence[Example], held_out: Sequence[Example] = ()) -> Made:
+        """Raises JudgeFailure where no model is reached, or nothing that it writes agrees with the labels."""
+        settings, at_first = self.settings, list[Criterion]()
+        order = list(examples)
+        random.Random(self.seed).shuffle(order)
+        least = floor(examples, listwise=self.listwise)
+        stops = StopRules(settings.patience, settings.min_increment_threshold, settings.max_iterations,
+                          settings.max_total_rubrics, least)  # fmt: skip
+        kept: list[Criterion] = []
+        seen = proposed = 0
+
+        def agrees(criteria: Sequence[Criterion]) -> float:
+            return self._agreement(examples, self._assembled(examples, criteria)).share
+
+        while not (stopped := stops.reason(len(kept), len(order) - seen)):
+            batch = order[seen : seen + settings.batch_size]
+            seen += len(batch)
+            written = await _all(self._of(example) for example in batch)
+            at_first += [each for first, _ in written for each in first]
+            revised = [each for _, last in written for each in last]
+            proposed += len(revised)
+            fresh = without_repeats(revised, kept)
+            await self._try(examples, fresh)
+            kept = extended(kept, fresh, agrees, floor=least, most_new=settings.mcr_batch_size,
+                            most=settings.max_total_rubrics)  # fmt: skip
+            value = agrees(kept) if kept else least
+            stops.told(value, proposed=len(revised), kept=len(kept))
+            self.say(f"iteration {stops.iterations}: {seen} of {len(order)} examples, {len(revised)} criteria written, "
+                     f"{len(kept)} kept, agreement {value:.3f}")  # fmt: skip
+        if not kept:
+            raise JudgeFailure(
+                f"none of {proposed} criteria that {self.judge} wrote agrees with the labels better than one grade for "
+                f"all ({least:.3f})"
+            )
+        kept = without_idle(kept, agrees)
+        if settings.enable_categorization:
+            kept = await self._categorised(kept)
+        measured = list(held_out) or list(examples)
+        before = await self._measured(measured, without_repeats(at_first)[: settings.max_total_rubrics])
+        after = await self._measured(measured, kept)
+        return Made(kept, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
+                    proposed - len(kept), self.calls, self.cost)  # fmt: skip
+
+    async def _of(self, example: Example) -> tuple[list[Criterion], list[Criterion]]:
+        """What was first proposed for an example, and what is left of it: none where it never agreed."""
+        settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
+        count, language = settings.query_specific_generate_number, settings.language
+        found = await self._written(proposal(example, scale, count, language, longest), count)
+        first = found
+        for epoch in range(settings.max_epochs + 1):
+            await self._try([example], found)
+            if not found or self._fits(example, found):
+                return first, found
+            if epoch < settings.max_epochs:
+                grades = [[self._grades[_key(example, each.text, one)] for one in found] for each in example.answers]
+                found = await self._written(revision(example, scale, found, grades, language, longest), count)
+        return first, []
+
+    async def _written(self, question: Question, count: int) -> list[Criterion]:
+        told = await self._asked(question, CRITERIA, lambda text: criteria_told(text, count))
+        return without_repeats(told or [])
+
+    async def _asked(self, question: Question, schema: dict[str, Any], read: Callable[[str], T]) -> T | None:
+        """The readable reply to a question; None where none comes, however often it is asked."""
+        for draw in range(self.settings.max_retries + 1):
+            reply: Reply[T] = await self.judge.panel.ask(
+                question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
+            )
+            self.calls, self.cost = self.calls + reply.calls, self.cost + reply.cost
+            if reply.value is not None:
+                return reply.value
+        return None
+
+    async def _try(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> None:
+        """Grade all answers by those by which they are not graded yet."""
+
+        async def one(example: Example, answer: str, asked: Sequence[Criterion]) -> None:
+            graded = await self._graded(example, answer, asked)
+            for each, grade in zip(asked, graded, strict=True):
+                self._grades[_key(example, answer, each)] = grade
+
+        work = []
+        for example in examples:
+            for answer in example.answers:
+                open_ones = [each for each in criteria if _key(example, answer.text, each) not in self._grades]
+                for start in range(0, len(open_ones), GRADED_AT_ONCE):
+                    work.append(one(example, answer.text, open_ones[start : start + GRADED_AT_ONCE]))
+        await _all(work)
+
+    async def _graded(self, example: Example, answer: str, criteria: Sequence[Criterion]) -> list[Grade]:
+        graded = await self.grader.grade(example.query, answer, criteria, example.reference)
+        self.calls += int(graded.metrics["calls"])
+        self.cost += graded.metrics["cost"]
+        return graded.grades
+
+    def _fits(self, example: Example, criteria: Sequence[Criterion]) -> bool:
+        scores = self._assembled([example], criteria)
+        if self.listwise:
+            return self._agreement([example], scores).share >= 1 - NEAR
+        score = scores[0][0]
+        return score is not None and abs(score - example.answers[0].label) <= NEAR
+
+    def _assembled(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> list[list[float | None]]:
+        """Scores by these criteria, of grades that are known."""
+        return [
+            [
+                weighted([self._grades[_key(example, answer.text, each)] for each in criteria], criteria, strict=False)
+                for answer in example.answers
+            ]
+            for example in examples
+        ]
+
+    def _agreement(self, examples: Sequence[Example], scores: Sequence[Sequence[float | None]]) -> Agreement:
+        return agreement(examples, scores, listwise=self.listwise, mark=self.settings.success_threshold)
+
+    async def _measured(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> Agreement:
+        """The agreement where a model grades by all criteria at once, as the run's judge will be asked."""
+
+        async def one(example: Example) -> list[float | None]:
+            if not criteria:
+                return [None for _ in example.answers]
+            if self.listwise:
+                entrants = [Entrant(each.text) for each in example.answers]
+                found = await ranked(
+                    self.judge, example.query, example.reference, entrants, example.query, numbered(criteria)
+                )
+                self.calls += round(sum(each.metrics["calls"] for each in found))
+                self.cost += sum(each.metrics["cost"] for each in found)
+                return [each.reward for each in found]
+            return [weighted(await self._graded(example, example.answers[0].text, criteria), criteria, strict=False)]
+
+        return self._agreement(examples, await _all(one(example) for example in examples))
+
+    async def _categorised(self, criteria: Sequence[Criterion]) -> list[Criterion]:
+        most = self.settings.categories_number
+        asked = categorisation(criteria, most, self.settings.language)
+        told = await self._asked(asked, CATEGORIES, lambda text: categories_told(text, len(criteria), most))
+        if told is None:
+            self.say("the criteria are not sorted into categories: no reply could be read")
+            return list(criteria)
+        return [replace(criteria[place], category=name) for name, places in told for place in places]
+
+
+def most_calls(
+    settings: RubricsAutoGrader, examples: Sequence[Example], held_out: Sequence[Example], votes: int
+) -> int:
+    """The number of questions that a making takes at most, where each reply can be read at once."""
+    count, answers = len(examples), sum(len(each.answers) for each in examples)
+    iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
+    looked_at = min(count, iterations * settings.batch_size)
+    one = math.ceil(settings.query_specific_generate_number / GRADED_AT_ONCE)
+    a_batch = math.ceil(settings.batch_size * settings.query_specific_generate_number / GRADED_AT_ONCE)
+    written = looked_at * (1 + settings.max_epochs)
+    tried = math.ceil(answers / max(count, 1)) * looked_at * (1 + settings.max_epochs) * one
+    measured = held_out or examples
+    asked = len(measured) if settings.grader_mode == "listwise" else sum(len(each.answers) for each in measured)
+    return written + votes * (tried + iterations * answers * a_batch + 2 * asked) + settings.enable_categorization
+
+
+def _key(example: Example, answer: str, criterion: Criterion) -> tuple[str, str, str]:
+    return example.query, answer, criterion.text
+
+
+async def _all(work: Any) -> list[Any]:
+    """The results of all coroutines in order, some at a time; the first failure ends the others."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(coroutine: Any) -> Any:
+        async with free:
+            return await coroutine
+
+    tasks = [asyncio.ensure_future(one(each)) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,89 @@
+"""The scorer `rubric`: a task's own criteria, each graded by the models that judge, with partial credit by weight.
+
+Invariant: a rubric is the row's, or the one of the scorer's arguments, and nothing that was answered changes it. A
+criterion that cannot be decided leaves the whole without a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import ConfigError, JudgeFailure
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_judge.extraction import text_of
+from ajet_judges.model_judge.judge import question_text
+from ajet_judges.rubrics.criterion import Criterion, criteria_of
+from ajet_judges.rubrics.grading import Graded, Grader, weighted
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+IN_ROW = ("rubric", "rubrics")
+"""Fields of a row that may hold one."""
+
+
+class RubricScorer:
+    """A score from 0 to 1. `rubric`: for rows that have none; `success_at`: from which score on it is a success."""
+
+    def __init__(self, grader: Grader, rubric: Any = None, success_at: float = 1.0) -> None:
+        self._grader, self._success_at = grader, success_at
+        self._usual: list[Criterion] | None = None
+        if rubric is not None:
+            try:
+                self._usual = criteria_of(rubric)
+            except ValueError as problem:
+                raise ConfigError(
+                    f"The scorer rubric: {problem}.",
+                    where="ajet.task_judge.scorers",
+                    expected="[{criterion: …, weight: …}, …]",
+                ) from problem
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment, rubric: Any = None, success_at: float = 1.0) -> RubricScorer:
+        """Asks the models of `task_judge.judges`. Raises ConfigError; UserError where verdicts cannot be kept."""
+        from ajet_judges.model_judge import ModelJudge
+
+        return cls(Grader(ModelJudge.of_experiment(experiment)), rubric, success_at)
+
+    async def __call__(
+        self, reply: str, task: Task, workflow_task: WorkflowTask, metadata: dict[str, Any], ground_truth: Any = None
+    ) -> Verdict:
+        """No score without a rubric. Raises JudgeFailure for a row's that is none, or where no model is reached."""
+        told = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
+        try:
+            criteria = self._usual if told is None else criteria_of(told)
+        except ValueError as problem:
+            raise JudgeFailure(f"the row's rubric is none: {problem}") from problem
+        if criteria is None:
+            return Verdict(None, None, "no score: neither the row nor the scorer has a rubric")
+        if not reply.strip():
+            return Verdict(0.0, False, "the answer is empty")
+        graded = await self._grader.grade(
+            question_text(task.main_query, task.init_messages), reply, criteria, text_of(ground_truth),
+            workflow_task.tool_results,
+        )  # fmt: skip
+        score = weighted(graded.grades, criteria, strict=True)
+        return verdict_of_grades(graded, criteria, score, self._success_at)
+
+    def let_go(self) -> None:
+        """See `Judge.let_go`."""
+        self._grader.judge.let_go()
+
+
+def verdict_of_grades(
+    graded: Graded, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
+) -> Verdict:
+    """The verdict that grades come to, with each criterion's grade."""
+    details = dict(graded.details)
+    details["grades"] = [
+        {"criterion": each.text, "grade": grade, "weight": each.weight}
+        for each, grade in zip(criteria, graded.grades, strict=True)
+    ]
+    told = f" ({graded.cut} characters were not shown to the judge)" if graded.cut else ""
+    if score is None:
+        why = f"no score: the judge did not decide: {graded.reason or 'undecided'}{told}"
+        return Verdict(None, None, why, metrics=graded.metrics, details=details, scorer=scorer)
+    reason = f"{graded.by}: {score:g} by {len(criteria)} criteria{f': {graded.reason}' if graded.reason else ''}{told}"
+    return Verdict(score, score >= success_at, reason, metrics=graded.metrics, details=details, scorer=scorer)

@@ -1,0 +1,58 @@
+"""Who writes rubrics and grades by them: the models of `task_judge.judges`, else the one that the section names.
+
+Invariant: `model_name` has a default and is asked only where rubrics were chosen; its address and key are those of the
+section, else of the environment, as AgentJet has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr, ValidationError
+
+from ajet.config.other_models import key_in, other_server
+from ajet.environment.chat_model import Model
+from ajet.environment.files import said
+from ajet.schema.errors import ConfigError
+from ajet_judges.config import JudgeKeys
+from ajet_judges.model_judge.judge import ModelJudge
+from ajet_judges.model_judge.panel import Member
+from ajet_judges.rubrics.examples import KEY
+from ajet_judges.rubrics.grading import Grader, Scale
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def named_model(experiment: Experiment) -> Model:
+    """The one of the section. Raises ConfigError for an address that is none, UserError where none is named."""
+    grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
+    key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
+    url = grader.base_url
+    if url is None:
+        server = other_server()
+        url, key = server.base_url, key or server.keys[0]
+    key = key or key_in("OPENAI_API_KEY")
+    try:
+        return Model(base_url=url, model=grader.model_name, api_key=SecretStr(key))
+    except ValidationError as error:
+        raise ConfigError(f"{url} is no address: {said(error)}.", where=f"{KEY}.base_url") from None
+
+
+def grader_of(experiment: Experiment) -> Grader:
+    """Raises ConfigError; UserError where no model is named, or verdicts cannot be kept."""
+    settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
+    if settings.min_score >= settings.max_score:
+        raise ConfigError(
+            f"The scale is from {settings.min_score:g} to {settings.max_score:g}.",
+            where=f"{KEY}.max_score",
+            expected="more than min_score",
+        )
+    judge = ModelJudge.of_experiment(experiment, lambda: Member(named_model(experiment)))
+    return Grader(
+        judge,
+        scale=Scale(settings.min_score, settings.max_score),
+        template=settings.custom_evaluation_prompt,
+        where=f"{KEY}.custom_evaluation_prompt",
+        may_not_apply=True,
+    )

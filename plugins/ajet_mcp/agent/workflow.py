@@ -1,0 +1,314 @@
+"""McpAgentWorkflow: model, tools, model, tools, until it answers.
+
+Invariants: a run's attempts are offered the same tools; each reply of the model is in the conversation as it came. An
+attempt ends by an answer, by `max_steps`, or by what the policy keys of `rollout.mcp_agent` end it for, and its output
+says which; where a server is lost, or a tool failed and `on_tool_failure` is `end`, it fails as theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ajet.environment.replay import replays_alone
+from ajet.schema.errors import ConfigError, ToolFailure, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.schema.tool_use import POLICYS_OWN, ToolUse
+from ajet.task_judge.answer_forms import AnswerForm, form_of
+from ajet.workflow.workflow import Workflow
+from ajet_mcp.agent.conversation import Conversation
+from ajet_mcp.agent.tokens import TokenCounts, forget
+from ajet_mcp.browse import Condenser, browse_agent_of
+from ajet_mcp.confined import require_sandbox
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.results import Shown
+from ajet_mcp.servers import KEY, servers_of
+from ajet_mcp.toolset import Toolset
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.workflow.tuner import ModelTuner
+
+REPEATS = 3
+"""Replies in a row that are the same, to be a repetition."""
+
+
+class McpAgentWorkflow(Workflow):
+    """`rollout.user_workflow: mcp_agent`; see docs/mcp.md. Subclass it to read the outcome otherwise."""
+
+    name: str = "mcp_agent"
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """A run begins. Raises ConfigError where no tools are named, no sandbox is there for a confined one, or no
+        browse agent that is wanted: whether they are there, a launch asks by itself."""
+        require_sandbox(_servers(config))
+        browse_agent_of(config)
+        forget(_run_of(config))
+
+    @classmethod
+    def needs_judge(cls, config: Any) -> bool:
+        """True unless a subclass says what an attempt came to."""
+        return cls.execute is McpAgentWorkflow.execute and cls.outcome is McpAgentWorkflow.outcome
+
+    @classmethod
+    def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
+        """The messages that an attempt at the task begins with."""
+        form = form_of(task.metadata, config.ajet.task_judge.answer_schema)
+        return _opening(task, config.ajet.rollout.mcp_agent, form)
+
+    @classmethod
+    async def told(cls, config: Any) -> list[dict[str, Any]]:
+        """What the model is told of its tools, as a request's `tools` (a browse agent adds a parameter to its own):
+        servers are asked as an attempt asks them, and those that are commands are started and ended. Raises
+        CallFailed."""
+
+        def keep(use: ToolUse) -> None:
+            raise AssertionError("nothing is used")
+
+        async def count(text: str) -> int:
+            raise AssertionError("no result is cut")
+
+        async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
+            return opened.told
+
+    @classmethod
+    def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
+        """Return the tools as a model is told them; None if servers that are commands must be started for it.
+
+        Raises:
+            UserError: they cannot be listed.
+        """
+        commands = [server.command for server in _servers(experiment.config) if server.kind == "stdio"]
+        if commands and not start:
+            return None
+        try:
+            with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
+                return thread.submit(asyncio.run, cls.told(experiment.config)).result()
+        except CallFailed as problem:
+            other = next((command[0] for command in commands if _is_other_python(command)), None)
+            do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
+            raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
+        """Open the tools, play, say how it ended."""
+        rollout = tuner.config.ajet.rollout
+        settings = rollout.mcp_agent
+        client = tuner.as_raw_openai_sdk_client(agent_name=self.name)
+        count = TokenCounts(client, _run_of(tuner.config))
+        browse = _browse(tuner, count)
+        toolset = await Toolset.open(
+            _servers(tuner.config),
+            keep=tuner.tool_used,
+            count=count,
+            limits=Limits(),
+            result_tokens=settings.max_result_tokens or rollout.max_model_len // 4,
+            images=count.sees_images,
+            browse=browse,
+            replay=tuner.replay,
+            pin=tuner.pin,
+        )
+        await tuner.resources.enter_async_context(toolset)
+        if browse is not None and not toolset.browsed:
+            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.told])
+        form = form_of(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
+        reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
+        opening = self.opening(tuner.config, workflow_task.task)
+        conversation = Conversation(opening, rollout.max_model_len, reply_room)
+        play = _Play(client, toolset, conversation, form, settings, count)
+        answer = await play.run(settings.max_steps or rollout.multi_turn.max_steps)
+        told = play.told() | {"tools": toolset.pinned.digest}
+        if browse is not None:
+            told |= {f"browse_{name}": count for name, count in browse.counts.items()}
+        return self.outcome(workflow_task, answer, told)
+
+    def outcome(self, workflow_task: WorkflowTask, answer: str | None, told: dict[str, Any]) -> WorkflowOutput:
+        """What the attempt came to: `told` is how it went. Override it to give a reward of your own; here the judge
+        decides."""
+        numbers = {name: value for name, value in told.items() if isinstance(value, int)}
+        metadata = {"final_answer": answer or "", "answer_schema": "", "mcp_agent": told}  # read already
+        return WorkflowOutput(metadata=metadata, log_metrics={"mcp_agent": numbers})
+
+
+class _Turn(NamedTuple):
+    """One reply of the model: its message, its text, its tool calls."""
+
+    message: dict[str, Any]
+    text: str
+    calls: list[Any]
+
+
+class _Play:
+    """The turns of one attempt, from the first request to the final answer."""
+
+    def __init__(
+        self,
+        client: Any,
+        toolset: Toolset,
+        conversation: Conversation,
+        form: AnswerForm,
+        settings: Any,
+        count: TokenCounts,
+    ) -> None:
+        self._client, self._toolset, self._conversation = client, toolset, conversation
+        self._form, self._count, self._on_overflow = form, count, settings.on_overflow
+        self._on = {why: settings[f"on_{why}"] for why in ("format_error", "repetition", "tool_failure")}
+        self._parallel = asyncio.Semaphore(settings.parallel)
+        self._counts: Counter[str] = Counter()
+        self._ended_by = "max_steps"
+        self._tokens = 0
+        """Of prompt and reply of the last request."""
+        self._last: list[str] = []
+        """What the last replies were, to see repetitions."""
+
+    async def run(self, max_steps: int) -> str | None:
+        """The answer; None: it gave none. Raises CallFailed, ToolFailure, and what a refused request raises."""
+        for step in range(max_steps):
+            await self._make_room(step)
+            turn = await self._asked(step)
+            self._counts["steps"] += 1
+            if self._repeats(turn) and self._ends("repetition"):
+                return None
+            if turn.calls:
+                results = await asyncio.gather(*(self._use(call) for call in turn.calls))
+                for call, result in zip(turn.calls, results, strict=True):
+                    self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
+                if any(each.error in POLICYS_OWN for each in results) and self._ends("format_error"):
+                    return None
+                continue
+            answer = self._form.read(turn.text)
+            if answer is not None and answer.strip():
+                self._ended_by = "answer"
+                return answer.strip()
+            if self._ends("format_error"):
+                return None
+            self._conversation.add({"role": "user", "content": f"There is no answer in your reply. {self._form.told}"})
+        return None
+
+    def told(self) -> dict[str, Any]:
+        """The attempt's counts and its changes of context, for the record."""
+        names = ("steps", "tool_calls", "format_error", "repetition", "tool_failure")
+        changes = self._conversation.changes
+        counts = {name: self._counts[name] for name in names} | {"context_changes": len(changes)}
+        return {"ended_by": self._ended_by, **counts, "context": changes}
+
+    async def _asked(self, step: int) -> _Turn:
+        import openai
+
+        try:
+            turn = await self._request(self._conversation.messages)
+        except openai.BadRequestError as refused:
+            how = self._on_overflow
+            full = refused.code == "context_length_exceeded" and not self._conversation.is_at_its_shortest
+            if not full or how == "disabled":
+                raise
+            self._conversation.shorten("discard_all" if how == "summarize" else how, step)
+            turn = await self._request(self._conversation.messages)
+        self._conversation.replied(turn.message, self._tokens)
+        return turn
+
+    async def _request(self, messages: list[dict[str, Any]]) -> _Turn:
+        told = {"tools": self._toolset.told} if self._toolset.told else {}
+        reply = await self._client.chat.completions.create(messages=messages, **told)
+        choice = reply.choices[0]
+        self._tokens = reply.usage.total_tokens if reply.usage is not None else 0
+        calls = [each for each in choice.message.tool_calls or [] if each.type == "function"]
+        message = choice.message.model_dump(exclude_none=True)
+        return _Turn(message, choice.message.content or "", calls)
+
+    async def _make_room(self, step: int) -> None:
+        """Shorten the conversation as `on_overflow` says, where the next request would be too long."""
+        how, conversation = self._on_overflow, self._conversation
+        if how == "disabled" or conversation.is_at_its_shortest or not await conversation.would_overflow(self._count):
+            return
+        summary = ""
+        if how == "summarize":
+            turn = await self._request(conversation.for_summary())
+            self._counts["steps"] += 1
+            summary = turn.text.strip()
+        conversation.shorten(how if summary or how != "summarize" else "discard_all", step, summary)
+
+    async def _use(self, call: Any) -> Shown:
+        async with self._parallel:
+            result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
+        self._counts["tool_calls"] += 1
+        if result.error and result.error not in POLICYS_OWN:
+            self._counts["tool_failure"] += 1
+            if self._on["tool_failure"] == "end":
+                raise ToolFailure(f"{call.function.name}: {result.text}")
+        return result
+
+    def _repeats(self, turn: _Turn) -> bool:
+        told = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
+        self._last = [*self._last, json.dumps([turn.text if not told else "", told])][-REPEATS:]
+        return len(self._last) == REPEATS and len(set(self._last)) == 1
+
+    def _ends(self, why: str) -> bool:
+        """Count it; whether the policy ends the attempt for it."""
+        self._counts[why] += 1
+        if self._on[why] == "continue":
+            return False
+        self._ended_by = why
+        return True
+
+
+def _servers(config: Any) -> Any:
+    use = config.ajet.environment.use
+    if replays_alone(config.ajet.environment):
+        return ()
+    if not use:
+        raise ConfigError(
+            "The agent mcp_agent has no tools: environment.use is not set.",
+            where="ajet.environment.use",
+            expected="an MCP server: http://HOST:PORT/mcp, a command, or a file with `mcpServers`",
+            do="see docs/mcp.md",
+        )
+    return servers_of(use, config.ajet.base_dir)
+
+
+def _browse(tuner: ModelTuner, count: TokenCounts) -> Condenser | None:
+    agent = browse_agent_of(tuner.config)
+    if agent is None:
+        return None
+    on_failure = tuner.config.ajet.rollout.mcp_agent.on_tool_failure
+
+    def time_left() -> float:
+        return tuner.time_left
+
+    return Condenser(agent, keep=tuner.tool_used, count=count, time_left=time_left, on_failure=on_failure)
+
+
+def _run_of(config: Any) -> str:
+    """The key of this run among those of this process."""
+    return f"{config.ajet.base_dir}\n{config.ajet.environment.use}"
+
+
+def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
+    """System prompt and task."""
+    asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
+    if asked[0].get("role") == "system" and settings.system_prompt is None:
+        return asked
+    system = settings.system_prompt if settings.system_prompt is not None else f"Use the tools to find out. {form.told}"
+    return [{"role": "system", "content": system}, *asked]
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _is_other_python(command: Sequence[str]) -> bool:
+    """Return True for a Python that is not the one of ajet, and lacks what is installed there."""
+    found = shutil.which(command[0]) if command else None
+    is_python = found is not None and re.fullmatch(r"python[\d.]*", Path(command[0]).name) is not None
+    return is_python and Path(str(found)).absolute() != Path(sys.executable).absolute()

@@ -1,0 +1,70 @@
+"""Servers of a file that are an image: a container for each process, spoken to over its pipes.
+
+Invariants: what it is given of variables reaches the container and nothing else (`sandbox/engine.py`); it has no
+network unless one is named, no capability, and the cores and memory of its `resources`. It ends with its pipes, and is
+removed with its session; one whose run was killed ends by itself or is removed by the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet_mcp.servers import Server
+from ajet_sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """The command that starts a container, and the one that removes it."""
+
+    command: tuple[str, ...]
+    program: str
+    name: str
+    """Of the container."""
+    environment: dict[str, str]
+    """Of the engine's command."""
+    descriptor: int
+    """Which that inherits; closed by whoever starts it."""
+
+
+def contained(server: Server) -> Contained:
+    """A new container's. Raises SandboxFailure."""
+    program, name = engine_of(server.image), f"ajet-server-{secrets.token_hex(8)}"
+    ours = {key: value for key, value in os.environ.items() if OF_THE_ENGINE.match(key)}
+    words = [
+        program, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
+        "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
+    ]  # fmt: skip
+    variables = given(server.env)
+    command = (*words, *variables.words, server.image, *server.command)
+    return Contained(command, program, name, {**ours, **variables.environment}, variables.descriptor)
+
+
+def require_images(servers: Sequence[Server]) -> None:
+    """Raises ConfigError where an image is not on this machine."""
+    for server in servers:
+        if not server.image:
+            continue
+        try:
+            engine_of(server.image)
+        except SandboxFailure as problem:
+            raise ConfigError(
+                f"The server {server.name} is an image that cannot be started: {problem}",
+                where=f"mcpServers.{server.name}.image",
+                expected="an image that podman or docker has here; nothing is pulled",
+            ) from None
+
+
+def _held(server: Server) -> list[str]:
+    """The engine's words for what it may use."""
+    words: list[str] = []
+    if server.resources.cores:
+        words += ["--cpus", f"{server.resources.cores:g}"]
+    if server.resources.memory:
+        words += ["--memory", f"{server.resources.memory}m", "--memory-swap", f"{server.resources.memory}m"]
+    return words

@@ -1,0 +1,70 @@
+"""Whether the tool servers of `environment.use` are there, for the list of what a run stands on.
+
+Invariant: a server is asked as an attempt asks it (a session, its tools, the end of the session), by ajet's own client;
+servers that are commands are started by attempts and asked nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ajet.config.services import Service
+from ajet.environment.loop import on_tools_loop
+from ajet.environment.replay import replays_alone
+from ajet.environment.services.chosen import is_service_url, is_world
+from ajet.schema.commands import command
+from ajet.schema.errors import ConfigError
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.servers import KEY, Server, servers_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def services_of(experiment: Experiment) -> Iterator[Service]:
+    """Each server that has an address."""
+    used = experiment.ajet.environment.use
+    if replays_alone(experiment.ajet.environment):
+        return
+    if not used or is_service_url(used) or is_world(used):
+        return
+    try:
+        servers = servers_of(used, experiment.base)
+    except ConfigError:  # a name for a workflow of the user's own; one that reads it as ours does refuses it
+        return
+    for server in servers:
+        if server.kind == "stdio":
+            continue
+        dock = server.kind == "dock"
+        yield Service(
+            "AgentDock server" if dock else "MCP server",
+            server.url,
+            KEY,
+            partial(why_not, server),
+            "AgentDock's interface" if dock else "a server that speaks MCP, and lists its tools",
+            f"start it (`{command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with the run), "
+            "or mend the address; a token is read from MCP_SERVER_TOKEN",
+        )
+
+
+def why_not(server: Server, seconds: float) -> str:
+    """An empty string where it offers tools, else what is wrong."""
+    return asyncio.run(_why_not(server, seconds))
+
+
+async def _why_not(server: Server, seconds: float) -> str:
+    from ajet_mcp.thin import ThinClient
+
+    limits = Limits(start=seconds, call=seconds, close=1.0)
+    try:
+        session = await on_tools_loop(ThinClient().open(server, limits), unclaimed=lambda late: late.close())
+        try:
+            found = await on_tools_loop(session.tools())
+        finally:
+            await on_tools_loop(session.close())
+    except CallFailed as problem:
+        return str(problem)
+    return "" if found else "it offers no tools"

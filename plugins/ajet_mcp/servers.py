@@ -1,0 +1,281 @@
+"""Which tool servers an environment is: an address (MCP's or AgentDock's), the name of an environment that runs on this
+machine, a command, or a file that describes several, images too (`mcpServers`, as AWorld and Claude write it).
+
+Invariant: what cannot be used is one ConfigError before anything starts; secrets stand in a file as `${NAME}` and are
+read from the environment here; neither they nor headers are in a `Server`'s repr.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ajet.config.other_models import key_in
+from ajet.config.plugins import find_first_name
+from ajet.config.unread_sections import list_servers_files
+from ajet.environment.addresses import ToolKind, checked, tool_kind
+from ajet.environment.files import expanded, file_for, read_yaml, refused
+from ajet.schema.errors import ConfigError
+from ajet_sandbox.engine import OF_THE_ENGINE, one_line
+from ajet_sandbox.program import Walls
+
+KEY = "ajet.environment.use"
+Kind = ToolKind | Literal["stdio"]
+TOKEN = "MCP_SERVER_TOKEN"
+"""Environment variable: the bearer token for an address that stands by itself. That of an environment which this
+machine's user started is found without it."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SERVERS = "a server", "http://HOST:PORT/mcp"
+_FORMS = (
+    "an http(s) address that ends in /mcp, /sse or /mcpapi, the name of an environment that runs here (`ajet env "
+    "list`), a command, or a .json or .yaml file with `mcpServers`"
+)
+
+
+class Resources(BaseModel):
+    """The resources that one process of a server may use. 0: not said."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cores: float = Field(default=0.0, ge=0.0)
+    memory: int = Field(default=0, ge=0)
+    """MiB."""
+
+    @property
+    def said(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.cores or self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of `mcpServers`, checked."""
+
+    name: str
+    kind: Kind
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: Path | None = None
+    timeout: float | None = None
+    """Seconds of a call, at most; None leaves it to `Limits.call`."""
+    shared: bool = False
+    """One process for all attempts of this process of ajet; a command otherwise has one an attempt."""
+    confined: bool = False
+    """A command that is to be put behind walls: `confined.py`."""
+    shows: tuple[Path, ...] = ()
+    """Folders that it then may read."""
+    image: str = ""
+    """Of a container, whose arguments `command` is: `images.py`."""
+    network: str = "none"
+    """The engine's name of the network that an image has."""
+    resources: Resources = Resources()
+    walls: Walls | None = None
+    """What a command is put behind: a sandbox, or nothing."""
+
+    @property
+    def not_held(self) -> tuple[str, ...]:
+        """Which of its resources nothing keeps it to."""
+        if self.image:
+            return ()
+        free = (("cores", self.resources.cores), ("memory", 0 if self.confined else self.resources.memory))
+        return tuple(name for name, value in free if value)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for two that are the same server."""
+        settings = (*sorted(self.headers.items()), *sorted(self.env.items()))
+        return (self.kind, self.url, self.image, self.command, str(self.cwd), settings)
+
+
+def servers_of(use: str, base: Path | str) -> tuple[Server, ...]:
+    """The servers that `environment.use` means; `base`: the folder in which a file is looked for first and a command
+    runs. Raises ConfigError."""
+    use, base = use.strip(), Path(base)
+    if use.startswith(("http://", "https://")):
+        return (_addressed(use),)
+    if Path(use).suffix in (".json", ".yaml", ".yml") and (
+        not re.search(r"\s", use) or any((folder / use).is_file() for folder in (base, Path.cwd()))
+    ):  # else a command whose last argument is such a file
+        return _described(use, base)
+    words = _words(use, base)
+    if len(words) == 1 and (found := _running(words[0])) is not None:
+        return (found,)
+    if len(words) == 1 and not _runs(words[0], base):
+        raise ConfigError(
+            f"environment.use: nothing is called {use}.", where=KEY, expected=_FORMS, do="see docs/mcp.md"
+        )
+    return (Server(_name_of_command(words), "stdio", command=words, cwd=base),)
+
+
+class _Entry(BaseModel):
+    """An entry of `mcpServers`, as it is written."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    type: Literal["stdio", "http", "streamable-http", "streamable_http", "streamableHttp", "sse"] | None = None
+    url: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    command: str | None = None
+    image: str | None = None
+    network: str = "none"
+    resources: Resources = Resources()
+    args: list[str] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    cwd: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    sse_read_timeout: float | None = Field(default=None, gt=0)
+    client_session_timeout_seconds: float | None = Field(default=None, gt=0)
+    shared: bool = False
+    confined: bool = False
+    shows: list[str] = Field(default_factory=list)
+    disabled: bool = False
+    description: str = ""
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be the name of a header")
+            if not (value.isascii() and value.isprintable()):
+                raise ValueError(f"{name} holds a character that no request can carry; expected ASCII on one line")
+        return headers
+
+    @model_validator(mode="after")
+    def _one_way(self) -> _Entry:
+        if [self.url, self.command, self.image].count(None) != 2:
+            raise ValueError("expected either a url, a command or an image")
+        if self.shared and self.url is not None:
+            raise ValueError("shared is for a command or an image; a server with a url is shared already")
+        if self.image is None and "network" in self.model_fields_set:
+            raise ValueError("network is for an image")
+        if self.image is not None and self.cwd is not None:
+            raise ValueError("cwd is for a command; an image has a folder of its own")
+        if self.url is not None and self.resources.said:
+            raise ValueError("resources are for a command or an image; what runs elsewhere has its own")
+        several = [name for name, value in self.env.items() if not one_line(value)] if self.image is not None else []
+        if taken := [name for name in several if OF_THE_ENGINE.match(name)]:
+            raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
+        if self.confined and self.command is None:
+            raise ValueError("confined is for a command; what runs elsewhere is confined there")
+        if self.confined and self.shared:
+            raise ValueError("expected either confined or shared; the working folder of a sandbox is an attempt's own")
+        if self.shows and not self.confined:
+            raise ValueError("shows is for a server that is confined; any other sees all that you do")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        if self.url is None:
+            return "stdio"
+        return "sse" if self.type == "sse" else tool_kind(self.url) or "http"
+
+
+def _described(use: str, base: Path) -> tuple[Server, ...]:
+    file = file_for(use, base, KEY)
+    tree = read_yaml(file, "neither JSON nor YAML")
+    entries = tree.get("mcpServers") if isinstance(tree, dict) else None
+    if not isinstance(entries, dict) or not entries:
+        named = list_servers_files(file)
+        raise ConfigError(
+            f"{file.name} describes no servers.",
+            where=str(file),
+            expected='{"mcpServers": {"NAME": {"command": …, "args": […]}}} or {"url": …, "headers": {…}} in it',
+            do=f"it is a file of tools as verl has it: set {KEY}: {named[0]}, which it names" if named else "",
+        )
+    found = [server_from(str(name), entry, file) for name, entry in entries.items()]
+    servers = tuple(each for each in found if each is not None)
+    if free := next((each for each in servers if each.not_held), None):
+        raise ConfigError(
+            f"{free.name} cannot be held to its {' and '.join(free.not_held)}.",
+            where=f"{file}: mcpServers.{free.name}.resources",
+            expected="an image, which is held to both, or a confined command, whose memory is",
+        )
+    if not servers:
+        raise ConfigError(f"All servers of {file.name} are disabled.", where=str(file))
+    return servers
+
+
+def server_from(name: str, entry: Any, file: Path) -> Server | None:
+    """The one of that name in a file; None where it is disabled. Raises ConfigError."""
+    where = f"{file}: mcpServers.{name}"
+    try:
+        read = _Entry.model_validate(expanded(entry, where))
+    except ValidationError as error:
+        raise refused(error, file, _Entry.model_fields, "mcpServers", name) from None
+    if read.disabled:
+        return None
+    folder = file.absolute().parent
+    words = (read.command, *read.args) if read.command is not None else read.args
+    return Server(
+        name,
+        read.kind,
+        url=checked(read.url, where, *_SERVERS) if read.url is not None else "",
+        headers=read.headers,
+        command=tuple(_placed(word, folder) for word in words),
+        env=read.env,
+        cwd=(folder / Path(read.cwd).expanduser()) if read.cwd else folder,
+        timeout=read.client_session_timeout_seconds or read.timeout,
+        shared=read.shared,
+        confined=read.confined,
+        shows=tuple((folder / Path(each).expanduser()).absolute() for each in read.shows),
+        image=read.image or "",
+        network=read.network,
+        resources=read.resources,
+    )
+
+
+def _addressed(url: str) -> Server:
+    from ajet_environments.deployment.state import token_for
+
+    checked(url, KEY, *_SERVERS)
+    token = key_in(TOKEN) or token_for(url)
+    return Server(urlsplit(url).netloc, tool_kind(url) or "http", url=url, headers=_bearer(token))
+
+
+def _running(name: str) -> Server | None:
+    """The environment of that name, or of another name for it, which runs on this machine."""
+    from ajet_environments.deployment.state import running
+
+    found = running(find_first_name("environment_file", name))
+    return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _words(use: str, base: Path) -> tuple[str, ...]:
+    try:
+        words = shlex.split(use)
+    except ValueError as error:
+        raise ConfigError(f"environment.use is no command: {error}.", where=KEY, expected=_FORMS) from None
+    if not words:
+        raise ConfigError("environment.use is empty.", where=KEY, expected=_FORMS)
+    return tuple(_placed(word, base) for word in words)
+
+
+def _placed(word: str, folder: Path) -> str:
+    return word.replace("{python}", sys.executable).replace("{base}", str(folder))
+
+
+def _runs(program: str, base: Path) -> bool:
+    from shutil import which
+
+    return which(program) is not None or which(str(base / program)) is not None
+
+
+def _name_of_command(words: tuple[str, ...]) -> str:
+    """`server` of `python server.py --port 1`: the first word that names a program of its own."""
+    named = next((word for word in words[1:] if word.endswith((".py", ".js", ".mjs", ".ts"))), words[0])
+    return Path(named).stem

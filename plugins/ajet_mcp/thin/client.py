@@ -1,0 +1,134 @@
+"""ThinClient and its sessions: tools listed and called over whichever channel the server has; AgentDock's have
+sessions of their own.
+
+Invariant: a session knows its channel by three methods (start, request, close) and its era not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ajet_mcp.contract import CallFailed, Limits, Reply, Session, Tool
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.dock import DockSession
+from ajet_mcp.thin.http import HttpChannel
+from ajet_mcp.thin.messages import RpcError, mirrored
+from ajet_mcp.thin.server import HttpServer
+from ajet_mcp.thin.sse import SseChannel
+from ajet_mcp.thin.stdio import StdioChannel
+from ajet_mcp.thin.told import CALL_ID, lost_at_front, reply_of, tool_of
+
+PAGES = 100
+"""Of a server's list of tools, at most."""
+
+
+class Channel(Protocol):
+    """The way of one session's requests to its server."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    async def start(self, seconds: float) -> None: ...
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]: ...
+
+    async def close(self, seconds: float) -> None: ...
+
+
+class ThinClient:
+    """Ours. On the tools' loop."""
+
+    async def open(self, server: Server, limits: Limits) -> Session:
+        """Raises CallFailed."""
+        if server.kind == "dock":
+            return await DockSession.open(server, limits)
+        channel: Channel
+        if server.kind == "http":
+            channel = HttpChannel(HttpServer.of(server), limits.reply_bytes)
+        elif server.kind == "sse":
+            channel = SseChannel(HttpServer.of(server), limits.reply_bytes)
+        else:
+            channel = StdioChannel(server, limits)
+        try:
+            await asyncio.wait_for(channel.start(limits.start), limits.start)
+        except (RpcError, asyncio.TimeoutError) as problem:
+            await channel.close(limits.close)
+            said = str(problem) or f"it did not answer within {limits.start:g} s"
+            raise CallFailed(f"no session with the MCP server {server.name}: {said}", "environment") from problem
+        except BaseException:
+            await channel.close(limits.close)
+            raise
+        return ThinSession(server, channel, limits)
+
+
+class ThinSession:
+    """One attempt's session, without the SDK."""
+
+    __slots__ = ("_channel", "_closed", "_limits", "_name", "_schemas", "_seconds")
+
+    def __init__(self, server: Server, channel: Channel, limits: Limits) -> None:
+        self._name, self._channel, self._limits = f"the MCP server {server.name}", channel, limits
+        self._seconds = server.timeout or limits.call
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._closed = False
+
+    @property
+    def ended(self) -> bool:
+        """See Session."""
+        return self._closed or self._channel.ended
+
+    async def tools(self) -> Sequence[Tool]:
+        """Every page, within the time that a session has to start."""
+        found: list[Tool] = []
+        cursor: str | None = None
+        now = asyncio.get_running_loop().time
+        until = now() + self._limits.start
+        for _ in range(PAGES):
+            if (left := until - now()) <= 0:
+                raise CallFailed(f"{self._name} lists its tools for more than {self._limits.start:g} s", "environment")
+            try:
+                page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
+            except RpcError as error:
+                raise CallFailed(f"{self._name} does not list its tools: {error}", "environment") from error
+            listed = page.get("tools")
+            if listed is not None and not isinstance(listed, list):
+                said = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
+                raise CallFailed(said, "environment")
+            found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
+            cursor = page.get("nextCursor")
+            if not cursor or not isinstance(cursor, str):  # some servers write "" on the last page
+                self._schemas = {each.name: each.schema for each in found if "x-mcp-header" in str(each.schema)}
+                return found
+        raise CallFailed(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
+        """Once."""
+        params: dict[str, Any] = {"name": name, "arguments": dict(arguments)}
+        if call_id:
+            params["_meta"] = {CALL_ID: call_id}
+        headers = mirrored(self._schemas[name], arguments) if name in self._schemas else None
+        try:
+            result = await self._request("tools/call", params, self._seconds, headers)
+        except RpcError as error:
+            lost = lost_at_front(str(error), error.data)
+            if lost is not None:
+                raise lost from error
+            return Reply(({"type": "text", "text": str(error)},), failed=True)
+        return reply_of(result)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._channel.close(self._limits.close)
+
+    async def _request(
+        self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        if self._closed:
+            raise CallFailed("this session is closed", "environment", delivered=False, lost=True)
+        return await self._channel.request(method, params, seconds, headers)

@@ -1,0 +1,153 @@
+"""A server at the other end of two pipes.
+
+Invariants: a frame longer than the limit is skipped as it comes, never held; a line that is no JSON-RPC is passed over
+and counted, and too many of them end the connection. One process a session, or one for all sessions of this process
+where the server is `shared`: it ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from loguru import logger
+
+from ajet.environment.loop import of_this_process
+from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.processes import ServerProcess
+from ajet_mcp.servers import Server
+from ajet_mcp.thin.answers import Answers
+from ajet_mcp.thin.messages import (
+    HELLO,
+    UNSUPPORTED_VERSION,
+    RpcError,
+    decoded,
+    encoded,
+    notification,
+    request,
+)
+
+GARBAGE = 1_000
+"""Lines that are no JSON-RPC, at most."""
+_ID = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*[,}]')
+_shared: dict[tuple[Any, ...], StdioConnection] = of_this_process({})
+
+
+class StdioConnection:
+    """A process, and who waits for its answers."""
+
+    def __init__(self, server: Server, limits: Limits) -> None:
+        self._server, self._limits = server, limits
+        self.users = 0
+        self.stateless = False
+        self._process: ServerProcess | None = None
+        self.answers = Answers(server.name, self._send)
+        self._started: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, seconds: float) -> None:
+        """Once, whoever comes first. Raises CallFailed, RpcError."""
+        if self._started is None:
+            self._started = asyncio.create_task(self._start(seconds))
+        await asyncio.shield(self._started)
+
+    async def _start(self, seconds: float) -> None:
+        self._process = await ServerProcess.start(self._server)
+        self._reading = asyncio.create_task(self._read(self._process))
+        try:
+            await self.answers.request("initialize", HELLO, seconds)
+        except RpcError as error:
+            if error.code != UNSUPPORTED_VERSION:
+                raise
+            self.stateless = True
+            return
+        await self._send(notification("notifications/initialized"))
+
+    async def end(self, seconds: float) -> None:
+        """The process and all of its."""
+        if self._started is not None and not self._started.done():
+            self._started.cancel()
+            await asyncio.wait([self._started])
+        elif self._started is not None and not self._started.cancelled():
+            self._started.exception()  # its starter was told
+        self.answers.end(CallFailed("this session is closed", "environment", delivered=False, lost=True))
+        if self._process is not None:
+            await self._process.end(seconds)
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        await self._process.write(encoded(message))
+
+    async def _read(self, process: ServerProcess) -> None:
+        garbage = 0
+        async for line in process.lines(self._limits.reply_bytes):
+            if line is None:
+                self._too_large(process.head)
+            elif (message := decoded(line)) is not None:
+                self.answers.take(message)
+            elif line.strip():
+                garbage += 1
+                if told := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
+                    said = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
+                    self.answers.fail(CallFailed(said, "transport"), int(told[1]))
+                if garbage == 1:
+                    logger.warning("the MCP server {} wrote a line that is no JSON-RPC: {!r}", process.name, line[:80])
+                if garbage > GARBAGE:
+                    said = f"the MCP server {process.name} wrote {garbage} lines that are no JSON-RPC"
+                    self.answers.end(CallFailed(said, "transport", lost=True))
+                    return
+        self.answers.end(await process.gone())
+
+    def _too_large(self, head: bytes) -> None:
+        """Fails the request that a frame answers, as its beginning says; else all that wait, for it is one of them."""
+        told = _ID.search(head)
+        failed = CallFailed(
+            f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
+        )
+        self.answers.fail(failed, int(told[1]) if told else None)
+
+
+class StdioChannel:
+    """One session's part in a connection."""
+
+    def __init__(self, server: Server, limits: Limits) -> None:
+        self._server = server
+        if not server.shared:
+            self._connection = StdioConnection(server, limits)
+        else:
+            known = _shared.get(server.key)
+            if known is None or known.answers.over is not None:
+                known = _shared[server.key] = StdioConnection(server, limits)
+            self._connection = known
+        self._connection.users += 1
+
+    async def start(self, seconds: float) -> None:
+        """Raises CallFailed, RpcError."""
+        await self._connection.start(seconds)
+
+    @property
+    def ended(self) -> bool:
+        """See Channel."""
+        return self._connection.answers.over is not None
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The result of a request. Raises CallFailed, RpcError."""
+        if self._connection.stateless:
+            params = request(0, method, params, stateless=True)["params"]
+        return await self._connection.answers.request(method, params, seconds)
+
+    async def close(self, seconds: float) -> None:
+        """End the process with its last session."""
+        connection = self._connection
+        connection.users -= 1
+        if connection.users > 0:
+            return
+        if _shared.get(self._server.key) is connection:
+            del _shared[self._server.key]
+        await connection.end(seconds)

@@ -1,0 +1,18 @@
+"""Keys of proofs below `context_tracker`."""
+
+from __future__ import annotations
+
+from ajet.config.schema.base import key
+from ajet.config.schema.extended import PluginKeys
+
+
+class ProofKeys(PluginKeys):
+    """Keys of `context_tracker`."""
+
+    proof_sample: int = key(
+        2,
+        "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
+        "metrics `proof/…`. 0 proves none.",
+        training=False,
+        ge=0,
+    )

@@ -1,0 +1,56 @@
+"""The plug-ins of a cluster's nodes, held against those of the process that starts the run.
+
+Invariant: every node loads the plug-ins of the driver in the same versions, or the run does not begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ajet.config.plugins import list_versions
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
+from ajet_ray.cluster.ray_errors import last_line
+
+PATIENCE_S = 300.0
+"""How long a node may take to start a process and load the plug-ins."""
+
+
+def require_same_plugins() -> None:
+    """Raise UserError for a node of the cluster whose plug-ins differ from this process's."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    listing = ray.remote(num_cpus=0, max_retries=0)(list_versions)
+    asked = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
+    own = list_versions()
+    for name, versions in asked:
+        try:
+            difference = describe_difference(own, ray.get(versions, timeout=PATIENCE_S))
+        except ray.exceptions.RayError as problem:  # no ajet there, or another one
+            difference = f"cannot be listed: {last_line(problem)}"
+        if difference:
+            raise UserError(
+                f"The plug-ins of the node {name} differ from those of this machine: {difference}.",
+                where=f"the node {name}",
+                do=f"install the same packages on every node; `{command('plugins')}` lists them",
+            )
+
+
+def describe_difference(own: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Return how the versions of a node's plug-ins differ from the driver's, in words; "" if they do not."""
+    return "; ".join(_list_differences(own, found))
+
+
+def _list_differences(own: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
+    if missing := sorted(set(own) - set(found)):
+        yield f"{', '.join(missing)} cannot be loaded there"
+    for name in sorted(set(own) & set(found)):
+        if own[name] != found[name]:
+            yield f"{name} has version {found[name] or 'unknown'} there, {own[name] or 'unknown'} here"
+    if further := sorted(set(found) - set(own)):
+        yield f"{', '.join(further)} only there"

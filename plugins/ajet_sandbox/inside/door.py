@@ -1,0 +1,137 @@
+"""A sandbox's door: a Unix socket, the only thing inside that leads through its walls, and connections over it that go
+one way: out, to the gateway and nothing else; or in, to the one port of a service.
+
+Invariant: neither way opens the other. Out: inside, a forwarder that cannot be told from a server listens on loopback,
+so that any client finds the gateway by an ordinary URL. In: a forwarder accepts at a socket that was made outside, once
+the program answers at its port. Run by its path, this file is the first program inside (no package of ours is needed),
+or the second: it takes on its user and limits where it is told some, forks the forwarder, and becomes the command that
+it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False  # what `typing` would bring takes longer than the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
+
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+PORT = 47_080
+"""Where clients inside find the gateway, on 127.0.0.1."""
+PIECE = 1 << 16
+LOOK_S = 0.1
+"""Between two looks whether a service answers."""
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG."""
+
+
+def forwarding(
+    connect: Callable[[], Coroutine[Any, Any, Streams]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
+    """For `asyncio.start_server`: each connection goes on over one that `connect` makes."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await connect()
+            await asyncio.gather(_carry(reader, back), _carry(there, writer))
+        except OSError:
+            writer.close()
+        except asyncio.CancelledError:  # the door is shut: before Python 3.12 a server calls that an unhandled error
+            writer.close()
+
+    return forward
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(PIECE):
+            writer.write(piece)
+            await writer.drain()
+    except OSError:
+        pass  # one side is gone: so is the other now
+    finally:
+        writer.close()
+
+
+def main() -> None:
+    """Its argument is JSON."""
+    told = json.loads(sys.argv[1])
+    if told.get("uid") is not None:
+        os.setgroups([])
+        os.setresgid(told["uid"], told["uid"], told["uid"])
+        os.setresuid(told["uid"], told["uid"], told["uid"])
+    limits = {"CORE": 0, "NOFILE": told.get("files"), "NPROC": told.get("processes") or None}
+    for name, most in limits.items():
+        if most is not None:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+    leads_in = "port" in told
+    if leads_in:
+        listening = socket.socket(fileno=told["listening"])
+    else:
+        listening = socket.create_server(("127.0.0.1", PORT), backlog=128)
+    if os.fork() == 0:
+        _forward_for_ever(listening, told)
+    listening.close()
+    if leads_in:
+        os.close(told["says"])
+    os.chdir(told["folder"])
+    if told.get("projects"):
+        from ajet_sandbox.inside.open_rule import restrict_opening
+
+        restrict_opening(told["projects"])
+    os.execvp(told["command"][0], told["command"])
+
+
+def _forward_for_ever(listening: socket.socket, told: Mapping[str, Any]) -> None:
+    """Forward for ever: it holds none of the descriptors that the command was given, and ends with it."""
+    try:
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+        kept = [listening.detach(), *([told["says"]] if "says" in told else [])]
+        kept = [os.dup(each) for each in kept]  # ascending, so that none is written over before it is read
+        for place, number in enumerate(kept, 3):
+            os.dup2(number, place)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        os.closerange(3 + len(kept), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        asyncio.run(_serve_in(told["port"]) if "port" in told else _serve_out(told["door"]))
+    finally:
+        os._exit(0)
+
+
+async def _serve_out(door: str) -> None:
+    forward = forwarding(lambda: asyncio.open_unix_connection(door))
+    server = await asyncio.start_server(forward, sock=socket.socket(fileno=3))
+    await server.serve_forever()
+
+
+async def _serve_in(port: int) -> None:
+    def connect() -> Coroutine[Any, Any, Streams]:
+        return asyncio.open_connection("127.0.0.1", port)
+
+    while True:
+        try:
+            _, writer = await connect()
+        except OSError:
+            await asyncio.sleep(LOOK_S)
+        else:
+            writer.close()
+            break
+    os.write(4, b"!")
+    os.close(4)
+    server = await asyncio.start_unix_server(forwarding(connect), sock=socket.socket(fileno=3))
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Landlock's part of the file rule: files that come after the start, or lie behind a rule, cannot be opened inside.
+
+A mount that covers a file goes when the file is replaced outside, and a file that is made later has none. So each file
+of the project that may be opened gets a rule of its own, and what has no rule cannot be opened, however it came to be.
+Invariant: rules are about the files themselves, not about their names, and no link is followed to one.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ajet_sandbox.inside import kernel
+from ajet_sandbox.inside.file_rule import is_lock, is_secret, walk_project
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+LEAST_ABI = 2
+"""Before it (Linux 5.19) Landlock forbids every renaming from folder to folder."""
+
+
+def restrict_opening(projects: Collection[str]) -> None:
+    """Hold this process and its children to the files that are here now. Nothing happens without Landlock.
+
+    Args:
+        projects: Folders whose files are named one by one, and single files. All else can be opened.
+    """
+    if not projects or kernel.landlock_version() < LEAST_ABI:
+        return
+    ruleset = kernel.create_ruleset(kernel.READ_FILE | kernel.REFER)
+    try:
+        for path in _open_folders("/", projects):
+            _allow(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
+        for top in projects:
+            if os.path.isdir(top):
+                _allow_files(ruleset, top)
+            else:
+                _allow(ruleset, top, kernel.READ_FILE)
+        kernel.enforce_ruleset(ruleset)
+    finally:
+        os.close(ruleset)
+
+
+def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
+    """Yield what lies beside the projects and the folders above them."""
+    for name in os.listdir(here):
+        path = os.path.join(here, name)
+        if path in projects or os.path.islink(path):
+            continue
+        if any(each.startswith(f"{path}/") for each in projects):
+            yield from _open_folders(path, projects)
+        else:
+            yield path
+
+
+def _allow_files(ruleset: int, top: str) -> None:
+    """Allow the files of a project, but for secrets and locks under any of their names."""
+    files: list[tuple[int, os.DirEntry[str]]] = []
+    secrets: set[tuple[int, int]] = set()
+    for listing in walk_project(top):
+        for entry in listing.foreign:
+            _allow(ruleset, entry.path, kernel.READ_FILE)
+        device = os.stat(listing.path).st_dev
+        for entry in listing.files:
+            if not (is_secret(entry.name) or is_lock(entry.name)):
+                files.append((device, entry))
+            elif not _allow_cover(ruleset, entry.path, device):
+                secrets.add((device, entry.inode()))
+    for device, entry in files:
+        if not secrets or (device, entry.inode()) not in secrets:
+            _allow(ruleset, entry.path, kernel.READ_FILE)
+
+
+def _allow_cover(ruleset: int, path: str, device: int) -> bool:
+    """Allow the empty file that covers a secret, and return True; False if the file is the project's own.
+
+    Args:
+        device: That of the folder, which a cover does not lie on."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True  # it has just gone
+    try:
+        found = os.fstat(place)
+        covers = found.st_size == 0 and found.st_dev != device
+        if covers:
+            kernel.add_rule(ruleset, place, kernel.READ_FILE)
+        return covers
+    finally:
+        os.close(place)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Allow a file, or all below a folder. Of a link the link itself is allowed, which opens nothing."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # it has just gone, or this user cannot go there
+    try:
+        kernel.add_rule(ruleset, place, rights)
+    finally:
+        os.close(place)

@@ -1,0 +1,344 @@
+"""The resident: a warm Python in the sandbox, which forks for each call.
+
+Invariants: it ends, and all that it started with it, when its line to the host closes, whatever user code does: it is
+the first process of its namespace, or the subreaper of its descendants. After a call nothing of that call lives but the
+session that keeps state. Output is read up to its limit and no further. It tells the host why a call ended.
+"""
+
+# ruff: noqa: SIM105
+from __future__ import annotations
+
+import _signal as signal  # the module without the underscore makes enumerations, which takes a while
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+LOOK_EVERY = 0.1
+"""Seconds between two looks at what the tree of a call uses."""
+PIECE = 1 << 16
+
+
+def main(settings: Mapping[str, Any]) -> None:
+    """Take on the sandbox's identity, say so, send a descriptor of the folder, serve. Where the line is not a socket
+    but its standard input and output, no descriptor passes: it then reads and writes files itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if settings["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(settings["uid"], settings["uid"], settings["uid"])
+        os.setresuid(settings["uid"], settings["uid"], settings["uid"])
+    os.chdir(settings["folder"])
+    sys.path += settings["packages"]
+    settings["environment"].setdefault("PATH", os.environ.get("PATH", os.defpath))
+    if settings["line"] is None:
+        from ajet_sandbox.inside.piped import Piped
+        from ajet_sandbox.inside.usage import limit
+
+        piped = Piped()
+        piped.sendall(b"!g" if 0 < limit() <= settings["memory"] else b"!.")
+        Resident(piped, settings).serve()
+    os.write(settings["line"], b"!")
+    import _socket  # from here on while the host thinks of its first call
+
+    line = _socket.socket(fileno=settings["line"])
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    line.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, folder.to_bytes(4, "little"))])
+    os.close(folder)
+    Resident(line, settings).serve()
+
+
+class Resident:
+    """See the module."""
+
+    def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
+        from ajet.schema.frames import Frames
+        from ajet_sandbox.inside import kernel
+
+        self._line, self._settings = line, settings
+        self._frames = Frames(settings["longest"])
+        self._session: Any = None
+        self.whole_namespace = os.getpid() == 1
+        kernel.prctl(kernel.SET_DUMPABLE, 0)
+        if not self.whole_namespace:
+            kernel.prctl(kernel.SUBREAPER, 1)
+
+    def serve(self) -> None:
+        """Calls until the line closes."""
+        import gc
+
+        from ajet.schema.frames import packed
+
+        exec(compile(b"0", "<code>", "exec"), {})  # what this sets up, no fork has to
+        gc.disable()
+        gc.freeze()  # else a collection in each fork copies all pages
+        while True:
+            while (frame := self._frames.take()) is None:
+                if not self._listen():
+                    self.leave()
+            head, blobs = frame
+            if head["do"] == "call":
+                self._line.sendall(packed(*self.call(head, blobs)))
+            elif head["do"] in ("put", "read"):
+                from ajet_sandbox.inside import piped
+
+                self._line.sendall(packed(*piped.file(head, blobs)))
+
+    def _listen(self) -> bool:
+        more = self._line.recv(PIECE)
+        self._frames.feed(more)
+        return bool(more)
+
+    def leave(self) -> None:
+        """End everything."""
+        self._session = None
+        self.clear()
+        os._exit(0)
+
+    def call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
+        """One call: what to answer."""
+        stdin = os.memfd_create("stdin")
+        _write_all(stdin, blobs[0])
+        os.lseek(stdin, 0, os.SEEK_SET)
+        out, its_out = os.pipe()
+        err, its_err = os.pipe()
+        ends = (stdin, its_out, its_err)
+        began = time.monotonic()
+        try:
+            fresh = self._begin(order, ends, blobs)
+        except OSError as error:
+            ended: tuple[str, int] = ("exit", 126)
+            text = [b"", f"no process could be started: {error.strerror}\n".encode()]
+            _close(*ends, out, err)
+        else:
+            _close(*ends)
+            watched = Watched(self, fresh, order, (out, err), began)
+            ended, text = watched.until_over()
+            _close(out, err)
+        if order["keep"] and ended[0] != "exit":
+            self._session = None
+        kept = self._session is not None
+        self.clear()
+        head = {"ended": ended[0], "code": ended[1], "kept": kept, "seconds": time.monotonic() - began}
+        if self._settings["line"] is None:
+            from ajet_sandbox.inside import usage
+
+            head["killed"] = usage.killed()
+        return head, text[0], text[1]
+
+    def _begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
+        """Start it; the process to wait for, 0 where it is the session."""
+        from ajet_sandbox.inside import call, session
+
+        if order["keep"]:
+            if self._session is None:
+                self._session = session.Session(order, self._settings)
+            self._session.begin(order, ends, blobs[1])
+            return 0
+        pid = os.fork()
+        if pid == 0:
+            call.become(order, self._settings, ends, blobs)
+        return pid
+
+    @property
+    def session(self) -> Any:
+        """Who keeps the state, if anybody does."""
+        return self._session
+
+    def session_is_gone(self) -> int:
+        """Its process, which is still to be waited for."""
+        gone: int = self._session.pid
+        self._session = None
+        return gone
+
+    @property
+    def line(self) -> Any:
+        """To the host."""
+        return self._line
+
+    def frame(self) -> dict | None:
+        """What the host says during a call; raises EOFError where it is gone."""
+        if not self._listen():
+            raise EOFError
+        return self.held()
+
+    def held(self) -> dict | None:
+        """What the host had said already when the last bytes were read."""
+        found = self._frames.take()
+        return found[0] if found is not None else None
+
+    def tree(self) -> list[int]:
+        """The processes of calls that live, parents first, the session's own among them."""
+        if self.whole_namespace:
+            return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
+        found, todo = [], [os.getpid()]
+        while todo:
+            below = _children(todo.pop())
+            found += below
+            todo += below
+        return found
+
+    def clear(self) -> None:
+        """End all but the session, and take in what ended."""
+        keeper = self._session.pid if self._session is not None else 0
+        while True:
+            if keeper == 0 and self.whole_namespace:
+                try:
+                    os.kill(-1, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            else:
+                for pid in self.tree():
+                    if pid != keeper:
+                        _kill(pid)
+            if not self._reap(keeper):
+                return
+
+    def _reap(self, keeper: int) -> bool:
+        """Take in what ended; whether anything is left that must end."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                left = [each for each in self.tree() if each != keeper]
+                if left:
+                    time.sleep(0.0005)
+                return bool(left)
+
+
+class Watched:
+    """One call while it runs."""
+
+    def __init__(
+        self, resident: Resident, pid: int, order: Mapping[str, Any], ends: tuple[int, int], began: float
+    ) -> None:
+        self._resident, self._pid, self._order, self._ends = resident, pid, order, ends
+        self._text = {end: bytearray() for end in ends}
+        self._until = began + order["wall"]
+
+    def until_over(self) -> tuple[tuple[str, int], list[bytes]]:
+        """Why and how it ended, and its output."""
+        ended = self._wait()
+        return ended, [bytes(self._text[end]) for end in self._ends]
+
+    def _wait(self) -> tuple[str, int]:
+        poll, line = select.poll(), self._resident.line.fileno()
+        process = os.pidfd_open(self._pid) if self._pid else self._resident.session.line.fileno()
+        for number in (*self._ends, line, process):
+            poll.register(number, select.POLLIN)
+        looks = self._order["watch_memory"] or self._order["watch_disk"]
+        try:
+            if _stops(self._resident.held()):
+                return "stopped", -signal.SIGKILL
+            while True:
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    return "time", -signal.SIGKILL
+                ready = [number for number, _ in poll.poll(1000 * (min(left, LOOK_EVERY) if looks else left))]
+                for end in self._ends:
+                    if end in ready and not self._read(end):
+                        poll.unregister(end)
+                if sum(map(len, self._text.values())) > self._order["output"]:
+                    self._cut()
+                    return "output", -signal.SIGKILL
+                if line in ready and self._told():
+                    return "stopped", -signal.SIGKILL
+                if process in ready:
+                    self._drain()
+                    return self._how()
+                if looks and (over := self._over()):
+                    return over, -signal.SIGKILL
+        finally:
+            if self._pid:
+                os.close(process)
+
+    def _read(self, end: int) -> bool:
+        more = os.read(end, PIECE)
+        self._text[end] += more
+        return bool(more)
+
+    def _drain(self) -> None:
+        """What is in the pipes now; what a left process would write later is nobody's."""
+        for end in self._ends:
+            os.set_blocking(end, False)
+            try:
+                while sum(map(len, self._text.values())) <= self._order["output"] and self._read(end):
+                    pass
+            except BlockingIOError:
+                pass
+        self._cut()
+
+    def _cut(self) -> None:
+        room = self._order["output"]
+        for end in self._ends:
+            del self._text[end][room:]
+            room -= len(self._text[end])
+
+    def _told(self) -> bool:
+        try:
+            said = self._resident.frame()
+        except EOFError:
+            self._resident.leave()
+        return _stops(said)
+
+    def _how(self) -> tuple[str, int]:
+        pid = self._pid
+        if not pid:
+            if (code := self._resident.session.ended()) is not None:
+                return "exit", code
+            pid = self._resident.session_is_gone()
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return "exit", code
+        return ("time" if code == -signal.SIGXCPU else "signal"), code
+
+    def _over(self) -> str:
+        from ajet_sandbox.inside import usage
+
+        tree = self._resident.tree()
+        apart = self._resident.whole_namespace
+        if self._order["watch_memory"] and usage.memory(tree, apart=apart) > self._order["memory"]:
+            return "memory"
+        if self._order["watch_disk"] and usage.disk(".", self._order["disk"]) > self._order["disk"]:
+            return "disk"
+        return ""
+
+
+def _stops(said: dict | None) -> bool:
+    return said is not None and said.get("do") == "stop"
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as children:
+                found += map(int, children.read().split())
+    except OSError:
+        pass  # it has ended
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended
+
+
+def _close(*numbers: int) -> None:
+    for number in numbers:
+        os.close(number)
+
+
+def _write_all(number: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(number, view) :]

@@ -1,0 +1,247 @@
+"""The scorer `code`: the row's unit tests on the program that the model wrote, in a sandbox of its own.
+
+Invariant: nothing of the answer runs outside of the sandbox that `environment.sandbox` names, and one that cannot be
+made or is lost is the sandbox's failure, never a 0. A test passes only if it was run to its end: it says so with a word
+that is made anew and read after the answer's code has run, so that an answer which merely ends the program passes
+nothing. Outputs, results of calls and what statements compare with constants are compared outside of the answer's
+interpreter. Other statements run in it: a program that is written to read that word can pass them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure, SandboxFailure
+from ajet.schema.fenced import read_program
+from ajet.schema.sandbox import Limits, Result, Sandbox
+from ajet.workflow.sandboxes import find_sandbox_maker
+from ajet_sandbox.scorers.code_assertions import DEFINE_REPORT, REPORT, find_failed, split_assertions
+from ajet_sandbox.scorers.code_tests import (
+    CallTest,
+    CodeTest,
+    InputOutputTest,
+    StatementTest,
+    load_json,
+    read_imports,
+    read_tests,
+)
+
+_ANY_LENGTH = """\
+import sys
+getattr(sys, "set_int_max_str_digits", lambda digits: None)(0)
+"""
+_RUN_PROGRAM = (
+    _ANY_LENGTH
+    + """\
+_answer = type(sys)("answer")
+_space = _answer.__dict__
+sys.modules["answer"] = sys.modules["solution"] = _answer
+_take = sys.stdin.readline
+_say, _flush, _json = sys.stdout.write, sys.stdout.flush, __import__("json")
+_exec, _compile = exec, compile
+_read, _write = _json.loads, _json.dumps
+_imports, _ready = _read(_take())
+_exec(_imports, {})
+_say(_ready + "\\n")
+_flush()
+_before, _program = _read(_take())
+_exec(_before, _space)
+_given = dict(_space)
+_exec(_compile(_program, "answer.py", "exec"), _space)
+"""
+)
+_STATEMENTS = (
+    DEFINE_REPORT
+    + _RUN_PROGRAM
+    + f"""\
+_test, _word = _read(_take())
+_space["{REPORT}"] = lambda number, value: _say("\\n" + _word + _write([number, _plain(value)]) + "\\n")
+_exec(_compile(_test, "test.py", "exec"), _space)
+_say("\\n" + _word + "\\n")
+_flush()
+"""
+)
+_CALL = (
+    _RUN_PROGRAM
+    + """\
+_name, _arguments, _word = _read(_take(), object_hook=lambda each: int(each["\\0int"]) if "\\0int" in each else each)
+_solution = _space.get("Solution")
+_function = getattr(_solution(), _name) if hasattr(_solution, _name) else _space.get(_name)
+if _function is None or _function is _given.get(_name):
+    raise NameError("the program defines no " + _name)
+_result = _function(*_arguments)
+_plain = lambda value: value.item() if hasattr(value, "item") else list(value)
+_say("\\n" + _word + _write(_result, default=_plain) + "\\n")
+_flush()
+"""
+)
+_LEETCODE_MODULES = [
+    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
+    "sys", "typing",
+]  # fmt: skip
+_LEETCODE_IMPORTS = "".join(
+    [f"from {module} import *\n" for module in _LEETCODE_MODULES if module not in ("random", "sys")]
+    + [f"import {module}\n" for module in _LEETCODE_MODULES]
+)
+"""What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
+_DECIMAL = re.compile(r"[+-]?\d{0,400}\.\d{1,400}")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?")
+SECONDS = 10.0
+"""For a test, by the clock, unless told otherwise."""
+
+
+class CodeScorer:
+    """1 where all tests pass, else 0; `partial`: the share that passes. timeout: seconds of each test."""
+
+    def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
+        self._maker = find_sandbox_maker(config)
+        self._partial, self._timeout = partial, timeout
+
+    def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
+        """No score for a row without tests. Raises JudgeFailure for tests in no known shape, SandboxFailure."""
+        tests = read_tests(metadata)
+        if not tests:
+            return Verdict(None, None, "no score: the row has no tests")
+        program = read_program(reply)
+        limits = replace(self._maker.limits, wall=self._timeout)
+        sandbox = self._maker.open()
+        try:
+            failed = self._failed(sandbox, tests, program, limits)
+        finally:
+            sandbox.close()
+        passed = len(tests) - len(failed)
+        said = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
+        said += f": {failed[0]}" if failed else ""
+        if self._maker.mechanism == "none":
+            said += " (run without a sandbox)"
+        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, said)
+
+    def _failed(self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits) -> list[str]:
+        """Why each of those that failed did; without partial credit of the first alone."""
+        failed: list[str] = []
+        for each in tests:
+            if why := run_test(each, sandbox, program, limits):
+                failed.append(why)
+                if not self._partial:
+                    break
+        return failed
+
+
+def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
+    """Return why a program does not pass a test; "" if it does.
+
+    Raises:
+        SandboxFailure: The sandbox was lost.
+        JudgeFailure: The test imports what the sandbox does not have.
+    """
+    if isinstance(test, InputOutputTest):
+        return _run_program(test, sandbox, program, limits)
+    word = secrets.token_hex(16)
+    before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
+    code, assertions = split_assertions(test.code) if isinstance(test, StatementTest) else ("", [])
+    told: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
+    ready = secrets.token_hex(16)
+    imports = read_imports(test.code) if isinstance(test, StatementTest) else ""
+    lines = [[imports, ready], [before, program], told]
+    given = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
+    driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
+    done = _run(sandbox, driver, given, limits)
+    if ready.encode() not in done.stdout:
+        raise JudgeFailure(
+            f"the imports of the row's tests fail in the sandbox: {_why(done) or done.ended}. A Python that has the "
+            "packages is named by environment.sandbox_python"
+        )
+    said = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
+    if not done.good or not said:
+        return _why(done) or "the program ended before its test did"
+    if isinstance(test, StatementTest) and said.pop():
+        return "the program ended before its test did"
+    try:
+        results = [load_json(each.decode()) for each in said]
+    except ValueError:
+        return "it returns something that is no JSON"
+    if isinstance(test, StatementTest):
+        return find_failed(assertions, results)
+    result = results[-1]
+    wanted = [test.wanted]
+    if test.is_wrapped and isinstance(test.wanted, (list, tuple)) and len(test.wanted) == 1:
+        wanted.append(test.wanted[0])
+    return "" if any(is_same_value(result, each) for each in wanted) else "it returns something else"
+
+
+def is_same_value(given: Any, wanted: Any) -> bool:
+    """Return True if two JSON values are equal; decimal fractions may differ by a millionth of their size."""
+    if isinstance(given, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        return len(given) == len(wanted) and all(map(is_same_value, given, wanted))
+    if isinstance(given, Mapping) and isinstance(wanted, Mapping):
+        keys = {str(key): value for key, value in wanted.items()}
+        return given.keys() == keys.keys() and all(is_same_value(given[key], keys[key]) for key in keys)
+    if isinstance(given, float) or isinstance(wanted, float):
+        numbers = isinstance(given, (int, float)) and isinstance(wanted, (int, float))
+        return numbers and math.isclose(given, wanted, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(given == wanted)
+
+
+def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
+    """Run a whole program."""
+    code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
+    done = _run(sandbox, code, test.given, limits)
+    if not done.good:
+        return _why(done) or "it failed"
+    return "" if is_same_output(done.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
+
+
+def is_same_output(given: str, wanted: str) -> bool:
+    """Return True if two outputs are equal.
+
+    White space at the ends of lines does not count. Decimal fractions may differ by a millionth of their size.
+    """
+    pairs = [_lines(given), _lines(wanted)]
+    if pairs[0] == pairs[1]:
+        return True
+    one, other = ([line.split() for line in lines] for lines in pairs)
+    return [len(words) for words in one] == [len(words) for words in other] and all(
+        word == right or _is_same_decimal(word, right)
+        for words, rights in zip(one, other, strict=True)
+        for word, right in zip(words, rights, strict=True)
+    )
+
+
+def _is_same_decimal(given: str, wanted: str) -> bool:
+    if not _DECIMAL.fullmatch(wanted) or not _NUMBER.fullmatch(given):
+        return False
+    one, other = float(given), float(wanted)
+    return math.isfinite(one) and math.isfinite(other) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
+    done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
+    if done.ended == "killed" or sandbox.lost:
+        raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or done.ended}")
+    return done
+
+
+def _write_integer(value: Any) -> dict[str, str]:
+    """An integer that JSON's writer refuses for its length."""
+    if isinstance(value, Decimal):
+        return {"\0int": str(value)}
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _why(done: Result) -> str:
+    if done.ended not in ("exit", "signal"):
+        return f"a test used up its {done.ended}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,249 @@
+"""Walls: bubblewrap's command line for everything of this machine that runs behind them and is shown folders of it: a
+tool server, a service, a workflow.
+
+Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only; no other process,
+no network, and no variable of this environment. In these folders files of keys are empty, files of locks closed, and
+records of runs empty, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`,
+which finds them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.sandbox import Limits
+from ajet_sandbox.bubblewrap import (
+    FOLDER,
+    bubblewrap_program,
+    confined,
+    filled,
+    folders_shown,
+    identity_files,
+    outermost,
+    programs_shown,
+    writable,
+)
+from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
+from ajet_sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
+from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.open_rule import LEAST_ABI
+
+_WRITABLE = ("/tmp", "/dev/shm")
+_START = """\
+import os, sys
+from importlib import import_module
+here, file = os.path.split(sys.argv.pop(1))
+package = "ajet_sandbox.inside"
+for name in (package.partition(".")[0], package):
+    sys.modules[name] = type(sys)(name)
+    sys.modules[name].__path__ = [here]
+import_module(f"{package}.{file.removesuffix('.py')}").main()
+"""
+"""Starts a program of `inside` with its neighbours as modules: of the package nothing else is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Folders that are seen inside, and what of them is empty there."""
+
+    folders: tuple[str, ...]
+    """And single files: a virtual environment's `pyvenv.cfg`."""
+    secrets: tuple[str, ...]
+    """Files of keys, and of locks where no rule closes them."""
+    records: tuple[str, ...] = ()
+    """Folders of runs."""
+    in_records: tuple[str, ...] = ()
+    """Folders within `records` that are seen, since they were named."""
+    projects: tuple[str, ...] = ()
+    """Folders whose files are opened by rule: what was named, less what lies in another of them."""
+
+    @classmethod
+    def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> Shown:
+        """Looked for now. `code`: folders and files that are not searched: a Python's. Those that hold a person's whole
+        home are left out of them."""
+        wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
+        also = [each for each in (*code, *_own_python()) if each.exists() and not holds_more(each)]
+        shown = tuple(outermost([*wanted, *also]))
+        projects: list[str] = []
+        listings: list[Listing] = []
+        for top in sorted(wanted):
+            records = [each.path for each in listings if each.record]
+            if _lies_in(top, projects) and not _lies_in(top, records):
+                continue  # walked already
+            projects.append(str(top))
+            listings += walk_project(str(top))
+        records = sorted({each.path for each in listings if each.record})
+        in_records = tuple(each for each in projects if _lies_in(Path(each), records))
+        secrets = _secrets(_find_secrets(listings), shown)
+        return cls(shown, tuple(sorted(secrets)), tuple(records), in_records, tuple(projects))
+
+
+@dataclass(frozen=True, slots=True)
+class Walled:
+    """How a program behind walls is started."""
+
+    argv: list[str]
+    descriptors: tuple[int, ...]
+    """To hand on, and to close then."""
+    user: int | None
+    """Who to start it as."""
+
+
+def walled(
+    program: str,
+    command: Sequence[str],
+    shown: Shown,
+    limits: Limits,
+    uid: int | None,
+    *,
+    more: Sequence[str] = (),
+    ways: Sequence[str] = (),
+    told: Mapping[str, Any] | None = None,
+) -> Walled:
+    """`program`: of `sandbox.inside`, which takes on user and limits and becomes `command`; `told`: what it is told
+    beside. `uid`: of a sandbox's own (`fresh_uid`). `more`: further words for bubblewrap; `ways`: places of the
+    root that they need a folder for. Raises SandboxFailure."""
+    bubblewrap = bubblewrap_program()
+    if bubblewrap is None:
+        raise SandboxFailure("bubblewrap is not installed", retryable=False)
+    as_root = uid is not None and has_capability(SYS_ADMIN)
+    descriptors: list[int] = []
+    try:
+        argv = [bubblewrap, "--die-with-parent", *confined(as_root, descriptors), *programs_shown()]
+        argv += [*identity_files(uid if as_root else None, descriptors), *writable(limits.disk)]
+        places = _Places(shown)
+        argv += [*places.show(), *folders_shown([each for each in shown.folders if each not in places.moved], *ways)]
+        argv += _hide_records(shown, places)
+        for secret in shown.secrets:
+            descriptors.append(filled(b""))
+            argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), places.of(secret)]
+    except OSError as error:
+        _close(descriptors)
+        raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
+    except BaseException:
+        _close(descriptors)
+        raise
+    inside = {
+        "uid": uid if as_root else None,
+        "files": limits.files,
+        "processes": limits.processes if uid is not None or counts_by_namespace() else 0,
+        "folder": FOLDER,
+        "command": list(command),
+        "projects": [places.of(each) for each in shown.projects],
+        **(told or {}),
+    }
+    # root without its rights may not enter another's folder: the program inside does, once it is somebody else
+    argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
+    argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
+    return Walled(argv, tuple(descriptors), None if as_root else uid)
+
+
+def holds_more(folder: Path) -> bool:
+    """Whether it is a home folder, or holds one."""
+    whole = Path(os.path.abspath(folder))
+    return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
+
+
+class _Places:
+    """Where shown folders lie inside. A project below a folder that is writable there lies apart, with a link to it:
+    what is allowed for all of `/tmp` would otherwise be allowed for the project's keys."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.moved: dict[str, str] = {}
+        for number, folder in enumerate(shown.folders):
+            holds_project = any(Path(each).is_relative_to(folder) for each in shown.projects)
+            if holds_project and _lies_in(Path(folder), _WRITABLE):
+                self.moved[folder] = f"/shown/{number}"
+
+    def show(self) -> Iterator[str]:
+        """Yield the arguments that show the folders that lie apart."""
+        for folder, place in self.moved.items():
+            yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
+            yield from folders_shown((), folder)
+            yield from ("--symlink", place, folder)
+
+    def of(self, path: str) -> str:
+        """The path's place inside."""
+        for folder, place in self.moved.items():
+            if Path(path).is_relative_to(folder):
+                return str(Path(place, Path(path).relative_to(folder)))
+        return path
+
+
+def _hide_records(shown: Shown, places: _Places) -> Iterator[str]:
+    """Yield the arguments that cover records with empty folders, and show again the folders in them that were named."""
+    records = [places.of(each) for each in shown.records]
+    for record in records:
+        yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
+    for folder in shown.in_records:
+        yield from folders_shown((), places.of(folder))
+        yield from ("--ro-bind", folder, places.of(folder))
+    for record in records:
+        yield from ("--remount-ro", record)
+
+
+def _lies_in(path: Path, folders: Iterable[str]) -> bool:
+    return any(path.is_relative_to(each) for each in folders)
+
+
+def _find_secrets(listings: Sequence[Listing]) -> Iterator[Path]:
+    """Yield files of keys, and files that are one of them by another name; files of locks, too, where no rule of
+    Landlock closes them: SQLite's come and go, and a cover for one that has just gone stops the start."""
+    without_rule = landlock_version() < LEAST_ABI
+    linked: set[tuple[int, int]] = set()
+    for entry in (each for listing in listings for each in listing.files):
+        if is_secret(entry.name) or (without_rule and is_lock(entry.name)):
+            yield Path(entry.path)
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if found.st_nlink > 1:
+                    linked.add((found.st_dev, found.st_ino))
+    numbers = {number for _, number in linked}
+    for entry in (each for listing in listings for each in listing.files if each.inode() in numbers):
+        with suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            if (found.st_dev, found.st_ino) in linked:
+                yield Path(entry.path)
+
+
+def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
+    """Where files to be empty are inside. A link is as empty as what it leads to, if that is shown."""
+    real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
+    found: set[str] = set()
+    for file in files:
+        if not file.is_file():
+            continue
+        if not file.is_symlink():
+            found.add(str(file))
+            continue
+        target = file.resolve()
+        found |= {str(top / target.relative_to(there)) for top, there in real.items() if target.is_relative_to(there)}
+    return found
+
+
+def _own_python() -> Iterator[Path]:
+    """Yield folders of this Python, of those that it is a link to, and what is run of ours inside."""
+    yield Path(__file__).with_name("inside")
+    here = Path(sys.executable)
+    prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]
+    while here.is_symlink() and len(prefixes) < 16:
+        here = here.parent / os.readlink(here)
+        prefixes.append(here.parent.parent)
+    for prefix in prefixes:
+        if (prefix / "pyvenv.cfg").exists():  # which may be a project, too: `python -m venv .`
+            yield from (prefix / name for name in ("pyvenv.cfg", *sorted(ENVIRONMENT_FOLDERS)))
+        else:
+            yield prefix
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for each in descriptors:
+        os.close(each)

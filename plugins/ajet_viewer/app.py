@@ -1,0 +1,315 @@
+"""The viewer over HTTP: the page's own files, and JSON.
+
+Invariants: what is there is only read, but for a person's own notes of a run, which one PUT replaces, from the page
+itself alone (its origin, its JSON, its key); every answer carries a content security policy under which nothing but the
+package's own files runs, and no image is shown but those that the record itself holds; a request that names another
+host than the one it was started for is refused (so that a page elsewhere cannot read it by a name of its own), and
+where there is a key, each request needs it: as `token` in its address, or in the cookie that the page leaves.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet.record.bounded_json import parse_object
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
+from ajet.record.live_status import live_status
+from ajet.record.plain_json import strict_json
+from ajet.record.resume import last_judge_change
+from ajet.schema.errors import UserError
+from ajet_viewer import episode_page
+from ajet_viewer.config_page import config_page
+from ajet_viewer.episode_page import Spell
+from ajet_viewer.episode_table import EpisodeTable, Place, read_line
+from ajet_viewer.library import Library, Missing, log_end
+from ajet_viewer.metrics import metrics_after
+from ajet_viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
+from ajet_viewer.reward_bins import reward_bins
+from ajet_viewer.settings import SEED, Settings, differing, off_curves, seeds_group
+from ajet_viewer.table_filter import BadFilter, TableFilter, select, whole_number
+from ajet_viewer.task_matrix import task_matrix
+
+PAGE = Path(__file__).parent / "page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+ENDED_EARLY = ("failed", "stopped", "interrupted")
+"""States of a run."""
+SpellFor = Callable[[Path], Spell | None]
+"""A run's folder to what spells its tokens; None when its tokenizer cannot be had."""
+
+
+class Views:
+    """Answers the page's requests as plain values. One a server; thread-safe."""
+
+    def __init__(self, library: Library, spell_for: SpellFor) -> None:
+        self.library = library
+        self._spell_for = spell_for
+        self._tables: dict[Path, EpisodeTable] = {}
+        self._spells: dict[Path, Spell | None] = {}
+        self._checkpoints: dict[Path, Checkpoints] = {}
+        self._settings = Settings()
+        self._spelling = threading.Lock()
+
+    def runs(self) -> dict[str, Any]:
+        """The index, each run with those of its settings in which not all runs agree."""
+        rows = self.library.runs()
+        settings = [self._settings.of(self.library.root / row["name"]) for row in rows]
+        keys = differing(settings)
+        for row, known in zip(rows, settings, strict=True):
+            row["settings"] = {key: known[key] for key in keys if key in known}
+            row["seeds"] = seeds_group(known) if row["kind"] == "train" else None
+            row["seed"] = known.get(SEED)
+        return {"runs": rows, "only": self.library.only, "keys": keys}
+
+    def keep_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Replace a run's notes. Raises BadNote, Overtaken, UserError."""
+        return keep_notes(self.library.path(name), given)
+
+    def run(self, name: str) -> dict[str, Any]:
+        """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
+        folder = self.library.path(name)
+        row = self.library.run(name) | {"proof": episode_page.proof(folder)}
+        row["off"] = off_curves(self._settings.of(folder))
+        if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
+            return row
+        table = self.table(name)  # of any other run only who asks for its episodes has them all read
+        table.look(0.0)
+        failed = sum(1 for found, _ in table.rows() if found["failure"])
+        return {**row, "failed": failed, "log": log_end(folder)}
+
+    def live(self, name: str) -> dict[str, Any]:
+        """The status of a run, as `ajet status` says it."""
+        folder = self.library.path(name)
+        if folder not in self._checkpoints:
+            self._checkpoints[folder] = checkpoints_of(folder)
+        return live_status(folder, self._checkpoints[folder]).as_json()
+
+    def metrics(self, name: str, start: int) -> dict[str, Any]:
+        """See metrics_after."""
+        return metrics_after(self.library.path(name), start)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """See config_page."""
+        return config_page(self.library.path(name))
+
+    def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
+        """A window of the table. Raises BadFilter."""
+        wanted = TableFilter.from_query(query)
+        table = self.table(name)
+        table.look()
+        return select(table, wanted)
+
+    def tasks(self, name: str) -> dict[str, Any]:
+        """See task_matrix."""
+        table = self.table(name)
+        table.look()
+        judge_change = last_judge_change(self.library.path(name))
+        return {**task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.complete}
+
+    def rewards(self, name: str) -> dict[str, Any]:
+        """See reward_bins."""
+        table = self.table(name)
+        table.look()
+        return {"splits": reward_bins(row for row, _ in table.rows()), "complete": table.complete}
+
+    def episode(self, name: str, uuid: str) -> dict[str, Any]:
+        """An episode's page."""
+        row, place = self._found(name, uuid)
+        return episode_page.episode_page(*episode_page.read_episode(place), step=row["step"])
+
+    def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
+        """Some tokens of an episode."""
+        episode, _ = episode_page.read_episode(self._found(name, uuid)[1])
+        try:
+            timeline = episode_page.token_lines(episode)[line]
+        except IndexError as error:
+            raise Missing(f"The episode has no line {line}.") from error
+        return episode_page.tokens(episode, timeline, start, stop, self._spell(name))
+
+    def raw(self, name: str, uuid: str) -> bytes:
+        """An episode's line as recorded."""
+        return read_line(self._found(name, uuid)[1])
+
+    def table(self, name: str) -> EpisodeTable:
+        """The run's table."""
+        folder = self.library.path(name)
+        return self._tables.setdefault(folder, EpisodeTable(folder))
+
+    def _found(self, name: str, uuid: str) -> tuple[dict[str, Any], Place]:
+        table = self.table(name)
+        if table.find(uuid) is None:
+            table.look(wait=None)
+        found = table.find(uuid)
+        if found is None:
+            raise Missing(f"There is no episode {uuid} in {name}.")
+        return found
+
+    def _spell(self, name: str) -> Spell | None:
+        folder = self.library.path(name)
+        with self._spelling:  # several requests at once ask for the first tokens of a run
+            if folder not in self._spells:
+                self._spells[folder] = self._spell_for(folder)
+            return self._spells[folder]
+
+
+def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:
+    """`hosts`: what a request's Host may be (with port); empty: any. `key`: what each request must know, or None."""
+
+    def admitted(request: Request) -> Response | None:
+        if hosts and request.headers.get("host", "") not in hosts:
+            return _told(403, "This viewer answers under its own address only.")
+        if key is not None:
+            given = request.query_params.get("token") or request.cookies.get(_cookie(request)) or ""
+            if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
+                return _told(401, "This viewer needs its token: open the address that it printed.")
+        return None
+
+    def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            refused = admitted(request)
+            if refused is not None:
+                return refused
+            try:
+                found = await run_in_threadpool(work, request)
+                if isinstance(found, Response):
+                    return found
+                body = await run_in_threadpool(lambda: strict_json(found).encode(errors="replace"))
+                return Response(body, media_type="application/json", headers=HEADERS)
+            except (Missing, OSError) as error:
+                return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
+            except (BadFilter, BadNote) as error:
+                return _told(400, str(error))
+            except Overtaken as error:
+                return _told(409, str(error))
+            except UserError as error:
+                return _told(422, f"This record cannot be read: {error}")
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+                return _told(422, f"This record cannot be read: {type(error).__name__}: {str(error)[:300]}")
+
+        return answer
+
+    def page(request: Request) -> Response:
+        response = _file(PAGE / "index.html")
+        if key is not None:
+            response.set_cookie(_cookie(request), key, httponly=True, samesite="strict")
+        return response
+
+    def own_file(request: Request) -> Response:
+        wanted = request.path_params["file"]
+        known = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
+        if wanted not in known:
+            raise Missing(f"There is no file {wanted}.")
+        return _file(known[wanted])
+
+    def raw(request: Request) -> Response:
+        name, uuid = request.path_params["run"], request.path_params["uuid"]
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{_safe(uuid)}.json"'}
+        return Response(views.raw(name, uuid), media_type="application/json", headers=headers)
+
+    async def notes(request: Request) -> Response:
+        refused = admitted(request) or _not_from_the_page(request)
+        if refused is not None:
+            return refused
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BYTES:
+                return _told(413, f"A note has at most {MOST_BYTES:,} bytes.")
+
+        def work(request: Request) -> dict[str, Any]:
+            try:
+                given = parse_object(body)
+            except ValueError as error:
+                raise BadNote(str(error)) from error
+            return views.keep_notes(run_of(request), given)
+
+        answer: Response = await answering(work)(request)
+        return answer
+
+    def number(request: Request, name: str, default: int) -> int:
+        given = request.query_params.get(name, "")
+        return whole_number(name, given) if given else default
+
+    def conditions(request: Request) -> dict[str, str]:
+        return {name: value for name, value in request.query_params.items() if name != "token"}
+
+    def tokens(request: Request) -> Any:
+        start = number(request, "start", 0)
+        stop = number(request, "stop", start + episode_page.PIECE)
+        return views.tokens(
+            request.path_params["run"], request.path_params["uuid"], number(request, "line", 0), start, stop
+        )
+
+    def run_of(request: Request) -> str:
+        return str(request.path_params["run"])
+
+    routes: list[tuple[str, Callable[[Request], Any]]] = [
+        ("/", page),
+        ("/page/{file:path}", own_file),
+        ("/api/runs", lambda request: views.runs()),
+        ("/api/live/{run:path}", lambda request: views.live(run_of(request))),
+        ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
+        ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
+        ("/api/rewards/{run:path}", lambda request: views.rewards(run_of(request))),
+        ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),
+        ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
+        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
+        ("/api/tokens/{uuid}/of/{run:path}", tokens),
+        ("/api/raw/{uuid}/of/{run:path}", raw),
+        ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
+    ]
+    writing = Route("/api/notes/{run:path}", notes, methods=["PUT"])
+    return Starlette(routes=[*(Route(path, answering(work), methods=["GET"]) for path, work in routes), writing])
+
+
+def _not_from_the_page(request: Request) -> Response | None:
+    """A page of another origin may be able to send our cookie along (a port is no part of what a cookie belongs to),
+    but not to say that it is this one, nor to send JSON unasked."""
+    origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
+    if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
+        return _told(403, "Notes are kept from the viewer's own page only.")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        return _told(415, "Notes are sent as application/json.")
+    return None
+
+
+def _cookie(request: Request) -> str:
+    """Its name: browsers keep those of a host together, whatever the port, and there may be several viewers."""
+    return f"ajet_viewer_{request.url.port or 80}"
+
+
+def _uuid(request: Request) -> str:
+    return str(request.path_params["uuid"])
+
+
+def _file(path: Path) -> Response:
+    kind = mimetypes.guess_type(path.name)[0] or "text/plain"
+    return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
+
+
+def _told(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
+
+
+def _safe(name: str) -> str:
+    return "".join(letter for letter in name if letter.isalnum() or letter in "-_") or "episode"

@@ -1,0 +1,1 @@
+"""Commands of `ajet` that look at recorded runs."""

@@ -1,0 +1,28 @@
+"""`ajet report RUN`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def report(
+    run: RunName,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", metavar="FILE.zip", help="A new file (ajet-report-RUN.zip).", show_default=False),
+    ] = None,
+    exp_dir: RunRoot = RECORD,
+) -> None:
+    """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
+    from ajet_viewer.report import describe
+    from ajet_viewer.report import report as made
+
+    bundle = made(run, exp_dir.absolute(), out=out)
+    for name, size in describe(bundle):
+        typer.echo(f"  {size:>9,} bytes  {name}")
+    typer.echo(f"{bundle}: secrets are taken out. Look through it all the same before you attach it to an issue.")

@@ -1,0 +1,35 @@
+"""`ajet view [RUN or FOLDER]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunRoot
+
+
+def view(
+    place: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs; without it all runs."),
+    ] = None,
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--html", metavar="FILE", help="Write the run into one file and exit.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="0: a free one.")] = 0,
+    host: Annotated[
+        str, typer.Option("--host", help="Whatever it is, the address that is printed holds the token.")
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
+    beside_run: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
+    exp_dir: RunRoot = RECORD,
+) -> int:
+    """Look at runs in a browser: curves, episodes, tokens."""
+    from ajet_viewer.view import view as look
+    from ajet_viewer.view import viewed
+
+    chosen = exp_dir if place is None else viewed(place, exp_dir)
+    return look(chosen.absolute(), host=host, port=port, browser=browser, file=html, beside_run=beside_run)

@@ -1,0 +1,162 @@
+"""One episode as its page shows it: turns, calls, branches, and a timeline's tokens piece by piece.
+
+Invariant: tokens are the record's own, of the timelines that training used; where an episode has none (it was not
+scored, or a chat engine answered), each last call of a branch is shown as a line of tokens without a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ajet.record.bounded_json import parse_object, read_json
+from ajet.record.episode_codec import leaf_calls
+from ajet.record.episodes import arrays_of, recorded_of
+from ajet.record.plain_json import plain
+from ajet.record.verdicts import encode_verdict
+from ajet.schema.call import Call, full_ids
+from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
+from ajet.schema.timeline import Timeline
+from ajet_viewer.episode_table import Place, read_line
+
+Spell = Callable[[Sequence[int]], list[str]]
+"""Token ids to the text of each."""
+
+PIECE = 4096
+"""Tokens of one answer, at most."""
+
+
+def read_episode(place: Place) -> tuple[Episode, Outcome]:
+    """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
+    for a broken line."""
+    row = parse_object(read_line(place))
+    with arrays_of(place.path) as blobs:
+        return recorded_of(row, blobs, f"{place.path.name}, byte {place.offset}")
+
+
+def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
+    """All but the tokens. `step`: the one that it is recorded with; None: the one that it was played for."""
+    lines = token_lines(episode)
+    return {
+        "uuid": episode.uuid,
+        "step": episode.step if step is None else step,
+        "played_for": episode.step,
+        "policy": episode.policy,
+        "sampler": episode.sampler,
+        "split": episode.split,
+        "repeat": episode.repeat,
+        "status": episode.status,
+        "ending": episode.ending,
+        "discarded": outcome.discarded,
+        "attempts": episode.attempts,
+        "started": episode.started,
+        "ended": episode.ended,
+        "advantage": outcome.advantage,
+        "task": plain(episode.task),
+        "verdict": encode_verdict(episode.verdict) if episode.verdict else None,
+        "failure": asdict(episode.failure) if episode.failure else None,
+        "checks": episode.checks,
+        "untrained": dict(episode.untrained_with(outcome)),
+        "metadata": plain(episode.metadata),
+        "printed": episode.printed,
+        "metrics": plain(episode.metrics),
+        "messages": plain(episode.messages),
+        "tools": plain(episode.tools),
+        "tool_uses": [asdict(use) for use in episode.tool_uses],
+        "calls": [_call(call) for call in episode.calls],
+        "lines": [
+            {"leaf": line.leaf, "agent": line.agent, "length": len(line.ids), "trained": line.sampled} for line in lines
+        ],
+    }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        "index": call.index,
+        "agent": call.agent,
+        "target": call.target,
+        "trained": call.trained,
+        "parent": call.parent,
+        "prefix": call.prefix,
+        "suffix": len(call.suffix_ids),
+        "reply_tokens": len(call.response_ids),
+        "versions": [list(run) for run in call.versions],
+        "finish": call.finish,
+        "fork": call.fork,
+        "messages": list(call.messages),
+        "reply": call.reply,
+        "tools": call.tools,
+        "temperature": call.temperature,
+        "started": call.started,
+        "ended": call.ended,
+        "error": call.error,
+        "stop": call.stop,
+        "rejected": call.rejected,
+        "resumed": call.resumed,
+        "checks": list(call.checks),
+        "terms": asdict(call.terms),
+        "extra": plain(call.extra),
+    }
+
+
+def token_lines(episode: Episode) -> list[Timeline]:
+    """The timelines; without any, the last calls of the branches as unmasked lines."""
+    if episode.timelines:
+        return episode.timelines
+    lines = []
+    for call in (episode.calls[at] for at in leaf_calls(episode.calls)):
+        ids = full_ids(episode.calls, call.index)
+        none, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        lines.append(
+            Timeline(call.index, call.agent, call.target, ids, none, zeros, zeros, np.full(len(ids), -1, np.int32), ())
+        )
+    return lines
+
+
+def tokens(
+    episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
+) -> dict[str, Any]:
+    """Tokens [start, stop) of a line, but at most `most`, column by column; `borders` are where calls begin and
+    replies end.
+
+    `text` is None where nobody can spell them.
+    """
+    part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
+    ids = timeline.ids[part].tolist()
+    return {
+        "start": part.start,
+        "ids": ids,
+        "text": spell(ids) if spell is not None else None,
+        "mask": timeline.mask[part].astype(int).tolist(),
+        "logprobs": [round(float(value), 5) for value in timeline.logprobs[part]],
+        "unit": [round(float(value), 5) for value in timeline.logprobs_unit[part]],
+        "versions": timeline.versions[part].tolist(),
+        "borders": borders(episode, timeline, part.start, part.stop),
+    }
+
+
+def borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
+    """The places in [start, stop) where each call along the line's branch begins its own prompt, and its reply."""
+    found: list[dict[str, Any]] = []
+    index: int | None = timeline.leaf
+    until = len(timeline.ids)
+    while index is not None and start < stop and until > start:
+        call = episode.calls[index]
+        reply = call.prefix + len(call.suffix_ids)
+        for at, what in ((reply, "reply"), (call.prefix, "prompt")):
+            if at < until and start <= at < stop:
+                found.append({"at": at, "call": index, "what": what})
+        until, index = call.prefix, call.parent
+    return found[::-1]
+
+
+def proof(folder: Path) -> dict[str, Any] | None:
+    """The result of the run's last `ajet prove`; None where it was not asked."""
+    try:
+        return read_json(folder / "proof.json")
+    except (OSError, ValueError):
+        return None

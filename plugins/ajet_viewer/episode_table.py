@@ -1,0 +1,193 @@
+"""The episodes of a run as rows of a table: read once, newest step first, in the background.
+
+Invariant: a row holds what the table shows and where its line lies, never the line itself, so that a hundred thousand
+episodes fit into memory; a file that has grown is read from where the last look ended, one that was cut or replaced
+from its start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.config.record_file import RecordFileError, list_record_folder, open_record_file, read_record_part
+from ajet.record.bounded_json import next_line, parse_object
+from ajet.record.episodes import NAME
+from ajet.record.image_text import text_of
+from ajet.record.last_words import last_words
+
+QUERY = 160
+"""Characters of a task's question, and of its answer, that a row has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of an episode's line."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    step: int
+    split: str
+    inode: int = 0
+    end: int = 0
+    rows: list[tuple[dict[str, Any], Place]] = field(default_factory=list)
+    damaged: int = 0
+
+
+class EpisodeTable:
+    """The episodes of one run. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "episodes"
+        self._files: dict[str, _File] = {}
+        self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+        self.pending = 0
+        """Files that were not read yet when the last look began."""
+
+    def look(self, wait: float | None = 0.5) -> None:
+        """See what is new. Returns when all is read, or after `wait` seconds while a thread reads on (None: all)."""
+        with self._lock:
+            if self._reader is None or not self._reader.is_alive():
+                self._reader = threading.Thread(target=self._read_all, daemon=True)
+                self._reader.start()
+            reader = self._reader
+        reader.join(wait)
+
+    @property
+    def complete(self) -> bool:
+        """True when the last look has read everything."""
+        return self.pending == 0
+
+    def rows(self) -> Iterator[tuple[dict[str, Any], Place]]:
+        """Newest step first; within a file in the order written."""
+        with self._lock:
+            files = sorted(self._files.values(), key=lambda file: (file.step, file.split), reverse=True)
+        for file in files:
+            yield from list(file.rows)
+
+    def find(self, uuid: str) -> tuple[dict[str, Any], Place] | None:
+        """The last row of an episode: a resumed run may have played it twice."""
+        return next((found for found in self.rows() if found[0]["uuid"] == uuid), None)
+
+    @property
+    def damaged(self) -> int:
+        """Lines that could not be read."""
+        with self._lock:
+            return sum(file.damaged for file in self._files.values())
+
+    def _read_all(self) -> None:
+        try:
+            paths = {name: self.folder / name for name in list_record_folder(self.folder) if NAME.fullmatch(name)}
+        except OSError:
+            paths = {}
+        with self._lock:
+            for gone in self._files.keys() - paths.keys():
+                del self._files[gone]
+            for name, path in paths.items():
+                match = NAME.fullmatch(name)
+                if name not in self._files and match:
+                    self._files[name] = _File(path, int(match[1]), match[2] or "train")
+            todo = sorted(self._files.values(), key=lambda file: file.step, reverse=True)
+        stale = [file for file in todo if _changed(file)]
+        self.pending = len(stale)
+        for file in stale:
+            _read_on(file)
+            self.pending -= 1
+
+
+def _changed(file: _File) -> bool:
+    try:
+        found = file.path.lstat()
+    except OSError:
+        return False
+    return found.st_ino != file.inode or found.st_size != file.end
+
+
+def _read_on(file: _File) -> None:
+    try:
+        with open_record_file(file.path) as stream:
+            found = os.fstat(stream.fileno())
+            if found.st_ino != file.inode or found.st_size < file.end:
+                file.inode, file.end, file.rows, file.damaged = found.st_ino, 0, [], 0
+            stream.seek(file.end)
+            while True:
+                try:
+                    line = next_line(stream)
+                except ValueError:  # nothing behind it is looked for
+                    file.damaged, file.end = file.damaged + 1, found.st_size
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                place = Place(file.path, file.end, len(line))
+                file.end += len(line)
+                try:
+                    file.rows.append((table_row(parse_object(line), file.step), place))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    file.damaged += 1
+    except RecordFileError:
+        about = file.path.lstat()  # as it is now: looked at again when it is another
+        file.inode, file.end, file.rows, file.damaged = about.st_ino, about.st_size, [], 1
+    except OSError:
+        return
+
+
+def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
+    """What the table shows of an episode's line in the file of `step`. Raises KeyError and kin for a line that is no
+    episode's."""
+    outcome = line.get("outcome") or {}
+    calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
+    task = line["task"]
+    query = task.get("main_query") or next((text_of(message.get("content")) for message in line["messages"]), "")
+    row = {
+        "uuid": line["uuid"],
+        "step": step,
+        "split": line["split"],
+        "task": task.get("task_id", ""),
+        "query": query[:QUERY],
+        "answer": last_words(line["messages"])[:QUERY],
+        "repeat": line["repeat"],
+        "status": line["status"],
+        "reward": verdict.get("reward"),
+        "success": verdict.get("success"),
+        "advantage": outcome.get("advantage"),
+        "calls": len(calls),
+        "tokens": sum(stop - start for start, stop in (call["response_ids"] for call in calls)),
+        "forks": sum(call.get("fork") is not None for call in calls),
+        "agents": sorted({call["agent"] for call in calls}),
+        "failure": f"{failure['boundary']}: {failure['kind']}" if failure else "",
+        "checks": line.get("checks", []),
+        "started": line.get("started", 0.0),
+        "seconds": line.get("ended", 0.0) - line.get("started", 0.0),
+    }
+    for name, kind in _KINDS.items():
+        if not isinstance(row[name], kind):
+            raise TypeError(f"{name} is a {type(row[name]).__name__}")
+    return row
+
+
+_NUMBER = (int, float)
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("uuid", "split", "task", "query", "answer", "status"), str),
+    "repeat": int,
+    **dict.fromkeys(("tokens", "started", "seconds"), _NUMBER),
+    **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),
+    **dict.fromkeys(("agents", "checks"), list),
+}
+"""What a table is filtered and sorted by is of one kind in each row."""
+
+
+def read_line(place: Place) -> bytes:
+    """The line itself. Raises OSError when it is gone."""
+    with open_record_file(place.path) as file:
+        return read_record_part(file, place.offset, place.length)

@@ -1,0 +1,119 @@
+"""One run in one file that opens from disk: the same page, with its data and scripts written into it.
+
+Invariant: the file fetches nothing and runs nothing but the package's own scripts, which its content security policy
+names by their hashes; data cannot end the element that it is written in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from ajet.record.image_text import image_characters
+from ajet.record.plain_json import strict_json
+from ajet.schema.errors import UserError
+from ajet_viewer import episode_page
+from ajet_viewer.app import PAGE, Views
+from ajet_viewer.episode_page import Spell
+
+MOST_TOKENS = 2_000_000
+"""Of all episodes in a file together."""
+TOKEN_BYTES = 40
+"""What a token weighs in the file, about: images count as so many tokens."""
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
+
+
+def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
+    """The file's content. The newest episodes are in it, as many as `MOST_TOKENS` admit; the page says so."""
+    table = views.table(name)
+    table.look(wait=None)
+    everything = list(table.rows())
+    rows: list[dict[str, Any]] = []
+    pages: dict[str, Any] = {}
+    tokens: dict[str, list[dict[str, Any]]] = {}
+    room, damaged = MOST_TOKENS, 0
+    for row, place in everything:
+        try:
+            episode, outcome = episode_page.read_episode(place)
+        except (UserError, OSError, ValueError):
+            damaged += 1
+            continue
+        lines = episode_page.token_lines(episode)
+        page = episode_page.episode_page(episode, outcome, step=row["step"])
+        images = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
+        before, room = room, room - sum(len(line.ids) for line in lines) - images
+        if room < 0 and rows:
+            break
+        rows.append(row)
+        pages[row["uuid"]] = page
+        tokens[row["uuid"]] = []
+        for line in lines:  # of the first episode as many as there is room for: it is in the file in any case
+            shown = min(len(line.ids), max(0, before))
+            before -= shown
+            tokens[row["uuid"]].append(episode_page.tokens(episode, line, 0, shown, spell, most=shown))
+    left_out = len(everything) - len(rows) - damaged
+    notes = ["a copy"]
+    notes += [f"{left_out} older episodes are not in it"] if left_out else []
+    notes += [f"{damaged} damaged episodes are not in it"] if damaged else []
+    data = {
+        "note": "; ".join(notes),
+        "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None, "keys": []},
+        "run": views.run(name),
+        "metrics": views.metrics(name, 0),
+        "config": views.config(name),
+        "episodes": rows,
+        "tasks": views.tasks(name),
+        "rewards": views.rewards(name),
+        "pages": pages,
+        "tokens": tokens,
+    }
+    return _assembled(strict_json(data))
+
+
+def _assembled(data: str) -> str:
+    chart, page = (PAGE / "vendor" / "uplot.js").read_text(), bundle()
+    style = (PAGE / "vendor" / "uplot.css").read_text() + (PAGE / "style.css").read_text()
+    policy = (
+        f"default-src 'none'; script-src {_hash(chart)} {_hash(page)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    text = (PAGE / "index.html").read_text()
+    text = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", text)
+    text = re.sub(r"<script[^>]*></script>\n", "", text)
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    harmless = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    body = (
+        f'<script type="application/json" id="frozen">{harmless}</script>\n'
+        f'<script>{chart}</script>\n<script type="module">{page}</script>\n</body>'
+    )
+    return text.replace("</head>", head).replace("</body>", body)
+
+
+def bundle() -> str:
+    """The page's modules as one: each after those that it imports, without the imports and exports themselves."""
+    order: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in order or name in visiting:
+            return
+        visiting.add(name)
+        for wanted in re.findall(r'from "\./([\w.]+)";', (PAGE / name).read_text()):
+            visit(wanted)
+        order.append(name)
+
+    visiting: set[str] = set()
+    visit("app.js")
+    parts = [_IMPORT.sub("", (PAGE / name).read_text()) for name in order]
+    return "\n".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def write(views: Views, name: str, spell: Spell | None, file: Path) -> None:
+    """Write the file. Raises OSError."""
+    file.write_text(frozen_page(views, name, spell), encoding="utf-8")

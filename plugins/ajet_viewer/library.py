@@ -1,0 +1,263 @@
+"""Library: the run directories below one folder.
+
+Invariant: a run is named by its path below the folder, and only names that a look into the folder would find are ever
+opened; a link that leads out of the folder is not followed. A file is read again only when it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ajet.config.record_file import open_record_file
+from ajet.record.bounded_json import parse_object, read_json
+from ajet.record.denominators import numbers_of, over
+from ajet.record.evaluations import FILE
+from ajet.record.files import read_last_lines, read_tail
+from ajet.record.gamed import GAMED
+from ajet.record.held_out import NUMBERS, short, words
+from ajet.record.learned import LEARNED_NOTHING
+from ajet.record.logs import main_log
+from ajet.record.plain_json import strict_json
+from ajet.record.status import find_run_state, read_status
+from ajet.schema.errors import AjetError, UserError
+from ajet_viewer.notes import notes_of
+
+MARKS = ("status.json", "run.json", "metrics.jsonl")
+"""A folder with one of these is a run."""
+WITHIN = ("debug", "eval")
+"""Folders inside a run whose folders are runs too."""
+REWARDS = ("train/reward", "debug/reward")
+GIVEN = ("train/rows", "loss"), ("validation/loss",)
+"""What is read of a run that learns from given replies."""
+ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, numbers_of("train"), numbers_of("debug"))
+"""What is read of a run's metrics: each tuple of one row."""
+Stamp = tuple[int, int, int] | None
+"""Of a file: inode, bytes, and when it was changed, in nanoseconds; None: it is not there."""
+T = TypeVar("T")
+
+
+class Missing(AjetError):
+    """The thing asked for is not there, or not there any more."""
+
+
+class Library:
+    """`root` holds runs; with `only`, one of them is all there is. Thread-safe: what two threads read at once is read
+    twice."""
+
+    def __init__(self, root: Path, *, only: str | None = None) -> None:
+        self.root, self.only = root.resolve(), only
+        self._read: dict[Path, tuple[Stamp, Any]] = {}
+        """What a file came to as it was."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Library:
+        """The library of a folder of runs, or of one run directory."""
+        if any((folder / mark).exists() for mark in MARKS):
+            return cls(folder.parent, only=folder.name)
+        return cls(folder)
+
+    def names(self) -> list[str]:
+        """The runs' names, in order."""
+        return sorted(str(path.relative_to(self.root)) for path in self._folders())
+
+    def path(self, name: str) -> Path:
+        """A run's folder. Raises Missing."""
+        folder = self.root / name
+        if self._may_be(name) and self._inside(folder) and _is_run(folder):
+            return folder
+        raise Missing(f"There is no run named {name} any more, or there never was.")
+
+    def run(self, name: str) -> dict[str, Any]:
+        """A run's row. Raises Missing."""
+        return self._row(self.path(name))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """A row a run, the one that changed last first. What has not changed since it was asked for last is not read
+        again."""
+        folders = list(self._folders())
+        rows = [self._row(folder) for folder in folders]
+        there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
+        for gone in self._read.keys() - there:
+            self._read.pop(gone, None)
+        return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
+
+    def _row(self, folder: Path) -> dict[str, Any]:
+        """Whether its process lives, and what a person noted, is looked at each time."""
+        status = self._unchanged(folder, "status.json", _status)
+        measured = self._unchanged(folder, "metrics.jsonl", _measured)
+        told = self._unchanged(folder, FILE, _evaluated) if status.get("kind") == "eval" else {}
+        return _row(self.root, folder, status, measured) | told
+
+    def _unchanged(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
+        path = folder / name
+        stamp = _stamp(path)  # before it is read: what is written meanwhile is read again
+        known = self._read.get(path)
+        if known is not None and known[0] == stamp:
+            found: T = known[1]
+            return found
+        found = read(folder)
+        self._read[path] = (stamp, found)
+        return found
+
+    def _may_be(self, name: str) -> bool:
+        """Whether a run of that name would be found by looking for all: a name, or two with a kind between."""
+        parts = name.split("/")
+        known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
+        spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
+        return known and spelled and self.only in (None, parts[0]) and self._inside(self.root / parts[0])
+
+    def _folders(self) -> Iterator[Path]:
+        names = [self.only] if self.only is not None else [path.name for path in _listed(self.root)]
+        for name in names:
+            folder = self.root / name
+            if not self._inside(folder):
+                continue
+            if _is_run(folder):
+                yield folder
+            for kind in WITHIN:
+                yield from (path for path in _listed(folder / kind) if self._inside(path) and _is_run(path))
+
+    def _inside(self, folder: Path) -> bool:
+        base = (
+            self.root if self.only is None else (self.root / self.only).resolve()
+        )  # a run that was named may be a link
+        return folder.resolve().is_relative_to(base)
+
+
+def summary(root: Path, folder: Path) -> dict[str, Any]:
+    """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
+    return _row(root, folder, _status(folder), _measured(folder))
+
+
+def _row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": str(folder.relative_to(root)),
+        "kind": status.get("kind", "train"),
+        "state": find_run_state(status),
+        LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
+        "problem": status.get("problem") or None,
+        GAMED: _text(status.get(GAMED)),
+        "phase": status.get("phase"),
+        "step": _number(status.get("step")),
+        "steps": _number(status.get("steps")),
+        "started": _number(status.get("started")),
+        "updated": _number(status.get("updated")) or _changed(folder),
+        **measured,
+        "notes": notes_of(folder),
+    }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """The numbers that the metrics come to, in the columns of a row."""
+    found = last_values(folder / "metrics.jsonl", ROWS)
+    played = "debug" if found["train/reward"] is None else "train"
+    return {
+        **{name: found[name] for name in (*REWARDS, *NUMBERS)},
+        "given": found["train/rows"] is not None,
+        "loss": found["loss"] if found["train/rows"] is not None else None,
+        "validation/loss": found["validation/loss"],
+        "reward_over": over(found, played) or None,
+        "reward_short": _short(found, played),
+        "held_out": words(found) if found["validation/tasks"] is not None else None,
+        "held_out_short": short(found),
+    }
+
+
+def _evaluated(folder: Path) -> dict[str, Any]:
+    """Return the model of an evaluation, and what evaluations that can be compared with it have in common."""
+    try:
+        about = read_json(folder / FILE)
+    except (OSError, ValueError):
+        return {}
+    identity = about.get("identity")
+    rest = {**identity, "model": None} if isinstance(identity, dict) else None
+    digest = hashlib.blake2b(strict_json(rest).encode(), digest_size=8).hexdigest() if rest else None
+    return {"model": str(about.get("model") or folder.name), "comparison": digest}
+
+
+def _short(counts: Mapping[str, float | None], prefix: str) -> str | None:
+    """Scored of all, where that is not all."""
+    scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
+    return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
+
+
+def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
+    """The last lines of a run's log; "" without one."""
+    try:
+        with open_record_file(main_log(folder)) as file:
+            text = read_tail(file, window).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _text(alarm: Any) -> str | None:
+    """The words of an alarm."""
+    return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18) -> dict[str, int | float | None]:
+    """The last values within the file's last bytes: of each tuple of metrics those of one row, the last that has the
+    first of them as a number."""
+    found: dict[str, int | float | None] = {name: None for names in rows for name in names}
+    try:
+        with open_record_file(metrics) as file:
+            lines = read_last_lines(file, window)
+    except OSError:
+        return found
+    wanted = {f'"{names[0]}"'.encode(): names for names in rows}
+    for line in reversed(lines):
+        there = [mark for mark in wanted if mark in line]
+        if not there:  # most rows of most files, and all of those that lack what a run of another kind has
+            continue
+        try:
+            row = parse_object(line)
+        except ValueError:
+            continue
+        for mark in there:
+            if _number(row.get(wanted[mark][0])) is not None:
+                found.update({name: _number(row.get(name)) for name in wanted.pop(mark)})
+        if not wanted:
+            break
+    return found
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    try:
+        return read_status(folder) or {}
+    except (OSError, UserError):
+        return {}
+
+
+def _changed(folder: Path) -> float | None:
+    try:
+        return max((folder / mark).stat().st_mtime for mark in MARKS if (folder / mark).exists())
+    except (OSError, ValueError):
+        return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in MARKS)

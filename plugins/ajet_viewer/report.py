@@ -1,0 +1,148 @@
+"""`ajet report RUN`: what somebody who is to help needs to see of a run, in one file without secrets.
+
+Invariant: every text passes the redactor once more, whatever wrote it: values of the present environment and of the
+configuration by their names, keys by their shapes; the home directory is `~`. A part that cannot be read is said in its
+place and costs no other part. Nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_file
+from ajet.record.asked_file import require_place
+from ajet.record.bounded_json import MOST_BYTES
+from ajet.record.episodes import NAME
+from ajet.record.files import read_rows, read_tail
+from ajet.record.find_run import known_run, newest_run
+from ajet.record.logs import main_log
+from ajet.record.secrets import Redactor, literal_secrets
+from ajet.schema.errors import UserError
+
+LOG_BYTES = 200_000
+"""Of the log's end."""
+ROWS = 20
+"""Of metrics, the last ones."""
+PACKAGES = ("ajet", "torch", "transformers", "vllm", "verl", "ray", "openai", "numpy", "peft", "datasets", "pydantic")
+
+
+def report(run: str, root: Path, *, out: Path | None = None) -> Path:
+    """Write the bundle and answer its place. `out`: a file that is not there yet. Raises UserError."""
+    folder = newest_run(run, root, holding="status.json")
+    if folder is None:
+        folder = known_run(run, root, holding="status.json", expected="a run's name or folder")
+    folder = folder.absolute()
+    target = out or Path(f"ajet-report-{folder.name}.zip")
+    require_place(target, "--out")
+    clean, known = _cleaner(folder)
+    try:
+        with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as bundle:
+            for name, content in _parts(folder):
+                if name == "given.yaml" and not known:
+                    content = _left_out
+                bundle.writestr(f"{target.stem}/{name}", clean(_read(content)))
+    except OSError as error:
+        raise UserError(f"The report cannot be written: {error.strerror}.", where=str(target)) from error
+    return target
+
+
+def _parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """The names in the bundle, and what gives each its text."""
+    yield "versions.json", _versions
+    for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
+        if has_record_file(folder / name):
+            yield name, partial(_text, folder / name)
+    yield "origins.txt", lambda: _origins(folder)
+    yield "log.txt", lambda: _end(main_log(folder))
+    yield "metrics.jsonl", lambda: _lines(list(read_rows(folder / "metrics.jsonl"))[-ROWS:])
+    yield "episodes.jsonl", lambda: _lines(_episodes(folder / "episodes"))
+
+
+def _read(content: Callable[[], str]) -> str:
+    try:
+        return content()
+    except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+        return f"This part could not be read: {type(error).__name__}: {error}\n"
+
+
+def _left_out() -> str:
+    return "Left out: it cannot be parsed, so that what is secret in it is not known.\n"
+
+
+def _cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
+    """What takes secrets and the home directory out of a text, and whether those that the YAML holds are known."""
+    from ajet.config import recorded_tree
+
+    literals: list[tuple[str, str]] = []
+    known = True
+    for name in ("given.yaml", "resolved.yaml"):
+        try:
+            literals += literal_secrets(recorded_tree(folder / name))
+        except (UserError, OSError):
+            known = known and name != "given.yaml"
+    redact, home = Redactor(literals=literals), str(Path.home())
+
+    def clean(text: str) -> str:
+        shown = redact(text)
+        return shown.replace(home, "~") if len(home) > 1 else shown
+
+    return clean, known
+
+
+def _versions() -> str:
+    found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _origins(folder: Path) -> str:
+    """Each key that is no default: its value, and where it was set."""
+    from ajet_viewer.config_page import config_page
+
+    keys = [row for row in config_page(folder)["keys"] if row["origin"] != "default"]
+    return "".join(f"{row['key']}: {json.dumps(row['value'], ensure_ascii=False)}  ({row['origin']})\n" for row in keys)
+
+
+def _text(file: Path) -> str:
+    return read_record_file(file, MOST_BYTES).decode()
+
+
+def _end(log: Path) -> str:
+    with open_record_file(log) as file:
+        return read_tail(file, LOG_BYTES).decode(errors="replace")
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _episodes(folder: Path) -> list[dict[str, Any]]:
+    """Episodes of the newest file: one that failed or else the worst, and the best; without their arrays."""
+    found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
+    files = sorted(found, key=lambda path: path.lstat().st_mtime)
+    if not files:
+        return []
+
+    def worth(row: dict[str, Any]) -> tuple[bool, float]:
+        reward = (row.get("verdict") or {}).get("reward")
+        return row.get("failure") is None, float("-inf") if reward is None else reward
+
+    rows = sorted(read_rows(files[-1]), key=worth)
+    return [rows[0], rows[-1]] if len(rows) > 1 else rows
+
+
+def describe(bundle: Path) -> list[tuple[str, int]]:
+    """What is in a bundle, with sizes in bytes, for the person to look through before it is passed on."""
+    with zipfile.ZipFile(bundle) as opened:
+        return [(each.filename, each.file_size) for each in opened.infolist()]

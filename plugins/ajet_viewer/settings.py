@@ -1,0 +1,102 @@
+"""The settings in which the runs of a folder differ: columns of the table of runs.
+
+Invariant: what is compared is what makes two starts the same run (`run.json`, which holds no secret), of runs that are
+never continued the settings that they resolved; a key that every run that has it has alike is no column. A file is
+read again only when it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ajet.config import recorded_tree
+from ajet.record.bounded_json import read_json
+from ajet.record.plain_json import strict_json
+from ajet.record.resume import FILE
+from ajet.schema.errors import ConfigError
+from ajet_viewer.config_page import flat
+
+MOST_KEYS = 200
+LONGEST = 80
+"""Characters of a value."""
+NAMES = frozenset(f"ajet.{name}" for name in ("experiment_name", "experiment_dir", "project_name"))
+"""What a run is called is no setting of it."""
+
+Value = str | int | float | bool | None
+
+
+class Settings:
+    """The settings of each run that was asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}
+
+    def of(self, folder: Path) -> dict[str, Value]:
+        """Dotted key to plain value, lists as text; empty where nothing can be read."""
+        for name, read in ((FILE, _identity), ("resolved.yaml", _resolved)):
+            path = folder / name
+            try:
+                found = path.stat()
+            except OSError:
+                continue
+            state = (found.st_mtime_ns, found.st_size)
+            if self._read.get(path, (None,))[0] != state:
+                self._read[path] = (state, {key: _short(value) for key, value in read(path) if key not in NAMES})
+            return self._read[path][1]
+        return {}
+
+
+SEED = "ajet.seed"
+OFF_UNLESS = {"kl": ("ajet.trainer_common.use_kl_loss", "ajet.trainer_common.algorithm.use_kl_in_reward")}
+"""A curve that is rounding alone unless one of these settings is on."""
+
+
+def seeds_group(settings: dict[str, Value]) -> str | None:
+    """Return what runs that differ in their seed only have in common; None without a known seed."""
+    if SEED not in settings:
+        return None
+    rest = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
+    return hashlib.blake2b(rest.encode(), digest_size=8).hexdigest()
+
+
+def off_curves(settings: dict[str, Value]) -> list[str]:
+    """Return the curves whose term is off in a run."""
+    return [
+        curve
+        for curve, keys in OFF_UNLESS.items()
+        if any(key in settings for key in keys) and not any(settings.get(key) for key in keys)
+    ]
+
+
+def differing(runs: Iterable[dict[str, Value]]) -> list[str]:
+    """The keys that not all runs that have them have alike, in order; at most MOST_KEYS."""
+    seen: dict[str, set[str]] = {}
+    for settings in runs:
+        for key, value in settings.items():
+            seen.setdefault(key, set()).add(repr(value))
+    return sorted(key for key, values in seen.items() if len(values) > 1)[:MOST_KEYS]
+
+
+def _identity(path: Path) -> list[tuple[str, Any]]:
+    try:
+        training = read_json(path).get("training")
+    except (OSError, ValueError):
+        return []
+    return list(training.items()) if isinstance(training, dict) else []
+
+
+def _resolved(path: Path) -> list[tuple[str, Any]]:
+    try:
+        return list(flat(recorded_tree(path)))
+    except (ConfigError, OSError):
+        return []
+
+
+def _short(value: Any) -> Value:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = value if isinstance(value, str) else strict_json(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -1,0 +1,143 @@
+"""Which rows of the episodes' table are asked for, and in which order.
+
+Invariant: a condition that cannot be read is an answer of 400 that names it, not a filter that is left out. Free text
+is looked for in the row first and in the episode's whole line, without its images, after that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.record.image_text import without_images
+from ajet.schema.errors import AjetError
+from ajet_viewer.episode_table import EpisodeTable, Place, read_line
+
+SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
+LIMIT = 1000
+MOST_DIGITS = 18
+"""Of a whole number in a request: a place in a file or among tokens."""
+
+
+class BadFilter(AjetError, ValueError):
+    """A condition that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFilter:
+    """The conditions on a table's rows and their order; None and empty: no condition."""
+
+    step: tuple[int, int] | None = None
+    split: str = ""
+    task: str = ""
+    status: str = ""
+    agent: str = ""
+    reward: tuple[float, float] | None = None
+    text: str = ""
+    sort: str = "step"
+    descending: bool = True
+    offset: int = 0
+    limit: int = 100
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> TableFilter:
+        """The filter of a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises BadFilter."""
+        unknown = set(query) - {
+            *("step", "split", "task", "status", "agent", "reward", "text", "sort", "offset", "limit", "key")
+        }
+        if unknown:
+            raise BadFilter(f"there is no condition named {sorted(unknown)[0]}")
+        sort = query.get("sort") or "-step"
+        if sort.lstrip("-") not in SORTS:
+            raise BadFilter(f"sort: one of {', '.join(SORTS)}, with - before it for the largest first")
+        step = _range(query, "step")
+        return cls(
+            step=None if step is None else (int(max(step[0], -1)), int(min(step[1], 1 << 62))),
+            reward=_range(query, "reward"),
+            sort=sort.lstrip("-"),
+            descending=sort.startswith("-"),
+            offset=_count(query, "offset", 0, 1 << 40),
+            limit=_count(query, "limit", 100, LIMIT),
+            **{name: query.get(name, "") for name in ("split", "task", "status", "agent", "text")},
+        )
+
+    def admits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row meets all conditions but the text."""
+        reward = row["reward"]
+        return (
+            (self.step is None or self.step[0] <= row["step"] <= self.step[1])
+            and (not self.split or row["split"] == self.split)
+            and (not self.task or row["task"] == self.task)
+            and (not self.status or self.status in (row["status"], "no score" if reward is None else ""))
+            and (not self.agent or self.agent in row["agents"])
+            and (self.reward is None or (reward is not None and self.reward[0] <= reward <= self.reward[1]))
+        )
+
+
+def select(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
+    """{rows, total, complete, pending, damaged}: a window of what matches."""
+    text = wanted.text.casefold()
+    found = [
+        row
+        for row, place in table.rows()
+        if wanted.admits(row) and (not text or _says(row, text) or _holds(place, text))
+    ]
+    window = _sorted(found, wanted)[wanted.offset : wanted.offset + wanted.limit]
+    state = {"complete": table.complete, "pending": table.pending, "damaged": table.damaged}
+    return {"rows": window, "total": len(found), **state}
+
+
+def _sorted(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
+    """Rows without the value come last, whichever way the others go."""
+    if wanted.sort == "step" and wanted.descending:
+        return rows
+
+    def key(row: dict[str, Any]) -> tuple[bool, Any]:
+        value = row[wanted.sort]
+        return (value is None) != wanted.descending, 0 if value is None else value
+
+    last = wanted.offset + wanted.limit
+    if last * 10 < len(rows):
+        return (heapq.nlargest if wanted.descending else heapq.nsmallest)(last, rows, key=key)
+    return sorted(rows, key=key, reverse=wanted.descending)
+
+
+def _says(row: Mapping[str, Any], text: str) -> bool:
+    fields: Iterable[str] = (row["query"], row["task"], row["uuid"], row["failure"], *row["agents"], *row["checks"])
+    return any(text in field.casefold() for field in fields)
+
+
+def _holds(place: Place, text: str) -> bool:
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    try:
+        return escaped in without_images(read_line(place).decode(errors="replace")).casefold()
+    except OSError:
+        return False
+
+
+def _range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
+    given = query.get(name, "").strip()
+    if not given:
+        return None
+    low, dots, high = given.partition("..")
+    try:
+        return (float(low or "-inf"), float(high or "inf")) if dots else (float(given), float(given))
+    except ValueError as error:
+        raise BadFilter(f"{name}: a number or a range such as 0.2..0.8, not {given!r}") from error
+
+
+def _count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    given = query.get(name, "")
+    if not given:
+        return default
+    return min(whole_number(name, given), most)
+
+
+def whole_number(name: str, given: str) -> int:
+    """Read a number of a request. Raises BadFilter."""
+    if not (given.isdecimal() and given.isascii() and len(given) <= MOST_DIGITS):
+        raise BadFilter(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
+    return int(given)

@@ -1,0 +1,123 @@
+"""`ajet runs` and `ajet episodes`: the viewer's tables in a terminal.
+
+Invariant: the same rows as the viewer shows, read by the same code; what a model wrote is printed without the control
+characters that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.table import Table
+
+from ajet.record.console import console, counted, format_age
+from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.gamed import GAMED
+from ajet.record.learned import LEARNED_NOTHING
+from ajet.run.episode_panel import show_episode
+from ajet.schema.commands import command
+from ajet.schema.episode import Split
+from ajet.schema.errors import UserError
+from ajet_viewer.episode_page import read_episode
+from ajet_viewer.episode_table import EpisodeTable
+from ajet_viewer.library import Library
+from ajet_viewer.table_filter import BadFilter, TableFilter
+
+STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
+
+WHOLE_NAME = 0.4
+"""Of the width: names up to it stand on one line."""
+NARROW = 60
+"""Columns below which those of the table of runs stand closer."""
+BESIDE_NAME = len("interrupted step reward 59 min") + 2
+"""Columns of such a table that are neither the name's nor those of what was held out."""
+
+
+def show_runs(root: Path, *, debug: bool = True) -> int:
+    """A table of the runs below `root`, the one that changed last first. `debug`: with debug runs. Exit code 0."""
+    rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
+    if not rows:
+        start = command("--conf", "FILE.yaml", "--backbone", "local")
+        console.print(f"No runs in {root}. Start one: {start}", markup=False, soft_wrap=True)
+        return 0
+    narrow = console.width < NARROW
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0) if narrow else (0, 1))
+    short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
+    words = [word for row in rows for word in (row["held_out_short"] or "").split()]
+    held_out = max(map(len, ("held out", *words))) if narrow else None
+    room = max(8, console.width - BESIDE_NAME - (held_out or 0)) if narrow else None
+    table.add_column("run", overflow="fold", no_wrap=short, max_width=room)  # a name is there to be typed
+    table.add_column("state", min_width=len("interrupted"))
+    table.add_column("step", justify="right")
+    table.add_column("reward", justify="right")
+    table.add_column("held out", justify="right", max_width=held_out)
+    table.add_column("ago", no_wrap=True)
+    for row in rows:
+        reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
+        state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
+        state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
+        state += ", [yellow]rewards gamed?[/]" if row[GAMED] else ""
+        table.add_row(
+            _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
+            " ".join(filter(None, (_number(reward), row["reward_short"]))),
+            row["held_out_short"] or _number(None), format_age(row["updated"]).removesuffix(" ago"),
+        )  # fmt: skip
+    console.print(table)
+    return 0
+
+
+def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str, uuid: str = "") -> int:
+    """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. `uuid`: that
+    one alone. Exit code 0. Raises UserError."""
+    folder = newest_run(run, root, holding="episodes") or run_folder(run, root, holding="episodes")
+    if not (folder / "episodes").is_dir():
+        raise UserError(
+            f"There are no episodes of a run named {run}.",
+            where=str(folder / "episodes"),
+            expected="a run directory",
+            do=which_runs(run, root),
+        )
+    if split and split not in get_args(Split):
+        raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))
+    try:
+        wanted = TableFilter.from_query({"step": step or "", "split": split})
+    except BadFilter as error:
+        raise UserError(f"'{step}' is no step.", where="--step", expected="a step, or a range such as 3..9") from error
+    table = EpisodeTable(folder)
+    table.look(wait=None)
+    found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
+    if uuid and not found:
+        raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
+    scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
+    chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
+    for _, place in chosen[:count]:
+        try:
+            show_episode(read_episode(place)[0])
+        except (UserError, OSError, ValueError) as error:
+            what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
+            console.print(f"{place.path.name}: {_plain(what)}", soft_wrap=True)
+    if found:
+        console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
+    else:
+        console.print(_what_there_is([row for row, _ in table.rows()]), soft_wrap=True)
+    return 0
+
+
+def _what_there_is(rows: list[dict[str, Any]]) -> str:
+    """Words on which episodes there are, where none is wanted."""
+    if not rows:
+        return "No episode is recorded yet."
+    splits = Counter(row["split"] for row in rows)
+    counts = ", ".join(f"{count} of the split {split}" for split, count in splits.items())
+    steps = [row["step"] for row in rows]
+    return f"No episode is of that step and split; there are {counts}, of steps {min(steps)} to {max(steps)}."
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "�" for letter in text).replace("[", "\\[")
