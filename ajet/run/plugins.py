@@ -33,6 +33,8 @@ def _describe(loaded: LoadedPlugin) -> Iterator[str]:
     for kind in NAMED_KINDS:
         if names := plugin.list_parts(kind):
             yield f"{kind.replace('_', ' ')}: {', '.join(names)}"
+    if plugin.exports:
+        yield f"name: {', '.join(f'ajet.{name}' for name in plugin.exports)}"
     if plugin.commands:
         yield f"command: {', '.join(plugin.commands)}"
     if keys := [*_list_keys(plugin)]:

@@ -133,5 +133,5 @@ def packages_folder() -> Path:
 
 
 FAMILY = EnvironmentFamily(Gaia, list_parts, prepare_packages, ENV_TEMPLATE)
-GAIA_LOCAL = Path(__file__).with_name("gaia-local.yaml")
-"""All of them, on this machine."""
+GAIA_LOCAL = Path(__file__).with_name("shipped") / "gaia-local.yaml"
+"""All of them, on this machine. Its folder holds no code: an environment's process starts there."""

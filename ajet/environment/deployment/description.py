@@ -34,7 +34,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet.config.plugin import load_code
-from ajet.config.plugins import find_all_parts, find_part, list_first_names
+from ajet.config.plugins import find_all_parts, find_part, find_parts, list_first_names
 from ajet.environment.files import named_in, read_variables, read_yaml, refused
 from ajet.environment.front.servers import Per
 from ajet.schema.errors import ConfigError
@@ -132,6 +132,11 @@ def file_of(named: str) -> Path:
     part = None if Path(named).is_file() else find_part("environment_file", named)
     file: Path = load_code(part.code) if part is not None else Path(named).absolute()
     return file
+
+
+def find_shipped_name(file: Path) -> str:
+    """Return the name by which any installation of ajet finds a file; "" for another."""
+    return next((name for name, part in find_parts("environment_file").items() if load_code(part.code) == file), "")
 
 
 def described(file: Path) -> Description:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet.environment.deployment import Description, RunningEnvironment, described
-from ajet.environment.deployment.description import SHIPPED
+from ajet.environment.deployment.description import find_shipped_name
 from ajet.environment.sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.kubernetes import sizes
@@ -99,7 +99,7 @@ def started(description: Description, program: str, name: str, host: str, port: 
         words += ["--publish", f"{shown}:{port}:{PORT}"]
     if network:
         words += ["--network", network]
-    if description.file.parent != SHIPPED:
+    if not find_shipped_name(description.file):
         words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
     if any(part.resources.said for part in description.parts):
         most = sizes(description)[1]
@@ -110,8 +110,7 @@ def started(description: Description, program: str, name: str, host: str, port: 
 
 def _command(description: Description) -> list[str]:
     assert description.file is not None
-    shipped = description.file.parent == SHIPPED
-    named = description.file.stem if shipped else f"{FOLDER}/{description.file.name}"
+    named = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
     return ["ajet", "env", "up", named, "--foreground"]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from ajet.environment.deployment import described, file_of
+from ajet.environment.deployment.description import find_shipped_name
 from ajet.environment.deployment.workdirs import Workdirs
 from ajet.environment.front import Episodes
 from ajet.environment.sandbox.choose import tried
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 def test_it_is_there_by_the_names_that_people_know(packages, tmp_path):
     assert file_of("gaia-mcp-server") == file_of("gaia-local")
+    assert find_shipped_name(file_of("gaia-mcp-server")) == "gaia-local" and not find_shipped_name(tmp_path / "x.yaml")
     description = described(file_of("gaia-local"))
     names = {part.name for part in description.parts} | set(description.aliases)
     assert set(SEED_NAMES) <= names
