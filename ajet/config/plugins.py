@@ -205,11 +205,15 @@ def describe_broken_keys(plugin: Plugin) -> str:
     return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
 
 
+def list_packages() -> list[str]:
+    """Return the importable names of the packages that ship with ajet, the kernel's first."""
+    return [*dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())]
+
+
 @lru_cache(maxsize=1)
 def list_package_roots() -> tuple[Path, ...]:
     """Return the folders of the packages that ship with ajet: code below them is not the user's."""
-    names = dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in list_packages()]
     return tuple(Path(file).resolve().parent for file in files if file is not None)
 
 

@@ -27,5 +27,5 @@ PLUGIN = Plugin(
         "judge": Command("ajet_judges.cli.judge:app", "Judges, before a run trusts them."),
     },
     config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
-    renamed={"ajet_judges.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},
+    renamed={"ajet.task_judge.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},
 )
