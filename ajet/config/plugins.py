@@ -227,9 +227,9 @@ def find_all_commands() -> dict[str, Command]:
     return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
 
 
-def find_launch_flags() -> dict[str, LaunchFlag]:
-    """Return the flags of a launch that plug-ins bring, by their names without `--with-`."""
-    return {name: flag for plugin in _list_usable() for name, flag in plugin.launch_flags.items()}
+def find_launch_flags(*, shipped: bool = False) -> dict[str, LaunchFlag]:
+    """Return the flags of a launch by their names without `--with-`. `shipped`: only those that ship with ajet."""
+    return {name: flag for plugin in _list_usable(shipped=shipped) for name, flag in plugin.launch_flags.items()}
 
 
 def describe_broken() -> str:
