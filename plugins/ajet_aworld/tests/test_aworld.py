@@ -16,7 +16,7 @@ from ajet.engine.scripted import ScriptedReply
 from ajet_aworld import tool_environment
 from ajet_environments.hosting.lifetime import down, up
 from ajet_gaia.catalogue import SEED_NAMES
-from ajet_mcp.running import running
+from ajet_mcp.running_environments import running
 from ajet_proof.recorded.prove import prove_recorded
 from tests.aworld_fixtures import (
     NOTES,

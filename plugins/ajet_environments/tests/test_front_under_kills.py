@@ -16,7 +16,7 @@ import pytest
 
 from ajet_environments.hosting.lifetime import down, up
 from ajet_mcp.contract import CallFailed, Limits, Session
-from ajet_mcp.running import RunningEnvironment
+from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
 from ajet_mcp.thin.server import close_all
