@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.contract import Algorithm
-from ajet.config.plugins import find_part
+from ajet.config.plugins import find_part, list_packages
 from ajet.schema.commands import command
 from ajet.schema.errors import AjetError, UserError
 
@@ -70,7 +70,7 @@ def try_group(algorithm: Algorithm) -> None:
 
 def _find_line(algorithm: Algorithm, problem: Exception) -> str:
     """Return file:line of the last line of the algorithm's own file in the traceback; "" if there is none."""
-    if type(algorithm).__module__.partition(".")[0] == "ajet":
+    if type(algorithm).__module__.partition(".")[0] in list_packages():
         return ""
     try:
         file = inspect.getsourcefile(type(algorithm))

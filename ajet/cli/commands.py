@@ -28,9 +28,8 @@ def built(name: str) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     elif name == LAUNCH:
-        from ajet.cli.launch import Launch, add_flags
+        from ajet.cli.launch import Launch
 
-        add_flags()
         holder.command(name, cls=Launch, hidden=True)(found)
     else:
         holder.command(name)(found)

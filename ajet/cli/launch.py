@@ -126,7 +126,7 @@ def launch(
         )
     experiment.require_ready()
     known = find_launch_flags()
-    chosen = [name for name in known if flags[_spell_parameter(name)]]
+    chosen = [name for name in known if flags.get(_spell_parameter(name))]
     for name in chosen:
         if known[name].needs and known[name].needs not in experiment.backbone.can:
             warn(f"--with-{name} has no effect: the backbone {experiment.backbone.name} runs in this process")
@@ -152,8 +152,8 @@ def launch(
 _OWN = inspect.signature(launch, eval_str=True).parameters
 
 
-def add_flags() -> None:
-    """Give `launch` an option for each flag that a plug-in brings."""
+def add_flags(*, shipped: bool) -> None:
+    """Give `launch` an option for each flag that a plug-in brings. `shipped`: one that ships with ajet."""
     own = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
     at = next(index for index, each in enumerate(own) if each.name == "skip_check_avail_gpu")
     added = [
@@ -163,7 +163,7 @@ def add_flags() -> None:
             default=False,
             annotation=Annotated[bool, typer.Option(f"--with-{name}", help=flag.help, rich_help_panel=_CLUSTER)],
         )
-        for name, flag in find_launch_flags().items()
+        for name, flag in find_launch_flags(shipped=shipped).items()
     ]
     launch.__signature__ = inspect.Signature([*own[:at], *added, *own[at:]])  # type: ignore[attr-defined]
 

@@ -62,12 +62,18 @@ def root(
     """
 
 
-add_flags()
-# The root shows (and completes) launch's options; `main` hands the parsing of a launch to the command itself.
-_options = [each for name, each in inspect.signature(launch, eval_str=True).parameters.items() if name != "overrides"]
-_options.append(inspect.signature(root, eval_str=True).parameters["version"])
-root.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
-root.__annotations__ = {each.name: each.annotation for each in _options}
+def _take_options(*, shipped: bool) -> None:
+    """Give the root the options of a launch, to show and complete; `main` hands their parsing to the command itself."""
+    add_flags(shipped=shipped)
+    given = inspect.signature(launch, eval_str=True).parameters
+    options = [each for name, each in given.items() if name != "overrides"]
+    options.append(_VERSION)
+    root.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    root.__annotations__ = {each.name: each.annotation for each in options}
+
+
+_VERSION = inspect.signature(root, eval_str=True).parameters["version"]
+_take_options(shipped=True)
 app.callback()(root)
 
 
@@ -96,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.insert(at, "--conf")
     if given[0] == "launch":
         given = _ours(given)
+    if given[0] in ("launch", "--help", "-h"):
+        _take_options(shipped=False)
     try:
         app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
     finally:

@@ -205,11 +205,15 @@ def describe_broken_keys(plugin: Plugin) -> str:
     return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
 
 
+def list_packages() -> list[str]:
+    """Return the importable names of the packages that ship with ajet, the kernel's first."""
+    return [*dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())]
+
+
 @lru_cache(maxsize=1)
 def list_package_roots() -> tuple[Path, ...]:
     """Return the folders of the packages that ship with ajet: code below them is not the user's."""
-    names = dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in list_packages()]
     return tuple(Path(file).resolve().parent for file in files if file is not None)
 
 
@@ -223,9 +227,9 @@ def find_all_commands() -> dict[str, Command]:
     return {name: command for plugin in _list_usable() for name, command in plugin.commands.items()}
 
 
-def find_launch_flags() -> dict[str, LaunchFlag]:
-    """Return the flags of a launch that plug-ins bring, by their names without `--with-`."""
-    return {name: flag for plugin in _list_usable() for name, flag in plugin.launch_flags.items()}
+def find_launch_flags(*, shipped: bool = False) -> dict[str, LaunchFlag]:
+    """Return the flags of a launch by their names without `--with-`. `shipped`: only those that ship with ajet."""
+    return {name: flag for plugin in _list_usable(shipped=shipped) for name, flag in plugin.launch_flags.items()}
 
 
 def describe_broken() -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.config.idle import users_layers
-from ajet.config.plugins import find_part
+from ajet.config.plugins import find_part, list_packages
+from ajet.config.references import parse_reference
+from ajet.config.schema.choices import is_reference
 from ajet.config.unread_sections import JUDGE, find_unread_keys
 from ajet.run.runner import algorithm_of, runner_of
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError, UserError
 
-_SHIPPED = "ajet.workflow."
-"""How a reference to a workflow of ajet's begins."""
+_EXPORTING = ("ajet", "ajet.workflow")
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -70,6 +71,12 @@ def require_teacher(experiment: Experiment) -> None:
         teacher_source(experiment, weights=False)
 
 
+def _is_shipped(workflow: str) -> bool:
+    """True for a reference to code that ships with ajet, except by a name that `ajet` or `ajet.workflow` exports."""
+    place = parse_reference(workflow).place if is_reference(workflow) else ""
+    return place.partition(".")[0] in list_packages() and place not in _EXPORTING
+
+
 def require_rewards(experiment: Experiment) -> None:
     """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
     from ajet.rollout.wiring import workflow_of
@@ -77,7 +84,7 @@ def require_rewards(experiment: Experiment) -> None:
     from ajet.task_reader import open_reader
 
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
-    if workflow is None or not (find_part("workflow", workflow) or workflow.startswith(_SHIPPED)):
+    if workflow is None or not (find_part("workflow", workflow) or _is_shipped(workflow)):
         return  # a user's own code says by itself what it returns
     own_types = judge.judge_type != "customized_protocol"
     if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:

@@ -42,7 +42,7 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
     """Raises UserError unless all code that the agent needs is the project's own (below the working directory and not
     in the record, or a tutorial of ajet's), and nothing is needed from the environment or a network; says which code
     it is. `judged`: the judge's, too. `otherwise`: the command that takes a YAML in place of the record."""
-    from ajet.config.plugins import find_part
+    from ajet.config.plugins import find_part, list_packages
     from ajet.config.recorded import from_elsewhere
     from ajet.config.references import code_file
     from ajet.config.schema.choices import is_reference
@@ -65,7 +65,7 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
         why.append(f"ajet.environment.use is {experiment.ajet.environment.use!r}")
     for key, reference in named.items():
         file = code_file(reference, experiment.base) if is_reference(reference) else None
-        if file is None and (find_part("workflow", reference) or reference.startswith("ajet.")):
+        if file is None and (find_part("workflow", reference) or reference.partition(".")[0] in list_packages()):
             continue
         if file is None or not _own(file, folder):
             why.append(f"{key} is {reference!r}")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ajet.config.plugins import list_packages
 from ajet.record.console import counted
 from ajet.run.own_frames import OwnFrame
 from ajet.schema.episode import Episode
@@ -81,7 +82,7 @@ def _normalize(text: str) -> str:
 def _find_reader(workflow: type[object]) -> str:
     """Return file:line of the first line that reads the field, in the file of the workflow; "" if there is none."""
     file = source_file(workflow)
-    if not file.is_file() or workflow.__module__.partition(".")[0] == "ajet":
+    if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     found = next((number for number, line in enumerate(lines, 1) if f".{_FIELD}" in line), None)

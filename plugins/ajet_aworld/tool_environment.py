@@ -20,8 +20,8 @@ from loguru import logger
 from ajet.schema.addresses import is_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EnvironmentFailure
-from ajet_environments.deployment.state import all_running, token_for
 from ajet_gaia.catalogue import SEED_NAMES
+from ajet_mcp.running_environments import all_running, token_for
 from ajet_mcp.servers import TOKEN
 from ajet_mcp.thin.http import EPISODES
 from ajet_mcp.thin.messages import STATELESS, request

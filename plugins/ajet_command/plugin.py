@@ -18,5 +18,5 @@ PLUGIN = Plugin(
         "no_model_call of CommandWorkflow": "give the program's client the address and key in OPENAI_BASE_URL and "
         "OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, which it is started with",
     },
-    renamed={"ajet_command:CommandWorkflow": "ajet_command.workflow:CommandWorkflow"},
+    renamed={"ajet.workflow.command:CommandWorkflow": "ajet_command.workflow:CommandWorkflow"},
 )

@@ -1,6 +1,6 @@
 """A service behind a sandbox's walls (`services.NAME.confined`), and the way in to its port.
 
-Invariants: it sees what a confined tool server sees (`environment.sandbox.walls`), its working folder read-only, and
+Invariants: it sees what a confined tool server sees (`ajet_sandbox.walls`), its working folder read-only, and
 no network. One port leads in: connections to it go over a socket that was made out here, and nothing goes the other
 way. The port answers here once the program answers inside, and no longer than the program is kept.
 """

@@ -1,4 +1,7 @@
-"""The judges that this package opens for a run."""
+"""The judges that this package opens for a run.
+
+Invariant: a run without one of them loads none of their code.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from loguru import logger
 
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge import ModelJudge
-from ajet_judges.rubrics.judge import RubricsJudge
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet_judges.model_judge import ModelJudge
+    from ajet_judges.rubrics.judge import RubricsJudge
 
 
 def open_rubrics(experiment: Experiment) -> RubricsJudge:
     """Open the judge of `judge_type: rubrics_auto_grader`. Raises UserError."""
+    from ajet_judges.rubrics.judge import RubricsJudge
+
     judge = experiment.ajet.task_judge
     if judge.scorer or judge.scorers or judge.stages:
         raise ConfigError(
@@ -34,6 +39,8 @@ def open_ranking_models(experiment: Experiment) -> ModelJudge | None:
     UserError."""
     if not JudgeKeys.of(experiment.ajet).judges:
         return None
+    from ajet_judges.model_judge import ModelJudge
+
     models = ModelJudge.of_experiment(experiment)
     models.ranks = models
     return models

@@ -18,7 +18,7 @@ PLUGIN = Plugin(
         )
     },
     fallback_judges=("ajet_judges.opening:open_ranking_models",),
-    services=("ajet_judges.model_judge.reachable:services_of",),
+    services=("ajet_judges.reachable:services_of",),
     commands={
         "rejudge": Command(
             "ajet_judges.cli.rejudge:rejudge",
@@ -27,5 +27,5 @@ PLUGIN = Plugin(
         "judge": Command("ajet_judges.cli.judge:app", "Judges, before a run trusts them."),
     },
     config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
-    renamed={"ajet_judges.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},
+    renamed={"ajet.task_judge.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},
 )

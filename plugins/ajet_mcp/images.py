@@ -1,6 +1,6 @@
 """Servers of a file that are an image: a container for each process, spoken to over its pipes.
 
-Invariants: what it is given of variables reaches the container and nothing else (`sandbox/engine.py`); it has no
+Invariants: what it is given of variables reaches the container and nothing else (`ajet_sandbox.engine`); it has no
 network unless one is named, no capability, and the cores and memory of its `resources`. It ends with its pipes, and is
 removed with its session; one whose run was killed ends by itself or is removed by the next run.
 """

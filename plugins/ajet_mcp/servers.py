@@ -236,7 +236,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
 
 
 def _addressed(url: str) -> Server:
-    from ajet_environments.deployment.state import token_for
+    from ajet_mcp.running_environments import token_for
 
     checked(url, KEY, *_SERVERS)
     token = key_in(TOKEN) or token_for(url)
@@ -245,7 +245,7 @@ def _addressed(url: str) -> Server:
 
 def _running(name: str) -> Server | None:
     """The environment of that name, or of another name for it, which runs on this machine."""
-    from ajet_environments.deployment.state import running
+    from ajet_mcp.running_environments import running
 
     found = running(find_first_name("environment_file", name))
     return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))

@@ -99,7 +99,7 @@ def test_the_same_parts_are_found_by_reference(run: Command) -> None:
 def test_a_plugins_command_and_list(run: Command) -> None:
     assert run("toy", "--number", "4") == (0, "1 2 3 4\n")
     code, said = run("--help")
-    assert code == 0 and "Count to a number." in said
+    assert code == 0 and "Count to a number." in said and "--with-toy-bell" in said
     code, said = run("plugins")
     assert code == 0 and "ajet_toys" in said and "reader: toy_sums" in said and "command: toy" in said
     assert "flag: --with-toy-bell" in said

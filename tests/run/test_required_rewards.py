@@ -65,10 +65,11 @@ def test_whatever_gives_a_reward_is_enough(tmp_path: Path, monkeypatch: pytest.M
     require_launchable(load_experiment(tmp_path / "m.yaml", overrides=[override]))
 
 
+@pytest.mark.parametrize("module", ["ajet_command.workflow", "ajet.workflow.command"])
 @pytest.mark.parametrize("score", ["judge", "printed"])
-def test_a_command_needs_a_judge_unless_it_prints(tmp_path: Path, score: str) -> None:
+def test_a_command_needs_a_judge_unless_it_prints(tmp_path: Path, score: str, module: str) -> None:
     (tmp_path / "m.yaml").write_text(
-        AGENT.replace("mcp_agent", "ajet_command->CommandWorkflow")
+        AGENT.replace("mcp_agent", f"{module}->CommandWorkflow")
         + f"command_agent: {{command: [echo, a], score: {score}}}\n"
     )
     experiment = load_experiment(tmp_path / "m.yaml")

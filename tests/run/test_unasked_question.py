@@ -11,9 +11,10 @@ import pytest
 
 from ajet import Task
 from ajet.cli import launcher
-from ajet.run.unasked_question import is_unasked, printed_task_hint
+from ajet.run.unasked_question import is_unasked, printed_task_hint, unasked_hint
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
+from ajet.workflow import CommandWorkflow
 
 AGENT = """
 async def agent(task, tuner):
@@ -86,3 +87,8 @@ def test_a_task_printed_into_a_prompt_is_named(shown: str) -> None:
     task = Task(main_query="it's 2 + 2?", metadata={"answer": "4"})
     assert "task.main_query" in printed_task_hint([played(task, text(shown.format(task)))])
     assert printed_task_hint([played(task, text(task.main_query))]) == ""
+
+
+def test_no_line_of_ajets_is_named() -> None:
+    hint = unasked_hint([played(Task(main_query="", task_id="t", metadata={"n": 1}))], CommandWorkflow)
+    assert "task.metadata" in hint and "workflow.py" not in hint

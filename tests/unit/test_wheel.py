@@ -100,6 +100,13 @@ def test_scripts_find_aworlds_names_by_the_printed_folder(unpacked: Path, tmp_pa
     assert done.stdout.startswith("ajet_aworld."), done.stderr
 
 
+def test_code_runs_in_a_sandbox_of_the_wheel(unpacked: Path, tmp_path: Path) -> None:
+    told = "import ajet_sandbox.choose as c; from ajet.schema.sandbox import Limits; print(c.__file__)"
+    told += "; box = c.open_sandbox('none', Limits()); print(box.python('print(6 * 7)').stdout.decode()); box.close()"
+    place, said = python(unpacked, tmp_path, "-c", told).stdout.split()
+    assert Path(place).is_relative_to(unpacked) and said == "42"
+
+
 def test_help_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     done = python(unpacked, tmp_path, "-m", "ajet.cli.launcher", "--help")
     assert done.returncode == 0 and "--backbone" in done.stdout, done.stdout + done.stderr

@@ -14,9 +14,9 @@ from loguru import logger
 
 from ajet.engine.scripted import ScriptedReply
 from ajet_aworld import tool_environment
-from ajet_environments.deployment.state import running
 from ajet_environments.hosting.lifetime import down, up
 from ajet_gaia.catalogue import SEED_NAMES
+from ajet_mcp.running_environments import running
 from ajet_proof.recorded.prove import prove_recorded
 from tests.aworld_fixtures import (
     NOTES,

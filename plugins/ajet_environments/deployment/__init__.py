@@ -4,6 +4,6 @@ What enters: a YAML file or a name. What leaves: a description (values), and a r
 """
 
 from ajet_environments.deployment.description import Description, Part, described, file_of
-from ajet_environments.deployment.state import RunningEnvironment, running, state_folder
+from ajet_mcp.running_environments import RunningEnvironment, running, state_folder
 
 __all__ = ["Description", "Part", "RunningEnvironment", "described", "file_of", "running", "state_folder"]

@@ -26,8 +26,8 @@ from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_environments.deployment.description import Description, described, file_of, prepare_families
-from ajet_environments.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet_mcp.images import require_images
+from ajet_mcp.running_environments import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet_mcp.servers import TOKEN
 from ajet_sandbox.engine import engine_of
 

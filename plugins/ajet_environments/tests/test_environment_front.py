@@ -21,9 +21,9 @@ from rich.console import Console
 
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.deployment.state import running, state_file, token_for
 from ajet_environments.hosting.lifetime import down, listed, show, up
 from ajet_mcp import CallFailed
+from ajet_mcp.running_environments import running, state_file, token_for
 from tests.ajet_command import start
 from tests.mcp_fixtures import attempt, lives
 from tests.waiting import until

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from ajet.schema.errors import ConfigError
 from ajet_environments.deployment import described
-from ajet_environments.deployment.state import RunningEnvironment
 from ajet_environments.hosting.lifetime import down, up
 from ajet_environments.hosting.trial import plan
+from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import servers_of
 from ajet_sandbox.engine import LABEL
 from tests.container_fixtures import IMAGE, NOTES

@@ -14,9 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from ajet_environments.deployment.state import RunningEnvironment
 from ajet_environments.hosting.lifetime import down, up
 from ajet_mcp.contract import CallFailed, Limits, Session
+from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
 from ajet_mcp.thin.server import close_all

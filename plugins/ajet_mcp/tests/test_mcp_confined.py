@@ -75,7 +75,7 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
         made.append(Path(make(**of)))
         return str(made[-1])
 
-    monkeypatch.setattr("ajet.record.held_folder.tempfile.mkdtemp", noted)
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
 
     async def plays() -> tuple[dict[str, str], list[str]]:
         asked = {

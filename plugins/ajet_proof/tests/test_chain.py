@@ -367,7 +367,7 @@ def test_checkpoints_that_gc_removes_lose_their_name_first(run: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ajet.record.retention.shutil.rmtree", killed)
+        patch.setattr("shutil.rmtree", killed)
         collect("demo", run.parent, checkpoints=1, yes=True)
     assert not (run / "checkpoints" / "step-2").exists() and audit_whole(run).ok
     assert [path.name for path in collect("demo", run.parent).found.paths["leftovers"]] == [".step-2.pruned"]

@@ -30,7 +30,8 @@ def require_same_plugins() -> None:
     own = list_versions()
     for name, versions in asked:
         try:
-            difference = describe_difference(own, ray.get(versions, timeout=PATIENCE_S))
+            found = ray.get(versions, timeout=PATIENCE_S)
+            difference = describe_difference(own, found)
         except ray.exceptions.RayError as problem:  # no ajet there, or another one
             difference = f"cannot be listed: {last_line(problem)}"
         if difference:

@@ -49,17 +49,17 @@ def list_on_node(folder: Path) -> dict[str, str]:
 def test_nodes_with_other_plugins_are_told_apart(
     install: Callable[[str, str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(install("driver", "kites", "2.0")))
-    same = install("same", "kites", "2.0")
-    install("same", "swings", "1.0")
-    older = install("older", "kites", "1.5.post1")
+    monkeypatch.syspath_prepend(str(install("driver", "gliders", "2.0")))
+    same = install("same", "gliders", "2.0")
+    install("same", "rockets", "1.0")
+    older = install("older", "gliders", "1.5.post1")
     with handed_to_workers():
         own = list_versions()
         found = {name: list_on_node(folder) for name, folder in (("same", same), ("older", older))}
-    assert own["kites"] == "2.0" and own["ajet"] == own["ajet_ray"] == ajet.__version__
+    assert own["gliders"] == "2.0" and own["ajet"] == own["ajet_ray"] == ajet.__version__
     assert describe_difference(own, found["same"]) == "", "what the driver did not list is loaded nowhere"
     told = describe_difference(own, found["older"])
-    assert "kites" in told and "1.5.post1" in told and "2.0" in told and "ajet" not in told
+    assert "gliders" in told and "1.5.post1" in told and "2.0" in told and "ajet" not in told
 
 
 def test_every_difference_is_named() -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from loguru import logger
 
+from ajet.gateway.listener import Listener
 from ajet.record import held_folder
 from ajet.schema.addresses import loopback_hosts
 from ajet_viewer import app, browser, view
@@ -113,7 +114,7 @@ def test_a_viewer_that_does_not_end_is_killed(begun: Callable[..., Any], opened:
 def test_a_viewer_anywhere_on_loopback_looks_at_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, frozenset[str]] = {}
     monkeypatch.setattr(app, "build_app", lambda views, *, hosts, key: seen.setdefault("hosts", hosts))
-    monkeypatch.setattr("ajet.gateway.listener.Listener.run", lambda self, sockets: sockets[0].close())
+    monkeypatch.setattr(Listener, "run", lambda self, sockets: sockets[0].close())
     view.view(tmp_path, host="127.0.0.2", browser=False)
     [own] = [host for host in seen["hosts"] if host.startswith("127.0.0.2:")]
     assert seen["hosts"] == loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4

@@ -10,9 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.config.services import Service
-from ajet.environment.chat_model import why_none
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge.settings import JUDGES, judges_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -20,18 +18,23 @@ if TYPE_CHECKING:
 
 def services_of(experiment: Experiment) -> Iterator[Service]:
     """The models of `task_judge.judges`, as one; without them the one of `rubrics_auto_grader`, where that judges."""
-    models, key = [member.model for member in judges_of(JudgeKeys.of(experiment.ajet).judges)], JUDGES
-    if not models and experiment.ajet.task_judge.judge_type == "rubrics_auto_grader":
+    judges = JudgeKeys.of(experiment.ajet).judges
+    if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
+        return  # without loading what asks models
+    from ajet.environment.chat_model import why_none
+    from ajet_judges.model_judge.settings import JUDGES, judges_of
+
+    models, key = [member.model for member in judges_of(judges)], JUDGES
+    if not models:
         from ajet_judges.rubrics.examples import KEY
         from ajet_judges.rubrics.settings import named_model
 
         models, key = [named_model(experiment)], KEY
-    if models:
-        yield Service(
-            "judge",
-            " or ".join(dict.fromkeys(each.place for each in models)),
-            key,
-            partial(why_none, models, named="judge"),
-            f"an OpenAI-compatible server that has {models[0].model}, or one of the further models",
-            "start it, or mend model, base_url and api_key_env there",
-        )
+    yield Service(
+        "judge",
+        " or ".join(dict.fromkeys(each.place for each in models)),
+        key,
+        partial(why_none, models, named="judge"),
+        f"an OpenAI-compatible server that has {models[0].model}, or one of the further models",
+        "start it, or mend model, base_url and api_key_env there",
+    )
