@@ -13,8 +13,8 @@ from statistics import fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
-from ajet.run.judge_metrics import judge_metrics
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+from ajet.train.judge_metrics import judge_metrics
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:

@@ -18,12 +18,12 @@ from rich.table import Table
 from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
 from ajet.record.console import counted, printable
 from ajet.record.intervals import wilson
-from ajet.run.judge_metrics import correlated
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
 from ajet.task_reader.plain_values import BadRow, read_json
+from ajet.train.judge_metrics import correlated
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.config import Experiment
 from ajet.record.agreement import kappa, kappa_interval
-from ajet.run.judge_metrics import judge_metrics
 from ajet.run.services import asked as asked_services
 from ajet.run.services import services_of
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
+from ajet.train.judge_metrics import judge_metrics
 from ajet_judges.judging.check import SHIPPED, read_examples
 from ajet_judges.model_judge import ModelJudge
 from ajet_judges.model_judge.store import NAME
