@@ -18,7 +18,7 @@ from ajet_environments.services.reachable import how_to_start
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-KEY = "ajet_environments.reader"
+KEY = "ajet.task_reader.env_service"
 
 
 class EnvServiceReader:

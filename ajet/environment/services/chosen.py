@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.environment.use"
-SERVICE_KEY = "ajet_environments.reader.env_url"
+SERVICE_KEY = "ajet.task_reader.env_service.env_url"
 CLASS = "class"
 """Name of the worlds that are a class of the user's own."""
 

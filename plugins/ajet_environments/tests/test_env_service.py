@@ -136,7 +136,7 @@ def test_an_address_that_is_none_is_said_in_words() -> None:
 
     of_reader = experiment(settings("http://127.0.0.1:80800"))
     used = experiment({"environment": {"use": "http://[::1:8080"}})
-    for found, key in ((of_reader, "ajet_environments.reader.env_url"), (used, "ajet.environment.use")):
+    for found, key in ((of_reader, "ajet.task_reader.env_service.env_url"), (used, "ajet.environment.use")):
         for reads in (chosen, lambda found: list(services_of(found))):
             with pytest.raises(ConfigError, match="is no address of an environment service") as caught:
                 reads(found)

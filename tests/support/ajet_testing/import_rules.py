@@ -25,20 +25,13 @@ class PluginContract(Contract):
 
     siblings = fields.SetField(subfield=fields.StringField(), required=False)
     """Allowed imports between plug-ins, each written as "ajet_verl -> ajet_ray"."""
-    ignore_imports = fields.SetField(subfield=fields.StringField(), required=False)
-    """Single imports that are still to be mended, each written as "ajet.run.x -> ajet_y.z"."""
-
-    ignore_imports = fields.SetField(subfield=fields.StringField(), required=False)
-    """Imports that are allowed for now, each written as "ajet.a.b -> ajet_verl"."""
 
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
         """Return the forbidden imports of the kernel's graph, and of one that is built of all plug-ins."""
         plugins = find_plugins(Path.cwd())
         allowed = self._list_allowed(set(plugins))
         graphs = [graph, *([_build_plugin_graph(set(plugins))] if plugins else [])]
-        ignored = cast("set[str]", self.ignore_imports or set())
-        lines = sorted(line for each in graphs for line in _list_forbidden(each, allowed))
-        found = [line for line in lines if line.partition(" (")[0] not in ignored]
+        found = sorted(line for each in graphs for line in _list_forbidden(each, allowed))
         return ContractCheck(kept=not found, metadata={"found": found})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
