@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm as Algorithm
-    from ajet.run.job import AgentJetJob as AgentJetJob
-    from ajet.run.tune import tune as tune
+    from ajet.commands.job import AgentJetJob as AgentJetJob
+    from ajet.commands.tune import tune as tune
     from ajet.schema.process_reward import ProcessReward as ProcessReward
     from ajet.schema.task import Task as Task
     from ajet.schema.task import WorkflowOutput as WorkflowOutput

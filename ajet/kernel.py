@@ -108,8 +108,8 @@ PLUGIN = Plugin(
         "AjetTuner": "ajet.workflow.tuner:AjetTuner",
         "bp": "ajet.workflow.breakpoint:bp",
         "Algorithm": "ajet.algorithm.contract:Algorithm",
-        "AgentJetJob": "ajet.run.job:AgentJetJob",
-        "tune": "ajet.run.tune:tune",
+        "AgentJetJob": "ajet.commands.job:AgentJetJob",
+        "tune": "ajet.commands.tune:tune",
     },
     failure_hints={
         "no_model_call": "give the client the tuner, or the address and key that it hands out: "

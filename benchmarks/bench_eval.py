@@ -90,8 +90,8 @@ def a_project(folder: Path, episodes: int) -> Path:
 
 def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
-    from ajet.run.evaluation.play import EvaluationOptions, prepared
-    from ajet.run.evaluation.target import opened_target
+    from ajet.commands.evaluation.play import EvaluationOptions, prepared
+    from ajet.commands.evaluation.target import opened_target
     from ajet.train.parts import assemble
 
     experiment, (model,) = opened_target(str(yaml), None, [f"bench@{url}"])
@@ -106,9 +106,9 @@ def rollout_alone(yaml: Path, url: str) -> float:
 
 def evaluation(yaml: Path, url: str) -> float:
     """Seconds of the whole command after its imports: opening, playing, recording, scoring."""
-    from ajet.run.evaluation.play import EvaluationOptions, evaluate_models
-    from ajet.run.evaluation.report import as_json
-    from ajet.run.evaluation.target import opened_target
+    from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
+    from ajet.commands.evaluation.report import as_json
+    from ajet.commands.evaluation.target import opened_target
 
     began = time.monotonic()
     experiment, models = opened_target(str(yaml), None, [f"bench@{url}"])

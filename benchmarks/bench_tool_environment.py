@@ -168,8 +168,8 @@ def serve(port: Any) -> None:
 
 def ours(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float]:
     """Seconds, and processor seconds, of so many episodes."""
-    from ajet.run.evaluation.play import EvaluationOptions, prepared
-    from ajet.run.evaluation.target import opened_target
+    from ajet.commands.evaluation.play import EvaluationOptions, prepared
+    from ajet.commands.evaluation.target import opened_target
     from ajet.train.parts import assemble
 
     (folder / "server.py").write_text(TOOL_SERVER)

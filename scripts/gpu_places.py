@@ -87,21 +87,21 @@ COVERED = {
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
     "plugins/ajet_trl/process.py::train": "",
     "ajet/record/environment.py::_gpus": "local",
-    "ajet/run/checkup/machine.py::_gpus": "doctor",
-    "ajet/run/checkup/packages.py::packages": "doctor",
-    "ajet/run/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
-    "ajet/run/plan.py::show_plan": "",  # the same
+    "ajet/commands/checkup/machine.py::_gpus": "doctor",
+    "ajet/commands/checkup/packages.py::packages": "doctor",
+    "ajet/commands/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
+    "ajet/commands/plan.py::show_plan": "",  # the same
     "plugins/ajet_cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
     "plugins/ajet_cluster/kuberay.py::kuberay": "",
     "plugins/ajet_cluster/slurm.py::_accelerators": "",
     "plugins/ajet_cluster/slurm.py::_resources": "",
-    "ajet/run/gpu_estimate.py::estimate_memory": "tests/run/test_gpu_estimate.py",
-    "ajet/run/model_card.py::_versions": "tests/contract/test_deploy.py",
-    "ajet/run/plan.py::_describe_steps": "beside",
-    "ajet/run/plan.py::_estimate_rows": "tests/run/test_plan.py",
+    "ajet/commands/gpu_estimate.py::estimate_memory": "tests/commands/test_gpu_estimate.py",
+    "ajet/commands/model_card.py::_versions": "tests/contract/test_deploy.py",
+    "ajet/commands/plan.py::_describe_steps": "beside",
+    "ajet/commands/plan.py::_estimate_rows": "tests/commands/test_plan.py",
     "ajet/train/footprint.py::estimate_needs": "local",
-    "ajet/run/sampling/beside.py::half_of_the_cores": "beside",
-    "ajet/run/tune.py::_defaults": "tests/run/test_tune_defaults.py",
+    "ajet/commands/sampling/beside.py::half_of_the_cores": "beside",
+    "ajet/commands/tune.py::_defaults": "tests/commands/test_tune_defaults.py",
 }
 """Every such place, and what runs it."""
 

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
-from ajet.run.launch import launch
 from ajet.train.options import LaunchOptions
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -132,7 +132,7 @@ def scorers_recorded(folder: Path) -> bool:
 
 def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """`ajet serve` with a trainer, until its first step is done; a client plays what it needs."""
-    from ajet.run.serving.serve import serve
+    from ajet.commands.serving.serve import serve
 
     monkeypatch.setenv("AJET_ADMIN_KEY", KEY)
     experiment = loaded(folder, "local", "trainer_common.total_training_steps=1", "rollout.num_repeat=2")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
-from ajet.run.summary import Tally
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
 from ajet_proof.recorded.prove import prove_recorded

@@ -75,7 +75,7 @@ LOCAL = Descriptor(
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",
-    runner="ajet.run.runner->LocalRunner",
+    runner="ajet.commands.runner->LocalRunner",
     scorer="ajet.backbone.local.scorer->Scorer",
     layer=default_config() / "local" / "local_default.yaml",
     idle={

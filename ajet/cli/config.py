@@ -16,7 +16,7 @@ app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
     from ajet.cli.opened import opened
-    from ajet.run.runner import runner_of
+    from ajet.commands.runner import runner_of
 
     experiment = opened(conf, backbone, overrides)
     text = experiment.resolved_yaml()
@@ -51,11 +51,11 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
     settings that cannot do what a training is for."""
     from ajet.cli.opened import opened
+    from ajet.commands.launchable import refuse_untrainable
+    from ajet.commands.plan import require_present
+    from ajet.commands.runner import algorithm_of, apply_sections, runner_of
     from ajet.config.idle import idle_lines
     from ajet.record.console import console
-    from ajet.run.launchable import refuse_untrainable
-    from ajet.run.plan import require_present
-    from ajet.run.runner import algorithm_of, apply_sections, runner_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
     from ajet.train.remarks import format_remarks, review_settings, review_tasks

@@ -39,8 +39,8 @@ def deploy(
     from dataclasses import replace
 
     from ajet.cli.screen import show_logs
-    from ajet.run.deploy import Deployment
-    from ajet.run.deploy import deploy as served
+    from ajet.commands.deploy import Deployment
+    from ajet.commands.deploy import deploy as served
 
     show_logs()
     wanted = Deployment(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)

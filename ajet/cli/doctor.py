@@ -30,8 +30,8 @@ def doctor(
     """Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem."""
     import json
 
+    from ajet.commands.doctor import examine, examine_store, table
     from ajet.record.console import console
-    from ajet.run.doctor import examine, examine_store, table
 
     experiment = None
     if conf is not None:

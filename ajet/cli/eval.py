@@ -124,11 +124,11 @@ def evaluate(
         conf, target = Path(target), None
     say_reading(conf, err=as_json)
     from ajet.cli.screen import beside_json, show_logs
+    from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
+    from ajet.commands.evaluation.report import draw, show, spelled, write_csv, write_parquet
+    from ajet.commands.evaluation.target import opened_target
     from ajet.record.asked_file import require_place
     from ajet.record.attempts import TAG_KEYS
-    from ajet.run.evaluation.play import EvaluationOptions, evaluate_models
-    from ajet.run.evaluation.report import draw, show, spelled, write_csv, write_parquet
-    from ajet.run.evaluation.target import opened_target
 
     show_logs("ERROR" if as_json else "WARNING")
     settings = list(overrides or ())
@@ -150,7 +150,7 @@ def evaluate(
     else:
         show(result, keys)
     if mark is not None:
-        from ajet.run.evaluation.marks import write_marked
+        from ajet.commands.evaluation.marks import write_marked
 
         typer.echo(write_marked(result.played, result.evaluated[0], mark, drop=drop_marked), err=as_json)
     if csv is not None:

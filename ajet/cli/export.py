@@ -67,10 +67,10 @@ def export(
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
+    from ajet.commands.export import checkpoint_of, run_of
+    from ajet.commands.export import export as made
     from ajet.config.overrides import as_override
     from ajet.record.checkpoints import checkpoints_of
-    from ajet.run.export import checkpoint_of, run_of
-    from ajet.run.export import export as made
 
     root = exp_dir.absolute()
     folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, again=check)
@@ -78,7 +78,7 @@ def export(
     if not check:
         return 0
     from ajet.cli.screen import show_logs
-    from ajet.run.export_check import check_export, show
+    from ajet.commands.export_check import check_export, show
 
     show_logs("WARNING")
     of = run_of(run, root)

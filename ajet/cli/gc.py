@@ -34,8 +34,8 @@ def gc(
     """
     from rich.table import Table
 
+    from ajet.commands.gc import collect
     from ajet.record.console import console, format_bytes
-    from ajet.run.gc import collect
 
     found = collect(run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes)
     if as_json:

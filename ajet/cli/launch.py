@@ -97,7 +97,7 @@ def launch(
 ) -> int:
     """Launch a run; the word `launch` may be left out."""
     if kill or autokill:
-        from ajet.run.stop import kill as end_runs
+        from ajet.commands.stop import kill as end_runs
 
         code = end_runs(None if autokill else kill, (exp_dir or RECORD).absolute())
         if conf is None:
@@ -144,7 +144,7 @@ def launch(
         from_store=address(from_store, experiment) if from_store else None,
     )
 
-    from ajet.run.launch import launch as run
+    from ajet.commands.launch import launch as run
 
     return run(experiment, options)
 

@@ -39,7 +39,7 @@ def observe(
     show_logs()
     experiment = defaults_only(backbone="debug", name=name, exp_dir=exp_dir)
 
-    from ajet.run.observe import Observing
-    from ajet.run.observe import observe as run
+    from ajet.commands.observe import Observing
+    from ajet.commands.observe import observe as run
 
     return run(experiment, Observing(endpoint, host or "127.0.0.1", port or 0, idle, token_ids, timeout))

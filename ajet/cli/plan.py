@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
-from ajet.run.gpu_estimate import GpuName
+from ajet.commands.gpu_estimate import GpuName
 
 
 def plan(
@@ -35,9 +35,9 @@ def plan(
     if backbone is None and "trains" not in experiment.backbone.can:
         experiment = load_experiment(conf, backbone="local", overrides=overrides or (), exp_dir=exp_dir)
 
+    from ajet.commands.next_command import command_for
+    from ajet.commands.plan import show_plan
     from ajet.record.console import console
-    from ajet.run.next_command import command_for
-    from ajet.run.plan import show_plan
 
     started = show_plan(experiment, gpu=gpu)
     start = command_for(experiment, experiment.ajet.backbone)

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def plugins() -> int:
     """List what extends ajet: each plug-in, what it brings, and why something of it is missing."""
-    from ajet.run.plugins import show_plugins
+    from ajet.commands.plugins import show_plugins
 
     return show_plugins()

@@ -109,8 +109,8 @@ def sample(
         settings.append(f"{_file_of(experiment)}={quoted(str(tasks.absolute()))}")
         experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
 
-    from ajet.run.sampling.sample import SampleOptions
-    from ajet.run.sampling.sample import sample as run
+    from ajet.commands.sampling.sample import SampleOptions
+    from ajet.commands.sampling.sample import sample as run
     from ajet.store.shared import LEASE_SECONDS
 
     options = SampleOptions(

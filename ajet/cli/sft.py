@@ -87,6 +87,6 @@ def sft(
     if more or on != backbone:
         experiment = loaded(more, on)
 
-    from ajet.run.launch import launch as run
+    from ajet.commands.launch import launch as run
 
     return run(experiment, LaunchOptions(fresh=fresh, resume=resume))

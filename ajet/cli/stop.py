@@ -7,6 +7,6 @@ from ajet.cli.options import RECORD, RunName, RunRoot
 
 def stop(run: RunName, exp_dir: RunRoot = RECORD) -> int:
     """End a run as Ctrl-C would: its checkpoint is saved."""
-    from ajet.run.stop import stop as stop_run
+    from ajet.commands.stop import stop as stop_run
 
     return stop_run(run, exp_dir.absolute())

@@ -97,7 +97,7 @@ class Descriptor:
     it has processes of its own, which its runner lays out."""
     runner: str | None = None
     """Reference to the class that lays out the processes of a training, derived from `ajet.train.runner.Runner`.
-    None: `ajet.run.runner.InProcessRunner`."""
+    None: `ajet.commands.runner.InProcessRunner`."""
     scorer: str | None = None
     """Reference to a class `ajet.backbone.contract.RecordedScorer`; None: its weights cannot be loaded again."""
     layer: Path | None = None

@@ -129,7 +129,7 @@ class Plugin:
     services: tuple[str, ...] = ()
     """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
     run_hooks: tuple[str, ...] = ()
-    """References to `ajet.run.run_hooks.RunHook` functions: context managers around a run."""
+    """References to `ajet.commands.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
     """References to classes of `ajet.train.step_observers.StepObserver`: numbers of each training step."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from loguru import logger
 
-from ajet.run.kept_process import KeptProcess, list_variables
+from ajet.commands.kept_process import KeptProcess, list_variables
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_environments.config import Companion, ServiceKeys
 from ajet_environments.restarts import Restarts

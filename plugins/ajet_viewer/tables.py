@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from rich.table import Table
 
+from ajet.commands.episode_panel import show_episode
 from ajet.record.console import console, counted, format_age
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
-from ajet.run.episode_panel import show_episode
 from ajet.schema.commands import command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError

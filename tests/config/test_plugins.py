@@ -15,18 +15,18 @@ from loguru import logger
 
 import ajet
 import ajet.workflow
+from ajet.commands.doctor import examine, examine_store
+from ajet.commands.episode_panel import hint_of
+from ajet.commands.gpu_estimate import find_own_gpu
+from ajet.commands.launch import flags_around
+from ajet.commands.plugins import show_plugins
+from ajet.commands.run_hooks import enter_run_hooks
 from ajet.config import Experiment, load_experiment
 from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.environment.services.chosen import chosen, is_world
-from ajet.run.doctor import examine, examine_store
-from ajet.run.episode_panel import hint_of
-from ajet.run.gpu_estimate import find_own_gpu
-from ajet.run.launch import flags_around
-from ajet.run.plugins import show_plugins
-from ajet.run.run_hooks import enter_run_hooks
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ajet.commands.deploy import Deployment, deployed
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
-from ajet.run.deploy import Deployment, deployed
 from ajet.schema.errors import ConfigError
 from tests.ajet_command import ajet, metric_rows, start
 

@@ -234,14 +234,14 @@ def test_the_jobs_arguments(tmp_path):
 
 @pytest.mark.parametrize("flag", [*SAME, *NEEDLESS, *INSTEAD])
 def test_every_flag_is_understood_or_answered(flag, tmp_path, monkeypatch, capsys):
-    import ajet.run.launch
+    import ajet.commands.launch
 
     (tmp_path / "x.yaml").write_text(
         "ajet: {model: {path: 'embedded:tiny-tools'}, task_reader: {type: random_dummy}, "
         "rollout: {user_workflow: w.py->W}}"
     )
     seen = []
-    monkeypatch.setattr(ajet.run.launch, "launch", lambda experiment, options: seen.append(options) or 0)
+    monkeypatch.setattr(ajet.commands.launch, "launch", lambda experiment, options: seen.append(options) or 0)
     value = ["TAG"] if flag in SAME else ["http://x"] if flag == "--swarm-overwatch" else []
     with pytest.raises(SystemExit) as caught:
         launcher.main(["--conf", str(tmp_path / "x.yaml"), flag, *value])

@@ -428,8 +428,8 @@ def test_tasks_that_teach_nothing_are_marked(project, server, capsys, monkeypatc
 
 
 def test_marks_by_rewards():
+    from ajet.commands.evaluation.marks import mark_of
     from ajet.record.attempts import Attempt
-    from ajet.run.evaluation.marks import mark_of
 
     def attempt(reward, success=False, judged=True, failure=""):
         return Attempt("u", "t", 0, 0, "completed", reward, success, judged, False, failure)

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ajet.cli import launcher
+from ajet.commands.export import export
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import read_recorded
 from ajet.record.resume import RunIdentity
-from ajet.run.export import export
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from tests.verl_fixtures import without_verl

@@ -12,8 +12,8 @@ from ajet.cli import launcher
 from ajet.store import Address, look_at_store, open_shared, require_store
 from ajet.store.sqlite_tables import VERSION
 from ajet_mongo import connection
+from tests.commands.test_plan import YAML
 from tests.ports import free_port
-from tests.run.test_plan import YAML
 
 LOCAL = ["--conf", "x.yaml", "--backbone", "local"]
 

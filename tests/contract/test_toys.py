@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.commands.runner import runner_of
 from ajet.config import load_experiment
 from ajet.config.backbone_names import described
 from ajet.config.plugin import KINDS, load_code
 from ajet.config.plugins import KERNEL, find_parts
 from ajet.record import RunDirectory
-from ajet.run.runner import runner_of
 from ajet.schema.commands import program
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder

@@ -15,17 +15,18 @@ from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = [
-    "run/accounting.py",
-    "run/validation.py",
-    "run/learn.py",
-    "run/step.py",
+    "train/accounting.py",
+    "train/validation.py",
+    "train/session.py",
+    "train/step.py",
+    "train/sources/store.py",
     "../plugins/ajet_proof/recorded/each_step.py",
     "algorithm/credit_assignment.py",
 ]
-WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/pace.py"]
+WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "commands/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
-WRITERS += ["algorithm/given_replies.py", "run/sft/weighing.py", "run/sft/teach.py"]
-WRITERS += ["run/judge_metrics.py", "../plugins/ajet_judges/model_judge/judge.py"]
+WRITERS += ["algorithm/given_replies.py", "train/sft/weighing.py", "train/sources/replies.py"]
+WRITERS += ["train/judge_metrics.py", "../plugins/ajet_judges/model_judge/judge.py"]
 WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
 WRITERS += ["algorithm/critic_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"

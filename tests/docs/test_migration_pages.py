@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import ajet.client
+from ajet.commands.job_arguments import KEYS as JOB
 from ajet.config import load_experiment
 from ajet.config.backbone_names import described
 from ajet.config.idle import idle_lines
@@ -24,7 +25,6 @@ from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
 from ajet.config.schema.extended import config_model
-from ajet.run.job_arguments import KEYS as JOB
 from ajet.schema.errors import ConfigError
 from scripts.reference.pages import cli_md
 from tests.docs.snippets import ROOT

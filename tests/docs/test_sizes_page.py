@@ -10,9 +10,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from ajet.commands.gpu_estimate import GPUS
 from ajet.config import AjetConfig, load_experiment
 from ajet.record.console import format_bytes
-from ajet.run.gpu_estimate import GPUS
 from ajet.train.footprint import Footprint, estimate_footprint
 from benchmarks.bounds import PUBLISHED
 

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import ajet.engine.embedded
 from ajet.cli.launcher import app
+from ajet.commands.deploy import Deployment, deployed
 from ajet.record import EpisodeFiles, RunDirectory
-from ajet.run.deploy import Deployment, deployed
 from ajet.schema.call import PromptReader
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles, read_status
 from ajet.record.logs import main_log
-from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows, start
 
 pytestmark = pytest.mark.extra_slow

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.run.summary import Tally
+from ajet.commands.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,8 @@ handed over. In float32 engine and trainer must agree on every token of every st
 
 import pytest
 
+from ajet.commands.summary import Tally
 from ajet.record.episodes import read_recorded
-from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.learns.test_distillation_learns import learns_from
 from tests.vllm_fixtures import skip_without_vllm, tiny_folder, vllm_server

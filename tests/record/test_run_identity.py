@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from ajet.commands.evaluation.target import opened_target
+from ajet.commands.model_card import card
+from ajet.commands.summary import finish
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory
 from ajet.record.curve import held_out_course, training_course
 from ajet.record.held_out import Measurement, rows_of_last_judge
 from ajet.record.resume import last_judge_change
-from ajet.run.evaluation.target import opened_target
-from ajet.run.model_card import card
-from ajet.run.summary import finish
 from ajet.schema.errors import UserError
 from ajet_viewer.library import Library
 

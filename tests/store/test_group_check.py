@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ajet.backbone.following import FollowingBackbone
+from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
 from ajet.record.live_status import live_status
 from ajet.record.status import read_status
-from ajet.run.launch import launch
 from ajet.schema.episode import Episode
 from ajet.store import Kept, SharedStore, open_shared
 from ajet.task_reader import TaskOrder

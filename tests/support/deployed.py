@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ajet.backbone import open_backbone
+from ajet.commands import deploy
+from ajet.commands.deploy import Deployed, Deployment, deployed
 from ajet.config import Experiment
 from ajet.config.experiment import defaults_only
 from ajet.gateway import Session
 from ajet.rollout.wiring import open_gateway
-from ajet.run import deploy
-from ajet.run.deploy import Deployed, Deployment, deployed
 from ajet.schema.errors import EngineFailure
 from tests.support.gateways import start_gateway
 

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet.commands.observe import Observing, observe
 from ajet.gateway.listener import listen
 from ajet.gateway.observing import Proxy, Server, Sessions, copied_reply, sessions
 from ajet.gateway.observing.proxy import ENDED
 from ajet.record.secrets import Redactor
-from ajet.run.observe import Observing, observe
 from ajet.schema.episode import Episode
 from ajet_datagen.tracing.sources import read_sources
 

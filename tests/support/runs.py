@@ -1,7 +1,7 @@
 """Run commands of `ajet`, in processes of their own or here, and read what they record.
 
 Tests of runs assert exit codes, printed lines and what `ajet.record`, `ajet audit` and `ajet prove` say. Invariant: of
-the tests that are gates, only this module names what lies inside `ajet.cli`, `ajet.run`, `ajet.backbone` and
+the tests that are gates, only this module names what lies inside `ajet.cli`, `ajet.commands`, `ajet.backbone` and
 `ajet.record`. A fault that no workflow, signal, disk or setting can cause is a context manager here, named by the
 fault.
 """
@@ -97,9 +97,9 @@ def run_here(*arguments: str | Path) -> Ran:
 
 def begin_record(settings: dict[str, Any], folder: Path) -> None:
     """Begin the record of a debug run with these keys of `ajet` below this folder, and end it at once."""
+    from ajet.commands import launch
     from ajet.config import Experiment
     from ajet.record.run_directory import RunDirectory
-    from ajet.run import launch
 
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
     with launch.recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
@@ -138,7 +138,7 @@ def _print_json(name: str, run: Path | None, *options: str) -> dict[str, Any]:
 
 def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int, tuple[Any, ...]]:
     """Return (skipped, doubled, given up) tasks of the rows of metrics.jsonl; of the last each with its reasons."""
-    from ajet.run.summary import Tally
+    from ajet.commands.summary import Tally
 
     tally = Tally.of(rows)
     return tally.skipped, tally.doubled, tally.given_up
@@ -147,7 +147,7 @@ def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int, tuple[Any, ...]]:
 @contextmanager
 def launch_breaks(problem: Exception) -> Iterator[None]:
     """Within the block a launch raises this exception before it begins."""
-    from ajet.run import launch
+    from ajet.commands import launch
 
     def broken(*_: object) -> int:
         raise problem

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from ajet.backbone.decoupled.terms import _NAMES, OVER, Terms
+from ajet.commands.launch import launch
+from ajet.commands.sampling.sample import SampleOptions, sample
+from ajet.commands.sampling.sampler import Sampler
 from ajet.config import Experiment, load_experiment
 from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
-from ajet.run.launch import launch
-from ajet.run.sampling.sample import SampleOptions, sample
-from ajet.run.sampling.sampler import Sampler
 from ajet.store import Address, SharedStore, open_shared
 from ajet.task_reader import TaskOrder, open_reader
 from ajet.train.options import LaunchOptions

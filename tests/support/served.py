@@ -360,9 +360,9 @@ class Recorder:
     """What records the ends of a server without a trainer, in a run's folder below `root`."""
 
     def __init__(self, yaml: Path, root: Path) -> None:
+        from ajet.commands.recording import Recording
         from ajet.config import load_experiment
         from ajet.record import RunDirectory
-        from ajet.run.recording import Recording
 
         run = RunDirectory.open(load_experiment(yaml), root=root, kind="serve", resume="never", fresh=False)
         self.keeper = Recording(run)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ajet.commands.recorded_agent import recorded_settings
 from ajet.config import load_experiment
 from ajet.config.plugins import find_parts
 from ajet.record import RunDirectory
@@ -17,7 +18,6 @@ from ajet.record.metrics import Metrics
 from ajet.record.secrets import Redactor
 from ajet.record.trackers import TrackedRun, Tracker, Trackers, open_trackers
 from ajet.record.trackers.console import ConsoleTracker
-from ajet.run.recorded_agent import recorded_settings
 
 __all__ = [
     "SERVICES", "TrackedRun", "Tracker", "Trackers", "is_console", "open_metrics", "open_run", "open_trackers",

@@ -11,8 +11,8 @@ from types import SimpleNamespace as Made
 import numpy as np
 import pytest
 
+from ajet.commands.summary import Tally
 from ajet.config import Experiment
-from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from ajet.algorithm import discarded
+from ajet.commands.serving.serve import _held_out
 from ajet.config import Experiment
-from ajet.run.serving.serve import _held_out
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task

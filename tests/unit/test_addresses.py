@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from ajet.commands.observe import Observing, observe
 from ajet.gateway.server import _advertised
-from ajet.run.observe import Observing, observe
 from ajet.schema.addresses import is_loopback, own_address
 from ajet.schema.errors import UserError
 from ajet_environments.hosting import lifetime

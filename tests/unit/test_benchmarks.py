@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ajet.commands.plan import require_present
 from ajet.config import Experiment
-from ajet.run.plan import require_present
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge

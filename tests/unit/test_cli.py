@@ -49,7 +49,7 @@ def run(capsys, monkeypatch):
 @pytest.fixture
 def launched(monkeypatch):
     """Where the launcher hands over: what a launch was given, instead of a run."""
-    import ajet.run.launch
+    import ajet.commands.launch
 
     seen = []
 
@@ -57,7 +57,7 @@ def launched(monkeypatch):
         seen.append((experiment, options))
         return 0
 
-    monkeypatch.setattr(ajet.run.launch, "launch", take)
+    monkeypatch.setattr(ajet.commands.launch, "launch", take)
     return seen
 
 
@@ -184,12 +184,12 @@ def test_usage_errors_are_exit_code_2(project, run, launched, arguments):
 
 
 def raising(monkeypatch, error):
-    import ajet.run.launch
+    import ajet.commands.launch
 
     def take(experiment, options):
         raise error
 
-    monkeypatch.setattr(ajet.run.launch, "launch", take)
+    monkeypatch.setattr(ajet.commands.launch, "launch", take)
 
 
 def test_a_usage_error_has_no_validators_words(run):
@@ -285,22 +285,22 @@ def test_ctrl_c_is_130(project, run, monkeypatch):
 
 
 def test_the_exit_code_of_the_verb_is_the_commands(project, run, monkeypatch):
-    import ajet.run.launch
-    import ajet.run.stop
+    import ajet.commands.launch
+    import ajet.commands.stop
 
-    monkeypatch.setattr(ajet.run.launch, "launch", lambda experiment, options: 7)
+    monkeypatch.setattr(ajet.commands.launch, "launch", lambda experiment, options: 7)
     assert run("--conf", "x.yaml")[0] == 7
     seen = []
-    monkeypatch.setattr(ajet.run.stop, "stop", lambda run, root: seen.append((run, root)) or 0)
+    monkeypatch.setattr(ajet.commands.stop, "stop", lambda run, root: seen.append((run, root)) or 0)
     assert run("stop", "math", "--exp-dir", "runs")[0] == 0
     assert seen == [("math", project / "runs")]
 
 
 def test_kill_and_autokill(project, run, monkeypatch, launched):
-    import ajet.run.stop
+    import ajet.commands.stop
 
     seen = []
-    monkeypatch.setattr(ajet.run.stop, "kill", lambda names, root: seen.append((names, root)) or 0)
+    monkeypatch.setattr(ajet.commands.stop, "kill", lambda names, root: seen.append((names, root)) or 0)
     assert run("--kill", "a|b")[0] == 0 and launched == []
     assert run("--autokill", "--exp-dir", "runs", "--conf", "x.yaml")[0] == 0 and len(launched) == 1
     assert seen == [("a|b", project / "launcher_record"), (None, project / "runs")]

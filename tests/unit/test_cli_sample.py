@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ajet.cli import launcher
-from ajet.run.sampling import sample as module
-from ajet.run.sampling.sample import SampleOptions
+from ajet.commands.sampling import sample as module
+from ajet.commands.sampling.sample import SampleOptions
 from ajet.task_reader import open_reader
 
 YAML = """

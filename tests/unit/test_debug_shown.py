@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 import ajet
-import ajet.run.episode_panel as panel
-from ajet.run.episode_panel import hint_of, printable, show_episode
-from ajet.run.own_frames import frames_of
+import ajet.commands.episode_panel as panel
+from ajet.commands.episode_panel import hint_of, printable, show_episode
+from ajet.commands.own_frames import frames_of
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ajet.commands import deploy, model_card
+from ajet.commands.deploy import Deployment, deployed
 from ajet.gateway.dialects.responses.kept import KeptResponses
 from ajet.gateway.turn import Refused
-from ajet.run import deploy, model_card
-from ajet.run.deploy import Deployment, deployed
 from ajet.schema.errors import UserError
 
 

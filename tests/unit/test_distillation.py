@@ -14,6 +14,8 @@ import pytest
 from loguru import logger
 
 from ajet.algorithm import credit, opened
+from ajet.commands.launch import launch
+from ajet.commands.launchable import refuse_untrainable
 from ajet.config import Experiment
 from ajet.config.schema.algorithm import Teacher
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
@@ -23,8 +25,6 @@ from ajet.record.plain_json import dumps
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.identity import Identity
 from ajet.rollout.teaching import Teaching
-from ajet.run.launch import launch
-from ajet.run.launchable import refuse_untrainable
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task

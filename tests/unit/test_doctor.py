@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.commands.checkup.network import network
+from ajet.commands.checkup.packages import packages
 from ajet.engine.weight_shapes import embedding_shapes
-from ajet.run.checkup.network import network
-from ajet.run.checkup.packages import packages
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes

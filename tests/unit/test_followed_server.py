@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet.commands.sampling.sampler import _require_young
 from ajet.engine import followed_server
 from ajet.engine.followed_server import UNKNOWN, FollowedServer, name_of
 from ajet.engine.probe import Probe
 from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
-from ajet.run.sampling.sampler import _require_young
 from ajet.schema.errors import EngineFailure, UserError
 from tests.local_fixtures import config_of
 from tests.unit.test_vllm_remote import KEY, Server, reply

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet.commands.summary import Tally
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.held_out import Measurement, short, words
 from ajet.record.intervals import exceeds_noise, half_width, plus_minus, t_quantile, wilson
-from ajet.run.summary import Tally
 from ajet.schema.episode import Failure, Group, Verdict
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from ajet.commands.evaluation.models import _served_at
 from ajet.config import Experiment
 from ajet.config.other_models import key_in, other_server
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.served import open_remote
 from ajet.environment.chat_model import configured
-from ajet.run.evaluation.models import _served_at
 from ajet.schema.errors import ConfigError
 
 NOBODY = "http://127.0.0.1:9/v1"

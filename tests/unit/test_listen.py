@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
+from ajet.commands.sampling.sample import SampleOptions, sample
+from ajet.commands.serving.serve import assembled
 from ajet.config import load_experiment
 from ajet.gateway.listener import listen
-from ajet.run.sampling.sample import SampleOptions, sample
-from ajet.run.serving.serve import assembled
 from ajet.schema.errors import UserError
 from ajet.store import Address
 from ajet.train.parts import assemble

@@ -12,10 +12,10 @@ from xml.dom.minidom import parseString
 
 import pytest
 
+from ajet.commands.progress import TrainingProgress
 from ajet.config import Experiment
 from ajet.record.curve import Course
 from ajet.record.notebook import notebook_cell, svg
-from ajet.run.progress import TrainingProgress
 
 pytest.importorskip("IPython")
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from ajet.commands import progress as progress_module
+from ajet.commands.progress import TrainingProgress
 from ajet.config import Experiment
 from ajet.record import console as console_module
 from ajet.record import progress as bars_module
 from ajet.record.console import Screen
 from ajet.record.status import TO_VALIDATE
 from ajet.record.trackers import console as tracker_module
-from ajet.run import progress as progress_module
-from ajet.run.progress import TrainingProgress
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ajet.commands.export import export
 from ajet.record.checkpoint import own_digest, read_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.held_out import Measurement
-from ajet.run.export import export
 from ajet.schema.errors import UserError
 
 

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from loguru import logger
 
+from ajet.commands.launch import closed_by_outcome
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory, read_status
 from ajet.record.lock import Holder, RunLock
-from ajet.run.launch import closed_by_outcome
 from ajet.schema.errors import UserError
 from ajet.store import open_store
 from tests.record_fixtures import episode

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ajet.backbone import following
+from ajet.commands.sampling import sample as waiting
+from ajet.commands.sampling import sampler as module
+from ajet.commands.sampling.sampler import Played, Sampler, WentBack
 from ajet.engine import followed_server, served
 from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
-from ajet.run.sampling import sample as waiting
-from ajet.run.sampling import sampler as module
-from ajet.run.sampling.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreAway, open_shared, sqlite_store

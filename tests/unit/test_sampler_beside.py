@@ -14,11 +14,11 @@ import pytest
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
-from ajet.run import runner
-from ajet.run.kept_process import KeptProcess
-from ajet.run.runner import InProcessRunner
-from ajet.run.sampling import beside as sampler_beside_module
-from ajet.run.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
+from ajet.commands import runner
+from ajet.commands.kept_process import KeptProcess
+from ajet.commands.runner import InProcessRunner
+from ajet.commands.sampling import beside as sampler_beside_module
+from ajet.commands.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
 from ajet.train import parts

@@ -12,14 +12,14 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from ajet.commands.evaluation import report
+from ajet.commands.evaluation.models import Model
+from ajet.commands.evaluation.play import Evaluated, Result
+from ajet.commands.summary import flips
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import compare, noise_floor, paired_p
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.scores import Scores, pass_at_k, worth_of_failure
-from ajet.run.evaluation import report
-from ajet.run.evaluation.models import Model
-from ajet.run.evaluation.play import Evaluated, Result
-from ajet.run.summary import flips
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ajet.run.service_end import until_ended
+from ajet.commands.service_end import until_ended
 from ajet.train.interrupts import Interrupts
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ajet.commands.stop import stop
+from ajet.commands.summary import finish
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.run.stop import stop
-from ajet.run.summary import finish
 
 NAME = "a [red] b"
 LONG = "[bold] " + "long " * 30

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.commands.status_screen import lines
 from ajet.record import RunDirectory
 from ajet.record.live_status import live_status, prometheus
-from ajet.run.status_screen import lines
 from ajet.schema.episode import Outcome
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment

@@ -15,8 +15,8 @@ import pytest
 
 import ajet
 from ajet import Task
+from ajet.commands import launch
 from ajet.config import Experiment, resolve_reference
-from ajet.run import launch
 from ajet.schema.errors import ConfigError, TaskError, UnresolvedReference, UserError
 from ajet.task_reader import open_reader
 

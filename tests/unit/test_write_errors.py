@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from ajet.commands import export as exporting
+from ajet.commands.export import checkpoint_of, export, model_folder
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.write_errors import explained
-from ajet.run import export as exporting
-from ajet.run.export import checkpoint_of, export, model_folder
 from ajet.schema.errors import UserError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ajet.commands import kept_process
 from ajet.config import Experiment
-from ajet.run import kept_process
 from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.companions import RunningCompanion, beside, wanted, why_not
 from ajet_environments.config import Companion
@@ -478,8 +478,8 @@ def test_a_wrong_key_of_one_says_where(tmp_path: Path) -> None:
 def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ajet.commands import services
     from ajet.config.services import Service
-    from ajet.run import services
 
     asked, over = [threading.Event() for _ in range(3)], threading.Event()
 

@@ -159,8 +159,8 @@ def test_an_address_is_a_tool_servers_by_its_path_alone() -> None:
 
 
 def test_what_a_check_raises_is_its_answer_and_the_others_are_asked() -> None:
+    from ajet.commands.services import asked
     from ajet.config.services import Service
-    from ajet.run.services import asked
 
     def raises(seconds: float) -> str:
         raise KeyError("data")

@@ -72,9 +72,9 @@ def rubrics(
     """Have the experiment's models write rubrics from its labelled examples, or show those that are there, and how far
     they agree with the labels."""
     from ajet.cli.screen import show_logs
+    from ajet.commands.run_hooks import enter_run_hooks
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.run.run_hooks import enter_run_hooks
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.rubrics import JUDGE, show
@@ -124,8 +124,8 @@ def compare(
     import json
 
     from ajet.cli.screen import show_logs
+    from ajet.commands.evaluation import judge_comparison
     from ajet.record.console import console
-    from ajet.run.evaluation import judge_comparison
     from ajet_judges.judging.rejudge import judges_compared
 
     show_logs("ERROR" if as_json else "WARNING")

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ajet.commands.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
+from ajet.commands.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
 from ajet.config import Experiment, load_experiment, recorded_experiment
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import list_record_folder
@@ -25,8 +27,6 @@ from ajet.record.episodes import NAME, arrays_of, recorded_of
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.record.run_directory import CONFIG
-from ajet.run.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
-from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError
 from ajet.schema.task import Task

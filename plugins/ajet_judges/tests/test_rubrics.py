@@ -18,8 +18,8 @@ import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.commands.services import services_of
 from ajet.config import Experiment
-from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ajet.commands.services import asked as asked_services
+from ajet.commands.services import services_of
 from ajet.config import Experiment
 from ajet.config.view import View
-from ajet.run.services import asked as asked_services
-from ajet.run.services import services_of
 from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import digest_of
 from ajet_mcp.browse import browse_agent_of

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from ajet.commands.launch import launch
 from ajet.config import load_experiment
 from ajet.environment.pinned import FILE, PinnedFile, Pins, read_pinned
 from ajet.record import EpisodeFiles
-from ajet.run.launch import launch
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task

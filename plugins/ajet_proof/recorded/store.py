@@ -254,8 +254,8 @@ class _Proving:
         return read
 
     def _model(self, *, weights: bool, fetch: bool) -> Path:
+        from ajet.commands.recorded_model import recorded_model
         from ajet.engine.model_source import at_hand
-        from ajet.run.recorded_model import recorded_model
 
         base = self._experiment.base
         lacking = not weights and at_hand(self._named, base=base, weights=False) is None

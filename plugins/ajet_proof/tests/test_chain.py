@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ajet.commands.gc import collect
 from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.files import append_lines
-from ajet.run.gc import collect
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from ajet.train.gaming import GamingWatch

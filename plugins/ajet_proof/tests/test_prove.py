@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from ajet.commands.gc import collect
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
-from ajet.run.gc import collect
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.audit import audit_whole, trail_of_step, trail_of_task

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import yaml
 
+from ajet.commands.launch import launch
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
-from ajet.run.launch import launch
 from ajet.train.options import LaunchOptions
 from ajet_proof.recorded.draws import NOT_ALL
 from ajet_proof.recorded.losses import OTHERS, SEVERAL

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from ajet.commands.summary import Tally
 from ajet.config import Experiment
 from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
-from ajet.run.summary import Tally
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
 from ajet.schema.errors import UserError

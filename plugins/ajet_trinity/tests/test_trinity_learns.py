@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from ajet.algorithm import credit
+from ajet.commands.summary import Tally
 from ajet.config import load_experiment
 from ajet.engine.embedded import shipped_folder
 from ajet.record import EpisodeFiles
-from ajet.run.summary import Tally
 from ajet.schema.episode import Group
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT

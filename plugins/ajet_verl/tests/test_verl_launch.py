@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from ajet.commands.launch import launch
 from ajet.config import Experiment
-from ajet.run.launch import launch
 from ajet.schema.errors import ConfigError, RunFailed, UserError
 from ajet.train.interrupts import Interrupts
 from ajet.train.options import LaunchOptions

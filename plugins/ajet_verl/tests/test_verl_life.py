@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
-from ajet.run.summary import Tally
 from ajet_proof.auditing.audit import audit_whole
 from ajet_ray.cluster.leftovers import mapped
 from tests.ajet_command import ajet

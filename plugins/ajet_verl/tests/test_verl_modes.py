@@ -2,8 +2,8 @@
 
 import pytest
 
+from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
-from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl, tool_project
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from ajet.run.runner import InProcessRunner
+from ajet.commands.runner import InProcessRunner
 from ajet.schema.errors import ConfigError
 from ajet.schema.finding import Finding
 

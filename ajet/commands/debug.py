@@ -1,0 +1,342 @@
+"""The debug verb: a few tasks, played like training, shown episode by episode; nothing is trained.
+
+Invariant: what it does now is always on the screen; an episode is shown and on the disk as soon as it ends, so that a
+Ctrl-C loses only what had not ended; equal failures are shown once and counted. The run itself succeeds only if some
+episode did.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ajet.commands.compared_types import comparison_hints
+from ajet.commands.episode_panel import hint_of, is_told_by_message, show_episode
+from ajet.commands.next_command import command_for
+from ajet.commands.own_frames import frames_of
+from ajet.commands.pace import MODEL, EpisodePace, describe_step_time
+from ajet.commands.runner import algorithm_of
+from ajet.commands.shared_messages import shared_messages_hint
+from ajet.commands.unasked_question import printed_task_hint, unasked_hint
+from ajet.record.console import console, counted, format_seconds, label, printable
+from ajet.record.learned import advise_given_answers
+from ajet.record.live_line import LiveLine
+from ajet.schema.episode import Episode, Group
+from ajet.schema.errors import UserError
+from ajet.train.accounting import episode_metrics
+from ajet.train.footprint import describe_memory, estimate_needs
+from ajet.train.format_log import log_formats
+from ajet.train.interrupts import Interrupts, Preempted
+from ajet.train.parts import assemble, pins_of
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.engine.watched import Watch
+    from ajet.record import RunDirectory
+    from ajet.workflow import Workflow
+
+SHOWN_TASKS = 12
+"""Tasks that get a line of their own."""
+SHOWN_REASON = 400
+"""Characters of a failure's message that the last screen repeats."""
+PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
+Signature = tuple[str, str, str, str]
+"""What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
+
+
+def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> list[Episode]:
+    """Play the first `debug_first_n_tasks` training tasks and show what happened. Raises UserError when every episode
+    failed, KeyboardInterrupt once what had ended is recorded and summed up."""
+    session = DebugSession(experiment, run, interrupts)
+    with (
+        LiveLine(session.now) as line,
+        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as parts,
+    ):
+        tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
+        watch = getattr(parts.backbone, "watch", None)
+        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, watch, parts.workflow)
+        run.status.set(phase="rollout", step=0)
+        try:
+            for _ in parts.rollout.play(tasks, step=0, split="debug"):
+                pass  # each episode was taken in as it ended
+        except KeyboardInterrupt as interrupt:
+            interrupts.heard()
+            line.close()
+            session.conclude()
+            if isinstance(interrupt, Preempted):
+                raise Preempted(PLAYED_ANEW) from None
+            raise
+        line.close()
+        session.conclude()
+    session.refuse_if_all_failed()
+    return session.episodes
+
+
+class DebugSession:
+    """The episodes of a debug run so far."""
+
+    def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
+        self._experiment, self._run, self._interrupts = experiment, run, interrupts
+        self.episodes: list[Episode] = []
+        self._began = time.monotonic()
+        self._expected = 0
+        self._watch: Watch | None = None
+        self._workflow: type[Workflow] | None = None
+        self._same: dict[Signature, list[Episode]] = {}
+
+    def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
+        """Everything is loaded; so many episodes are played from now on."""
+        self._expected, self._watch, self._workflow = episodes, watch, workflow
+        self._began = time.monotonic()
+
+    def now(self) -> Sequence[str]:
+        """The words of the live line on what is going on."""
+        passed = f"{time.monotonic() - self._began:.0f} s"
+        if not self._expected:
+            rollout = self._experiment.ajet.rollout
+            what = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
+            return [f"loading {what} · {passed}"]
+        first = [f"playing: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
+        if failed := sum(episode.failure is not None for episode in self.episodes):
+            first.append(f"{failed} failed")
+        watch = self._watch
+        if watch is None or watch.began is None:
+            return [" · ".join([*first, "no model call yet", passed])]
+        first.append(f"{counted(len(watch.under_way), 'reply')} under way")
+        if watch.sampled_tokens:
+            rate = watch.sampled_tokens / max(time.monotonic() - watch.began, 1e-3)
+            first.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
+        elif watch.under_way and watch.prompt_tokens:
+            first.append(f"reading {watch.prompt_tokens:,} tokens of prompts")
+        lines = [" · ".join([*first, passed])]
+        if (newest := watch.newest_words()) is not None:
+            reply, words = newest
+            lines.append(f"{reply.name}, {counted(reply.tokens, 'token')}: …{' '.join(words.split())[-60:]}")
+        return lines
+
+    def on_episode(self, episode: Episode) -> None:
+        """An episode ended: on the disk first, then on the screen."""
+        with self._interrupts.held():
+            self._run.episodes.write(0, "debug", [episode])
+            self.episodes.append(episode)
+            if episode.failure is not None:
+                alike = self._same.setdefault(_signature(episode), [])
+                alike.append(episode)
+                if len(alike) > 1:
+                    return
+            show_episode(episode)
+
+    def conclude(self) -> None:
+        """All has ended, or was stopped: the verdict over what came to its end, and the record of its numbers."""
+        seconds = time.monotonic() - self._began
+        if not self.episodes:
+            console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
+            return
+        settings = self._experiment.ajet
+        log_formats(self.episodes, settings.context_tracker)
+        pace = self._pace(seconds)
+        metrics = episode_metrics(self.episodes, "debug")
+        self._run.metrics.log(0, metrics | pace.metrics(), **{MODEL: settings.model.path})
+        for alike in self._same.values():
+            if len(alike) > 1:
+                first = alike[0]
+                console.print(
+                    f"The failure of {label(first.task.task_id)}, attempt {first.repeat} "
+                    f"is the same in {len(alike) - 1} more",
+                    markup=False,
+                )
+        left = self._expected - len(self.episodes)
+        scored = int(metrics["debug/scored"])
+        reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
+        console.print(
+            f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed,"
+            f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else ""),
+            soft_wrap=True,
+        )
+        console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
+        if self._all_failed and len(self._same) == 1:
+            return  # `refuse_if_all_failed` says what to do
+        for boundary, hint in sorted(
+            {(e.failure.boundary, hint_of(e.failure, self._workflow)) for e in self.episodes if e.failure}
+        ):
+            console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
+        if self._all_failed:
+            return
+        if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
+            console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
+        asked = [printed_task_hint(self.episodes)]
+        if self._workflow is not None:
+            asked.append(unasked_hint(self.episodes, self._workflow))
+        judged = next((episode for episode in self.episodes if episode.scored), None)
+        asked.append(shared_messages_hint(self.episodes, self._workflow))
+        hints = [hint for hint in asked if hint]
+        hints += comparison_hints(self._experiment, judged) if judged is not None else []
+        for hint in hints:
+            console.print(f"hint: {hint}", markup=False, soft_wrap=True)
+        self._verdict(pace, bool(hints))
+
+    @property
+    def _all_failed(self) -> bool:
+        return bool(self.episodes) and all(episode.failure for episode in self.episodes)
+
+    def refuse_if_all_failed(self) -> None:
+        """Raise UserError if no episode ended well: where each failed alike with the reason and its cure."""
+        if not self._all_failed:
+            return
+        again = command_for(self._experiment, "debug")
+        then = f", then: {again}" if again else ""
+        count = counted(len(self.episodes), "episode")
+        failure = self.episodes[0].failure
+        if len(self._same) > 1 or failure is None:
+            raise UserError(
+                f"All {count} failed, for {len(self._same)} reasons.",
+                do=f"correct what the hints above name{then}",
+            )
+        own = frames_of(failure.traceback).own
+        said = printable(failure.message.partition("\n")[0])
+        kind = "" if is_told_by_message(failure) else f"{failure.kind}: "
+        raise UserError(
+            f"All {count} failed, for one reason ({failure.boundary}): {kind}"
+            f"{said[:SHOWN_REASON]}{'…' if len(said) > SHOWN_REASON else ''}",
+            where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
+            do=f"{hint_of(failure, self._workflow)}{then}",
+        )
+
+    def _verdict(self, pace: EpisodePace, hinted: bool) -> None:
+        settings, groups = self._experiment.ajet, self._groups()
+        try:
+            learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
+        except UserError as refused:
+            console.print(f"Training would refuse this YAML: {refused.what}", markup=False, soft_wrap=True)
+            return
+        teaching = sum(map(learns, groups))
+        colour = "green" if teaching else "yellow"
+        told = f"{teaching} of {counted(len(groups), 'task')} can teach."
+        console.print(Text.assemble(("Verdict: ", "bold"), (told, f"bold {colour}")))
+        for line in describe_tasks(groups, learns):
+            console.print(printable(line), markup=False, soft_wrap=True)
+        if cut := describe_cut(self.episodes):
+            console.print(f"{printable(cut)}.", style="yellow", markup=False, soft_wrap=True)
+        if settings.rollout.engine == "endpoint":
+            console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
+            return
+        if pace.tokens:
+            step = describe_step_time(pace, settings)
+            console.print(f"A step of training here: {step}.", markup=False, soft_wrap=True)
+        needs = estimate_needs(self._experiment, train=0, validates=False)
+        if needs is not None and needs.local is not None:
+            memory = describe_memory(needs.local, needs.free)
+            console.print(f"Its memory: {memory}.", markup=False, soft_wrap=True)
+        if not teaching:
+            told = "correct what the hint above names" if hinted else advise(groups, settings)
+            console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
+        command = command_for(self._experiment, "local" if teaching else "debug")
+        if command:
+            told = f"{'Train it' if teaching else 'Look again'}: {command}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+    def _groups(self) -> list[Group]:
+        """The groups that closed, and the ended parts of the others."""
+        found: dict[int, Group] = {}
+        for episode in self.episodes:
+            found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
+        return [found[order] for order in sorted(found)]
+
+    def _pace(self, seconds: float) -> EpisodePace:
+        at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
+        sampled = self._watch.sampled_tokens if self._watch is not None else 0
+        longest = max(episode.ended - episode.started for episode in self.episodes)
+        return EpisodePace(len(self.episodes), seconds, sampled, at_once, longest)
+
+
+def _signature(episode: Episode) -> Signature:
+    failure = episode.failure
+    assert failure is not None
+    own = frames_of(failure.traceback).own
+    place = f"{own[-1].file}:{own[-1].line}" if own else ""
+    return failure.boundary, failure.kind, place, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)
+
+
+def describe_tasks(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
+    """Return a line for each task: its rewards, and whether training can learn from it."""
+    first = groups[:SHOWN_TASKS]
+    shown = [f"  {label(group.task.task_id)}: {_describe_rewards(group, learns(group))}" for group in first]
+    if len(groups) > SHOWN_TASKS:
+        shown.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
+    return shown
+
+
+def _describe_rewards(group: Group, teaches: bool) -> str:
+    rewards, total = [episode.reward or 0.0 for episode in group.scored], len(group.episodes)
+    if not rewards:
+        failed = sum(episode.failure is not None for episode in group.episodes)
+        return f"0 of {total} scored ({failed} failed): nothing to learn from"
+    text = f"{sum(reward > 0 for reward in rewards)} of {total} above 0"
+    text += f", {total - len(rewards)} without a score" if len(rewards) < total else ""
+    low, high = min(rewards), max(rewards)
+    if teaches:
+        return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
+    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too alike"
+
+
+def _count_cut(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
+    """Return the number of replies, and how many of them each limit on tokens cut."""
+    calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
+    return len(calls), Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in calls if call.is_cut)
+
+
+def describe_cut(episodes: Sequence[Episode]) -> str:
+    """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
+    replies, limits = _count_cut(episodes)
+    if not limits:
+        return ""
+    names = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
+    cut = f"{limits.total()} of {counted(replies, 'reply')} cut ({names})"
+    return f"{cut}: raise that limit, or ask for shorter replies"
+
+
+def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
+    """Return what to change where none of the groups can teach."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    scored = [episode for group in groups for episode in group.scored]
+    failed = sum(episode.failure is not None for episode in episodes)
+    if not scored and any(settings.task_judge.named()):
+        return (
+            "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
+            "out; a wrong answer is 0"
+        )
+    if not scored:
+        return (
+            "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
+            "(ajet.task_judge.judges), or return one in WorkflowOutput"
+        )
+    if 2 * failed >= len(episodes):
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
+    replies, limits = _count_cut(episodes)
+    if replies and limits.total() == replies:
+        return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
+    successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]
+    positive = sum((episode.reward or 0.0) > 0 for episode in scored)
+    if not (any(successes) if successes else positive):
+        return advise_given_answers(settings)
+    if settings.rollout.num_repeat == 1:
+        return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
+    if settings.rollout.temperature == 0:
+        return "at temperature 0 all attempts say the same: set ajet.rollout.temperature to 1.0"
+    if positive == len(scored):
+        return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
+    return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"
+
+
+def _name_limits(limits: Counter[str], settings: AjetConfig) -> str:
+    """Return the key of the limit and its value, or "those limits" of several."""
+    if len(limits) > 1:
+        return "those limits"
+    (limit,) = limits
+    value = getattr(settings.rollout, limit.removeprefix("rollout."), None) if limit.startswith("rollout.") else None
+    return f"ajet.{limit} (now {value})" if isinstance(value, int) else limit

@@ -1,0 +1,135 @@
+"""`ajet doctor`: look at the machine, and at a model, before a run finds out.
+
+Invariant: nothing is changed, no weights are loaded, no process is left. A finding is data: only a `problem`, which
+would stop a run or teach it wrong tokens, makes the verdict bad.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.backbone_names import described, shipped
+from ajet.config.plugins import find_doctor_checks, try_load
+from ajet.schema.errors import ConfigError
+from ajet.schema.finding import Finding
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ajet.config import Experiment
+
+_EXTRA_OF_ENGINE = {"vllm": "vllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """The findings of a checkup, by section."""
+
+    sections: Mapping[str, list[Finding]]
+    seconds: float
+
+    @property
+    def healthy(self) -> bool:
+        """No problem anywhere."""
+        return all(each.state != "problem" for found in self.sections.values() for each in found)
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        sections = {title: [asdict(each) for each in found] for title, found in self.sections.items()}
+        return {"healthy": self.healthy, "seconds": round(self.seconds, 2), "sections": sections}
+
+
+def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
+    """Make all checks; those of a model where `model` or the experiment names one."""
+    from ajet.commands.checkup.machine import machine
+    from ajet.commands.checkup.network import network
+    from ajet.commands.checkup.packages import packages
+    from ajet.commands.runner import runner_of
+
+    started = time.perf_counter()
+    config = experiment.ajet if experiment is not None else None
+    folder = experiment.root if experiment is not None else exp_dir
+    sections = {
+        "machine": machine(folder),
+        "packages": packages(_extras(experiment) if experiment is not None else []),
+    }
+    chosen = experiment.backbone if experiment is not None else None
+    for backbone in dict.fromkeys(each.name for each in (*shipped().values(), *([chosen] if chosen else []))):
+        each = described(backbone)
+        if found := runner_of(each).checkup(config, needed=each is chosen):
+            sections[backbone] = found
+    sections["network"] = network(config)
+    for title, check in find_doctor_checks().items():
+        if found := _run_check(title, check, experiment, model):
+            sections[title] = found
+    if experiment is not None:
+        sections["experiment"] = [_readiness(experiment)]
+    if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":
+        model = experiment.ajet.model.path
+    if model is not None:
+        from ajet.commands.checkup.model import model as look
+
+        sections["model"] = look(model, experiment.base if experiment is not None else None, config)
+    return Checkup(sections, time.perf_counter() - started)
+
+
+def examine_store(address: str) -> Checkup:
+    """A look at the store at this address alone. Raises UserError for what is no address."""
+    from ajet.store.opening import survey
+
+    started = time.perf_counter()
+    return Checkup({"store": survey(address, base=Path.cwd())}, time.perf_counter() - started)
+
+
+def _extras(experiment: Experiment) -> list[str]:
+    config = experiment.ajet
+    chosen = (experiment.backbone.extra, _EXTRA_OF_ENGINE.get(config.rollout.engine, ""))
+    return [extra for extra in chosen if extra]
+
+
+def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:
+    """Return what a plug-in's check finds, or a warning if it cannot be loaded."""
+    function, problem = try_load(check)
+    if problem:
+        return [Finding(title, "warning", f"{check} cannot be loaded: {problem}")]
+    found: list[Finding] = function(experiment, model)
+    return found
+
+
+def _readiness(experiment: Experiment) -> Finding:
+    try:
+        experiment.require_ready(looking=True)
+    except ConfigError as error:
+        return Finding(experiment.name, "problem", error.what, error.do or error.expected)
+    return Finding(experiment.name, "ok", f"complete; backbone {experiment.ajet.backbone}")
+
+
+def table(checkup: Checkup) -> RenderableType:
+    """The findings for a person, a section under another."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": ("ok", "green"), "note": ("note", "cyan"), "warning": ("warn", "yellow"), "problem": ("FAIL", "red")}
+    parts: list[RenderableType] = []
+    for title, found in checkup.sections.items():
+        rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        rows.add_column(no_wrap=True)
+        rows.add_column(no_wrap=True)
+        rows.add_column(overflow="fold")
+        for each in found:
+            word, style = marks[each.state]
+            text = Text(each.text)
+            if each.do:
+                text.append(f"{'; ' if each.state == 'note' else chr(10)}{each.do}", style="dim")
+            rows.add_row(Text(word, style), Text(each.topic), text)
+        parts += [Text(title, "bold"), rows, Text()]
+    states = [each.state for found in checkup.sections.values() for each in found]
+    problems, warnings = states.count("problem"), states.count("warning")
+    verdict = "No problem" if not problems else f"{problems} problem{'s' * (problems > 1)}"
+    told = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"
+    return Group(*parts, Text(told, "bold green" if checkup.healthy else "bold red"))

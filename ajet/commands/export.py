@@ -1,0 +1,142 @@
+"""`ajet export RUN`: a checkpoint as a model folder that transformers, vLLM and `model.path` load.
+
+Invariant: the run is only read; the folder appears whole or not at all, and none that is there is written into.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ajet.commands.model_card import write_card
+from ajet.commands.runner import runner_of
+from ajet.config.backbone_names import owner_of
+from ajet.config.record_file import make_record_folder
+from ajet.record.asked_file import written
+from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
+from ajet.record.files import apply_umask, sync_tree
+from ajet.record.find_run import known_run
+from ajet.record.write_errors import explained
+from ajet.schema.errors import UserError
+
+_NOT_THE_MODEL = ("trainer", "state.json")
+"""What a checkpoint in Hugging Face layout holds beside the model."""
+
+
+def export(
+    run: str,
+    root: Path,
+    *,
+    step: int | None = None,
+    out: Path | None = None,
+    dtype: str | None = None,
+    again: bool = False,
+    merging: bool = False,
+) -> Path:
+    """The folder with the model of `step`, or of the last checkpoint.
+
+    out: a folder that does not exist yet; None is `exports/step-N` in the run's. merging: for a command that needs the
+    model there, and takes no other place. dtype: float32 or bfloat16, of a
+    checkpoint of verl; None keeps the one that was trained in. again: a folder that is there already is answered as it
+    is. Raises UserError.
+    """
+    folder = run_of(run, root)
+    checkpoint = checkpoint_of(checkpoints_of(folder), step)
+    target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
+    if target.exists():
+        if again:
+            return target
+        raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
+    aside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    with written(target, "the merged checkpoint" if merging else "--out"):
+        if out is None:
+            make_record_folder(target.parent)
+        aside.mkdir(parents=out is not None)
+    try:
+        with explained(
+            f"the model of step {checkpoint.step}",
+            target.parent,
+            kept="the checkpoint is as it was",
+            room=f"the model: {_gib(checkpoint.path)} are in its checkpoint, the optimizer's numbers among them",
+            elsewhere="" if merging else ", or name a folder on another disk with --out",
+        ):
+            _fill(aside, checkpoint, dtype)
+            write_card(folder, checkpoint, aside)
+            apply_umask(aside)
+            sync_tree(aside)
+            aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return target
+
+
+def _gib(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def run_of(run: str, root: Path) -> Path:
+    """The folder of a training run. Raises UserError."""
+    return known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
+
+
+def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Where the model of a checkpoint of the run in `folder` can be loaded: the checkpoint itself, or, where it is in a
+    backbone's own form, what `export` makes of it, once. Raises UserError."""
+    if owner_of(checkpoint.state) is None:
+        return checkpoint.path
+    exported = folder / "exports" / f"step-{checkpoint.step}"
+    if os.path.lexists(exported):
+        return exported
+    return export(str(folder), folder.parent, step=checkpoint.step, merging=True)
+
+
+def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+    """The checkpoint of `step`, or the last. Raises UserError where there is none, or it is not whole."""
+    known = checkpoints.all()
+    if step is None:
+        checkpoints.require_whole(above=known[-1].step if known else -1)
+    if not known and step is None:
+        raise UserError(
+            "The run has no complete checkpoint.",
+            where=str(checkpoints.folder),
+            expected="a run that has saved a step (trainer_common.save_freq, and at its end)",
+        )
+    for each in reversed(known):
+        if step is None or each.step == step:
+            return each
+    place = checkpoints.folder / f"step-{step}"
+    if place.exists():
+        raise refusal(place, str(look_at(place)))
+    steps = ", ".join(str(each.step) for each in known) or "none"
+    unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
+    raise UserError(
+        f"The checkpoint of step {step} is not whole." if unfinished else f"There is no checkpoint of step {step}.",
+        where=str(checkpoints.folder),
+        expected=f"one of the complete ones: {steps}",
+        do="trainer_common.max_checkpoints_to_keep says how many are kept" if known and not unfinished else "",
+    )
+
+
+def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+    require_sound(checkpoint.path)
+    if (owner := owner_of(checkpoint.state)) is not None:
+        runner_of(owner).export(checkpoint, target, dtype)
+        return
+    if dtype is not None:
+        raise UserError(
+            "Such checkpoints are in Hugging Face layout already, and copied as they are.",
+            where="--dtype",
+            do="leave it out; transformers takes another number format when it loads",
+        )
+    for each in checkpoint.path.iterdir():
+        if each.name in _NOT_THE_MODEL:
+            continue
+        if each.is_dir():
+            shutil.copytree(each, target / each.name, symlinks=True)
+        else:
+            shutil.copy2(each, target / each.name, follow_symlinks=False)

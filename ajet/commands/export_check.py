@@ -1,0 +1,250 @@
+"""`ajet export --check`: held-out tasks replayed through the exported folder, loaded as a stranger loads it.
+
+Invariant: what the folder is held to is what the run recorded while it sampled with these very weights: prompts, ids
+and log-probabilities, not another computation from the same files. What could not be compared is said, and where
+nothing could, the check fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.commands.export import checkpoint_of
+from ajet.record.checkpoints import checkpoints_of
+from ajet.record.console import console, counted
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.evaluations import evaluations_of
+from ajet.record.progress import Progress
+from ajet.schema.call import Call, Ids, prompt_ids
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.engine.fresh import FreshModel
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.schema.episode import Episode
+
+TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
+"""Nats that one improbable token may lie apart by rounding, as `ajet prove` has it."""
+MEAN_TOLERANCE = {"float32": 0.001, "bfloat16": 0.03}
+"""Nats of the mean over all tokens: rounding goes both ways, another model does not."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """The result of the check."""
+
+    source: str
+    """Which record the model was held to, in words."""
+    dtype: str = "float32"
+    """The coarser of the folder's number format and the one that was sampled in."""
+    calls: int = 0
+    prompts: int = 0
+    other_prompts: list[str] = field(default_factory=list)
+    """What the folder's template makes otherwise, in words."""
+    gaps: list[float] = field(default_factory=list)
+    """Nats, of each sampled token."""
+    replies: int = 0
+    """That were drawn greedily, and compared."""
+    other_replies: list[str] = field(default_factory=list)
+    endless: int = 0
+    """Replies that ended where the folder's own settings would go on."""
+    tolerance: float = 0.0
+    engine: str = "transformers"
+    engine_gaps: list[float] = field(default_factory=list)
+    engine_replies: int = 0
+    other_engine_replies: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the check fails; none for a folder that does what the run's model did."""
+        allowed = MEAN_TOLERANCE[self.dtype]
+        found = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
+        for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
+            if gaps and max(gaps) > self.tolerance:
+                found.append(f"{engine}: a token lies {max(gaps):.2g} nats apart, {self.tolerance:g} are allowed")
+            if gaps and np.mean(gaps) > allowed:
+                found.append(f"{engine}: tokens lie {np.mean(gaps):.2g} nats apart on average, {allowed:g} are allowed")
+        if self.endless:
+            found.append(f"{counted(self.endless, 'reply')} ended at a token that generation_config.json does not name")
+        return found
+
+
+def check_export(
+    exported: Path, run: Path, step: int, *, at_most: int = 16, tolerance: float | None = None, engine: str = ""
+) -> Checked:
+    """Hold the folder to what the run sampled after `step` steps. `at_most`: calls; `engine`: vllm, too. Raises
+    UserError where nothing was recorded with these weights, or the folder cannot be loaded."""
+    from ajet.backbone import saved_dtype
+    from ajet.config import recorded_experiment
+    from ajet.engine.fresh import FreshModel
+
+    checkpoint = checkpoint_of(checkpoints_of(run), step)
+    source, played_in, calls = _recorded(run, checkpoint, exported, at_most)
+    settings = recorded_experiment(played_in / "resolved.yaml").ajet
+    try:
+        fresh = FreshModel(exported)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"transformers cannot load the folder: {str(error)[:400]}", where=str(exported)) from error
+    if played_in != run:
+        sampled_in = "float32" if settings.model.dtype == "float32" else "bfloat16"
+    else:
+        sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
+    coarse = "float32" if (fresh.dtype, sampled_in) == ("float32", "float32") else "bfloat16"
+    found = Checked(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
+    with Progress() as bars, bars.bar("check", len(calls), "calls") as bar:
+        for episode, call in calls:
+            _hold(found, fresh, episode, call, settings.model.chat_template_kwargs)
+            bar.advance()
+    if engine == "vllm":
+        _through_vllm(found, fresh, exported, settings, calls)
+    return found
+
+
+def show(found: Checked) -> None:
+    """A line a question, and whether the folder passes."""
+    gaps = found.gaps
+    console.print(f"Held to {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}.")
+    _line("template", f"{found.prompts - len(found.other_prompts)} of {found.prompts} prompts equal")
+    if gaps:
+        _line("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
+    told = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
+    _line("replies", told if found.replies else "not compared: none was drawn greedily")
+    _line("ends", "as the folder's generation settings say" if not found.endless else f"{found.endless} go on")
+    if found.engine_gaps:
+        same = found.engine_replies - len(found.other_engine_replies)
+        _line(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
+              f"largest gap {max(found.engine_gaps):.2g} nats")  # fmt: skip
+    for problem in found.problems:
+        console.print(f"✗ {problem}", style="red", markup=False, soft_wrap=True)
+    allowed = f"{found.tolerance:g} nats a token, {MEAN_TOLERANCE[found.dtype]:g} on average"
+    if not found.problems:
+        console.print(f"The folder does what the run's model did (allowed: {allowed}).", markup=False, soft_wrap=True)
+
+
+def _line(name: str, text: str) -> None:
+    console.print(f"  {name:<9} {text}", markup=False, soft_wrap=True)
+
+
+def _recorded(
+    run: Path, checkpoint: Checkpoint, exported: Path, at_most: int
+) -> tuple[str, Path, list[tuple[Episode, Call]]]:
+    """Return calls that these weights sampled, their source in words and the folder of its record.
+
+    They are of the validation after the step, else of the next training step, else of an evaluation of the checkpoint.
+    """
+    step, files = checkpoint.step, EpisodeFiles(run / "episodes")
+    for played, split in ((step, "validation"), (step + 1, "train")):
+        calls = list(islice(_calls(files.read(played, split), step), at_most))
+        if calls:
+            what = f"the validation after step {played}" if split == "validation" else f"what step {played} played"
+            return what, run, calls
+    for record in reversed(evaluations_of(run, checkpoint, exported)):
+        files_there = EpisodeFiles(record.folder / "episodes")
+        for played in (step, 0):  # 0: the model was named by its folder
+            calls = list(islice(_calls(files_there.read(played, "validation"), None), at_most))
+            if calls:
+                return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
+    raise UserError(
+        f"Nothing is recorded that the weights of step {step} sampled, so there is nothing to hold the folder to.",
+        where=str(files.folder),
+        expected="a validation after that step, or an evaluation of it",
+        do=f"evaluate it: {command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
+    )
+
+
+def _calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
+    """Each episode's first call by the policy at this version (None: whatever it is called there); those with images
+    are left out."""
+    for episode in episodes:
+        for call in episode.calls:
+            own = version is None or all(part.low == part.high == version for part in call.versions)
+            plain = not any(isinstance(m.get("content"), list) for m in episode.messages)
+            if own and plain and call.trained and call.parent is None and len(call.response_ids):
+                yield episode, call
+                break
+
+
+def _hold(found: Checked, fresh: FreshModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
+    prompt, reply = prompt_ids(episode.calls, call.index), call.response_ids
+    name = f"task {episode.task.task_id}"
+    messages = [episode.messages[index] for index in call.messages]
+    tools = episode.tools[call.tools] if call.tools is not None else None
+    found.calls += 1
+    if call.terms.raw_prompt is None:
+        found.prompts += 1
+        own = fresh.prompt(messages, tools, options, episode.day)
+        if not np.array_equal(own, prompt):
+            at = _first_difference(own, prompt)
+            was, now = (fresh.tokenizer.decode(ids[at : at + 12].tolist()) for ids in (prompt, own))
+            found.other_prompts.append(
+                f"{name}: the folder's template differs at token {at}: {now!r} for {was!r}"
+                + (" (ajet describes tools to models whose template has no place for them)" if tools else "")
+            )
+    read = fresh.read(prompt, reply, call.terms.adapter)
+    found.gaps += np.abs(read.logprobs - call.logprobs_unit).tolist()
+    if call.finish == "stop" and int(reply[-1]) not in fresh.ends:
+        found.endless += 1
+    if call.temperature == 0:
+        found.replies += 1
+        if (said := _other(read.greedy, read.margins, reply, found.tolerance, fresh)) is not None:
+            found.other_replies.append(f"{name}: {said}")
+
+
+def _other(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: FreshModel) -> str | None:
+    """Where the model would have said another token than `reply` has by more than rounding; None where nowhere."""
+    for at in np.flatnonzero(greedy != reply):
+        if margins[at] > tolerance:
+            now, was = (fresh.tokenizer.decode([int(ids[at])]) for ids in (greedy, reply))
+            return f"greedy reply differs at token {at}: {now!r} for {was!r}, {margins[at]:.2g} nats likelier"
+    return None
+
+
+def _first_difference(one: Ids, other: Ids) -> int:
+    shared = min(len(one), len(other))
+    apart = np.flatnonzero(one[:shared] != other[:shared])
+    return int(apart[0]) if len(apart) else shared
+
+
+def _through_vllm(
+    found: Checked, fresh: FreshModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
+) -> None:
+    """vLLM's greedy replies to the same prompts, each token held to transformers' pass over them."""
+    from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+    from ajet.engine.sampler import open_sampler
+
+    settings.model.path, settings.rollout.engine, settings.rollout.vllm.base_url = str(exported), "vllm", None
+    engine, _ = open_sampler(settings)
+    found.engine = "vllm"
+
+    async def replies() -> list[tuple[Ids, Ids, Any]]:
+        async def one(episode: Episode, call: Call, number: int) -> tuple[Ids, Ids, Any]:
+            prompt = prompt_ids(episode.calls, call.index)
+            sampling = Sampling(len(call.response_ids), temperature=0.0, stop_ids=tuple(sorted(fresh.ends)))
+            ids: list[int] = []
+            logprobs: list[float] = []
+            adapter = call.terms.adapter
+            asked = TokenRequest(prompt, sampling, DrawKey(0, number, 0, 0), adapter=adapter)
+            async for chunk in engine.generate(asked):
+                ids += chunk.ids
+                logprobs += chunk.logprobs_unit
+            return prompt, np.asarray(ids, np.int32), np.asarray(logprobs, np.float32)
+
+        return list(await asyncio.gather(*(one(*each, number) for number, each in enumerate(calls))))
+
+    try:
+        for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
+            read = fresh.read(prompt, ids, call.terms.adapter)
+            found.engine_gaps += np.abs(read.logprobs - logprobs).tolist()
+            found.engine_replies += 1
+            if (said := _other(read.greedy, read.margins, ids, found.tolerance, fresh)) is not None:
+                found.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {said}")
+    finally:
+        engine.close()

@@ -1,0 +1,220 @@
+"""Memory of each GPU and time of a step for a backbone whose trainer and engine take turns on GPUs, by formula.
+
+Invariant: everything here is estimated, not measured, and follows from the size of the model, the settings and the
+published peak numbers of a GPU. docs/sizes.md has each formula with its source. What is left out: communication, moving
+offloaded weights, tools, judges, and the sharing of prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ajet.commands.runner import runner_of
+from ajet.record.console import format_bytes, format_seconds
+from ajet.train.footprint import (
+    GIB,
+    LOGITS,
+    MOMENTS,
+    count_longest_sample,
+    count_trained_weights,
+    estimate_activations,
+    estimate_cache,
+)
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.engine.weight_shapes import ModelSize
+
+GpuName = Literal["H200", "H100", "A100", "L40S", "4090"]
+
+
+class GpuType(NamedTuple):
+    """The published peak numbers of a GPU."""
+
+    memory: float
+    """Bytes."""
+    flops: float
+    """Operations a second in bfloat16, without sparsity."""
+    bandwidth: float
+    """Bytes a second from its memory."""
+
+
+GPUS: dict[GpuName, GpuType] = {
+    "H200": GpuType(141e9, 989e12, 4.8e12),
+    "H100": GpuType(80e9, 989e12, 3.35e12),
+    "A100": GpuType(80e9, 312e12, 2.039e12),
+    "L40S": GpuType(48e9, 362e12, 0.864e12),
+    "4090": GpuType(24e9, 165e12, 1.008e12),
+}
+"""NVIDIA's data sheets: SXM models with 80 GB where there are several. docs/sizes.md names them."""
+COMPUTE_USE = (0.25, 0.5)
+"""Parts of the peak that training and prefill keep up: worst and best."""
+BANDWIDTH_USE = (0.4, 0.8)
+"""Parts of the bandwidth that decoding keeps up."""
+CONTEXT = GIB
+"""Bytes of the CUDA context and of buffers of NCCL."""
+LOGIT_BYTES = 6
+"""Bytes of a logit in an update: bfloat16, and float32 where its softmax is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes on each GPU."""
+
+    weights: float
+    """The shard of the weights that are trained, in float32, and of the frozen ones below adapters."""
+    gradients: float
+    optimizer: float
+    reference: float
+    """The shard of the reference model that stays on the GPU during an update."""
+    gathered: float
+    """Two layers in bfloat16, unsharded: the one that computes and the next one."""
+    activations: float
+    logits: float
+    engine_weights: float
+    cache: float
+    resident: float
+    """The trainer's while sampling."""
+    cache_tokens: int
+    """Tokens whose keys and values fit into the caches of one engine; 0 if the architecture is not known."""
+
+    @property
+    def update(self) -> float:
+        """The peak of an update; the engine has freed its memory."""
+        shards = self.weights + self.gradients + self.optimizer + self.reference
+        return CONTEXT + shards + self.gathered + self.activations + self.logits
+
+    @property
+    def sampling(self) -> float:
+        return CONTEXT + self.engine_weights + self.cache + self.resident
+
+
+def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuMemory:
+    """Return what each GPU holds.
+
+    Args:
+        size: the model; zeros but for `parameters` if the architecture is not known.
+        gpu: the kind of all GPUs.
+    """
+    trainer, rollout = settings.trainer_common, settings.rollout
+    gpus = count_gpus(settings)
+    trained = count_trained_weights(size, settings)
+    has_adapters = bool(trainer.lora.total_rank)
+    weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
+    optimizer = MOMENTS * trained / gpus
+    reference = 4 * size.parameters / gpus if settings.keeps_reference and not has_adapters else 0
+    kept = reference if not trainer.fsdp_config.param_offload else 0
+    resident = (0 if trainer.fsdp_config.param_offload else weights + reference) + (
+        0 if trainer.fsdp_config.optimizer_offload else optimizer
+    )
+    split = trainer.ulysses_sequence_parallel_size
+    tokens = max(trainer.micro_batch_tokens, math.ceil(count_longest_sample(settings) / split))
+    engine = 2 * size.parameters / rollout.tensor_model_parallel_size
+    cache = max(0.0, rollout.gpu_memory_utilization * gpu.memory - engine)
+    each = estimate_cache(size, width=2) / rollout.tensor_model_parallel_size
+    return GpuMemory(
+        weights=weights,
+        gradients=4 * trained / gpus,
+        optimizer=optimizer,
+        reference=kept,
+        gathered=4 * size.parameters / size.layers if size.layers else 0,
+        activations=estimate_activations(size, settings, tokens, width=2),
+        logits=max(LOGIT_BYTES * size.vocabulary * tokens, LOGITS if size.vocabulary else 0),
+        engine_weights=engine,
+        cache=cache,
+        resident=resident,
+        cache_tokens=int(cache / each) if each else 0,
+    )
+
+
+def estimate_seconds(
+    size: ModelSize, settings: AjetConfig, gpu: GpuType, *, compute: float, bandwidth: float
+) -> tuple[float, float]:
+    """Return seconds of sampling and of scoring and update in one step whose replies are all of full length.
+
+    Args:
+        compute: the part of the GPU's operations that is kept up.
+        bandwidth: the part of its bandwidth.
+    """
+    rollout, trainer = settings.rollout, settings.trainer_common
+    flops, moved = gpu.flops * compute, gpu.bandwidth * bandwidth
+    longest = count_longest_sample(settings)
+    prompt = min(settings.data.max_prompt_length, longest)
+    reply = min(settings.data.max_response_length, longest)
+    episodes = settings.data.train_batch_size * rollout.num_repeat
+
+    forward = 2.0 * size.parameters + 2.0 * size.layers * size.hidden * longest
+    passes = (4 if trainer.gradient_checkpointing else 3) + 1 + settings.keeps_reference
+    update = passes * forward * episodes * longest / (count_gpus(settings) * flops)
+
+    split = rollout.tensor_model_parallel_size
+    rows = math.ceil(episodes * split / count_gpus(settings))
+    held = estimate_memory(size, settings, gpu).cache_tokens // longest
+    at_once = max(1, min(rows, rollout.max_num_seqs, held or rows))
+    read = 2.0 * size.parameters + estimate_cache(size, width=2) * at_once * (prompt + reply / 2)
+    token = max(read / moved, 2.0 * size.parameters * at_once / flops) / split
+    prefill = 2.0 * size.parameters * at_once * prompt / (split * flops)
+    return math.ceil(rows / at_once) * (prefill + reply * token), update
+
+
+def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a plan: memory and time."""
+    gpu = GPUS[name]
+    held = estimate_memory(size, settings, gpu)
+    parts = {
+        "weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer,
+        "reference model": held.reference, "gathered layers": held.gathered, "activations": held.activations,
+        "logits": held.logits,
+    }  # fmt: skip
+    shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
+    known = "" if size.layers else "; without activations and cache, whose size the name does not say"
+    tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
+    where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
+    most = max(held.update, held.sampling)
+    fits = "" if most <= gpu.memory else f"; it does not fit: {format_bytes(most)} of {format_bytes(gpu.memory)}"
+    if not held.cache:
+        fits += "; rollout.gpu_memory_utilization leaves no cache beside vLLM's weights"
+    yield (
+        "memory",
+        f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "
+        f"{format_bytes(held.sampling)} (vLLM's weights {format_bytes(held.engine_weights)}, cache "
+        f"{format_bytes(held.cache)}{tokens}){known}{fits}",
+    )
+    best, worst = (
+        estimate_seconds(size, settings, gpu, compute=compute, bandwidth=bandwidth)
+        for compute, bandwidth in zip(reversed(COMPUTE_USE), reversed(BANDWIDTH_USE), strict=True)
+    )
+    used = f"{COMPUTE_USE[0]:.0%} to {COMPUTE_USE[1]:.0%} of {gpu.flops / 1e12:.0f} TFLOP/s"
+    read = f"{BANDWIDTH_USE[0]:.0%} to {BANDWIDTH_USE[1]:.0%} of {gpu.bandwidth / 1e12:.2f} TB/s"
+    a_step, sampling, update = (
+        f"{format_seconds(low)} to {format_seconds(high)}"
+        for low, high in ((sum(best), sum(worst)), (best[0], worst[0]), (best[1], worst[1]))
+    )
+    yield (
+        "time",
+        f"estimated, not measured: {a_step} a step with replies of full length (sampling {sampling}, update {update}), "
+        f"at {used} and {read}; formulas: docs/sizes.md",
+    )
+
+
+def count_gpus(settings: AjetConfig) -> int:
+    """Return the number of all GPUs, at least 1."""
+    return max(1, settings.trainer_common.nnodes * settings.trainer_common.n_gpus_per_node)
+
+
+def find_own_gpu(experiment: Experiment, *, on_cluster: bool = False) -> GpuName | None:
+    """Return the GPU that a run started here would use: this machine's, or H100 where that is not known; None if the
+    run would be on the CPU.
+
+    Args:
+        on_cluster: True if the run joins a cluster, whose machines have GPUs.
+    """
+    device = experiment.ajet.trainer_common.device
+    if on_cluster or device not in ("auto", "cpu"):
+        return "H100"
+    if device == "cpu" or (names := runner_of(experiment.backbone).name_accelerators()) is None:
+        return None
+    return next((name for name in GPUS if name in names), "H100")

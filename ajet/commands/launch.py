@@ -1,0 +1,197 @@
+"""`ajet --conf x.yaml`: open the run directory, open the backbone, run the verb, close everything.
+
+Invariant: the run directory is locked before anything costly starts, and its status says how the run ended, whatever
+ended it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.commands.launchable import require_launchable
+from ajet.config.plugins import find_launch_flags, handed_to_workers, try_load
+from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.train.options import LaunchOptions
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.train.interrupts import Interrupts
+
+
+def launch(experiment: Experiment, options: LaunchOptions) -> int:
+    """Run `experiment` on its backbone. Answers the exit code 0; raises UserError, KeyboardInterrupt or a bug."""
+    if options.dry_run:
+        from ajet.commands.plan import dry_run
+
+        known = find_launch_flags()
+        on_cluster = any(known[name].remote for name in options.flags)
+        dry_run(experiment, options.services, options.from_store, on_cluster=on_cluster)
+    else:
+        launched(experiment, options)
+    return 0
+
+
+def launched(experiment: Experiment, options: LaunchOptions) -> Path:
+    """Run it; answers its folder, which another run's in the experiment's own may have kept it from. Raises as
+    `launch`."""
+    from ajet.commands.runner import apply_sections
+
+    experiment, overridden = apply_sections(experiment, options.from_store)
+    experiment.require_ready()
+    if options.debug_tags:
+        from ajet.workflow.breakpoint import activate
+
+        activate(options.debug_tags)
+
+    from ajet.commands.runner import runner_of
+    from ajet.record import RunDirectory
+    from ajet.store import require_own_store, require_store
+
+    require_launchable(experiment, options.from_store, here=True)
+    if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
+        runner_of(experiment.backbone).require(experiment, options)
+    if options.from_store is not None:
+        require_store(options.from_store)
+    run = RunDirectory.open(
+        experiment,
+        root=experiment.root,
+        kind="train" if "trains" in experiment.backbone.can else "debug",
+        resume=options.resume or experiment.ajet.trainer_common.resume,
+        fresh=options.fresh,
+    )
+    experiment = run.experiment
+    from ajet.commands.run_hooks import enter_run_hooks
+    from ajet.commands.services import require_services
+    from ajet.task_judge.registry import prepare_judge
+    from ajet.train.footprint import require_tools_fit
+    from ajet.train.interrupts import Interrupts
+
+    interrupts = Interrupts()
+    with (
+        handed_to_workers(),
+        recorded(experiment, run),
+        interrupts.installed(),  # before anything is started that must be ended
+        flags_around(run, options.flags),
+        enter_run_hooks(experiment, run.path, options.services, options.prefix),
+    ):
+        if overridden:
+            logger.warning("{}", overridden)
+        if "trains" in experiment.backbone.can:
+            require_own_store(experiment, run.path)
+        require_services(experiment)
+        require_tools_fit(experiment)
+        prepare_judge(experiment, run)
+        _run(experiment, run, options, interrupts)
+    return run.path
+
+
+@contextmanager
+def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
+    """Within the block what the flags of plug-ins put around a run goes on.
+
+    Raises:
+        UserError: The code of one cannot be loaded.
+    """
+    known = find_launch_flags()
+    with ExitStack() as around:
+        for name in flags:
+            if known[name].around:
+                hook, problem = try_load(known[name].around)
+                if problem:
+                    raise UserError(f"--with-{name} cannot be used: {problem}.", do="leave it out, or mend its package")
+                around.enter_context(hook(run))
+        yield
+
+
+@contextmanager
+def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
+    """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
+    from ajet.config.cache import explain_unwritable_cache
+    from ajet.config.idle import idle_lines
+
+    given = experiment.ajet.sft.objective is not None
+    place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"
+    if unwritable := explain_unwritable_cache():
+        logger.warning("{}", unwritable)
+    if idle := idle_lines(experiment.idle(serving=serving), place):
+        logger.info("{}", idle)
+    if not serving:
+        warn_of_unconfined(experiment)
+    with closed_by_outcome(run):
+        yield
+
+
+def warn_of_unconfined(experiment: Experiment) -> None:
+    """Warn that code of the model's would run as this user, before it does."""
+    if experiment.ajet.environment.sandbox == "none":
+        logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
+
+
+@contextmanager
+def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
+    """Within the block the run goes on; however it ends, its record says how. A mistake of the person's that leaves no
+    episode leaves no record either, but of a run that can be continued."""
+    outcome = "failed"
+    try:
+        yield
+        outcome = "finished"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    except Unreachable as error:
+        outcome = "interrupted"
+        run.status.set(problem=problem_of(error))
+        raise
+    except Exception as error:
+        run.status.set(problem=problem_of(error))
+        if isinstance(error, UserError) and not isinstance(error, RunFailed):
+            run.discard()  # another run's log may have that path by now
+        else:
+            vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
+        raise
+    finally:
+        run.close(outcome)
+
+
+def problem_of(error: Exception) -> str:
+    """The record's words for the error."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
+    trains = "trains" in experiment.backbone.can
+    steps = experiment.ajet.trainer_common.total_training_steps if trains else None
+    run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
+    if trains:
+        _train(experiment, run, options, interrupts)
+    else:
+        from ajet.commands.debug import debug_run
+
+        debug_run(experiment, run, interrupts)
+
+
+def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
+    from ajet.commands.progress import TrainingProgress
+    from ajet.commands.runner import runner_of
+    from ajet.commands.summary import finish
+    from ajet.train.sink import RunSink
+
+    runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
+    try:
+        if experiment.ajet.sft.objective is not None:
+            from ajet.train.sources.replies import train_on_replies
+
+            train_on_replies(experiment, run, interrupts, progress.on_step)
+        else:
+            sink = RunSink(experiment, run, progress.on_step, progress.on_episode)
+            runner.train(experiment, run, options, interrupts, sink)
+    finally:
+        progress.close()
+    finish(run)

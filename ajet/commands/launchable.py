@@ -1,0 +1,109 @@
+"""What a launch refuses without a model, a run folder or a port, and dry runs, plans and `config validate` with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.commands.runner import algorithm_of, runner_of
+from ajet.config.idle import users_layers
+from ajet.config.plugins import find_part, list_packages
+from ajet.config.references import parse_reference
+from ajet.config.schema.choices import is_reference
+from ajet.config.unread_sections import JUDGE, find_unread_keys
+from ajet.schema.commands import command
+from ajet.schema.errors import ConfigError, UserError
+
+_EXPORTING = ("ajet", "ajet.workflow")
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.store import Address
+
+
+def require_launchable(experiment: Experiment, from_store: Address | None = None, *, here: bool = False) -> None:
+    """Raise UserError for all that a launch refuses and that no model, run folder or port is needed to find.
+
+    Args:
+        here: True if the run is to be on this machine.
+    """
+    refuse_untrainable(experiment, elsewhere=from_store is not None)
+    if "trains" in experiment.backbone.can:
+        runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
+        if experiment.ajet.sft.objective is None:
+            require_teacher(experiment)
+    if experiment.ajet.sft.objective is None and from_store is None:
+        require_rewards(experiment)
+
+
+def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
+    """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
+    nothing is trained. `elsewhere`: attempts are played by other processes, which ask no teacher."""
+    if "trains" not in experiment.backbone.can:
+        return
+    algorithm = algorithm_of(experiment)
+    if elsewhere and "teacher" in algorithm.needs:
+        raise UserError(
+            f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
+            where="ajet.trainer_common.algorithm.adv_estimator",
+            do=f"train with `{command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
+        )
+    if (elsewhere or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
+        raise UserError(
+            "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
+            where="ajet.data.curriculum.prefer",
+            expected="null here, or a launch that plays the tasks itself (mode: sync)",
+        )
+    if experiment.ajet.rollout.engine == "endpoint":
+        raise UserError(
+            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            where="ajet.rollout.engine",
+            expected="auto, transformers or vllm for training",
+            do="use --backbone debug with this engine",
+        )
+
+
+def require_teacher(experiment: Experiment) -> None:
+    """Raises UserError where the teacher beside the policy is not there: the policy need not be loaded to tell that."""
+    needed = "teacher" in algorithm_of(experiment).needs
+    if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
+        from ajet.backbone.local.teacher_source import teacher_source
+
+        teacher_source(experiment, weights=False)
+
+
+def _is_shipped(workflow: str) -> bool:
+    """True for a reference to code that ships with ajet, except by a name that `ajet` or `ajet.workflow` exports."""
+    place = parse_reference(workflow).place if is_reference(workflow) else ""
+    return place.partition(".")[0] in list_packages() and place not in _EXPORTING
+
+
+def require_rewards(experiment: Experiment) -> None:
+    """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
+    from ajet.rollout.wiring import workflow_of
+    from ajet.task_judge import open_judge
+    from ajet.task_reader import open_reader
+
+    judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
+    if workflow is None or not (find_part("workflow", workflow) or _is_shipped(workflow)):
+        return  # a user's own code says by itself what it returns
+    own_types = judge.judge_type != "customized_protocol"
+    if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
+        return
+    reader = find_part("reader", experiment.ajet.task_reader.type)
+    if reader is not None and reader.scorer:
+        return
+    if "trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs:
+        return
+    if not workflow_of(experiment).needs_judge(experiment.config):
+        return
+    opened = open_judge(experiment, reader_judge=open_reader(experiment).judge)
+    opened.let_go()
+    if opened.judges:
+        return
+    reward = next((each for each in find_unread_keys(users_layers(experiment.layers)) if each.ours == JUDGE), None)
+    raise ConfigError(
+        f"The workflow {workflow} sets no reward, and no judge gives one.",
+        where=experiment.layers.where(("ajet", "rollout", "user_workflow"), value=True),
+        expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
+        do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",
+    )

@@ -1,0 +1,171 @@
+"""`ajet observe`: a deployed agent's calls, on their way to any endpoint, as episodes of a run folder.
+
+Invariant: a session's file is deleted when its episode is on the disk, and not before; sessions that an earlier
+process of the same name left (it was killed) are gone on with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from loguru import logger
+from rich.text import Text
+
+from ajet.commands.launch import closed_by_outcome
+from ajet.commands.own_key import own_key
+from ajet.commands.recording import Recording
+from ajet.commands.service_end import until_ended
+from ajet.record.console import console, counted, printable
+from ajet.record.status import read_status, recorded_processes
+from ajet.rollout.garbage_collection import frozen_start
+from ajet.schema.addresses import require_key_or_loopback
+from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
+from ajet.train.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+
+KEY = "AJET_ADMIN_KEY"
+"""Environment variable with the key that feedback must bear; needed where others than this machine can reach it."""
+LOOK_S = 1.0
+OPEN, LATE = "open", "feedback.jsonl"
+"""Of the run folder: the files of sessions that are open, and feedback on what had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """The options of `ajet observe`."""
+
+    endpoint: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    idle: float = 1800.0
+    token_ids: bool = False
+    timeout: float = 600.0
+    """Seconds for which the endpoint may send nothing."""
+
+
+def observe(experiment: Experiment, wanted: Observing) -> int:
+    """Record until Ctrl-C, or until SIGTERM, after which what is being answered is finished: exit code 0. Raises
+    UserError, KeyboardInterrupt or a bug."""
+    from ajet.record import RunDirectory
+
+    endpoint, key = _endpoint(wanted.endpoint), _key()
+    require_key_or_loopback(
+        wanted.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
+    )
+    run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
+    with closed_by_outcome(run):
+        interrupts = Interrupts()
+        with interrupts.installed(), frozen_start():
+            _record(run, wanted, endpoint, key, interrupts)
+    return 0
+
+
+def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None, interrupts: Interrupts) -> None:
+    from ajet.gateway.listener import listen
+    from ajet.gateway.observing import Proxy, Server, Sessions
+
+    closed: deque[tuple[Episode, Path]] = deque()
+    waiting = threading.Semaphore(0)
+
+    def take(episode: Episode, file: Path) -> None:
+        closed.append((episode, file))
+        waiting.release()
+
+    sessions = Sessions(
+        run.path / OPEN,
+        run.redact,
+        take,
+        run.path / LATE,
+        run.run_id,
+        wanted.idle,
+    )
+    listening = listen(wanted.host, wanted.port, name="proxy", where="--host, --port")
+    host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    if adopted := sessions.adopt(_left(run.path)):
+        logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
+    proxy = Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
+    server = Server(proxy, sessions, listening)
+    recording = Recording(run)
+    run.status.set(phase="serving", step=0, url=address)
+    _say(address, endpoint, run, key)
+
+    def keep_next() -> None:
+        if waiting.acquire(timeout=LOOK_S):
+            with interrupts.held():
+                _keep(*closed.popleft(), recording)
+
+    try:
+        until_ended(interrupts, keep_next, lambda: server.idle)
+    finally:
+        server.stop()
+        while closed:
+            _keep(*closed.popleft(), recording)
+        recording.measure(last=True)
+
+
+def _keep(episode: Episode, file: Path, recording: Recording) -> None:
+    if episode.calls:
+        recording.rest([episode])
+        recording.measure()
+    file.unlink(missing_ok=True)
+    said = [counted(len(episode.calls), "call")]
+    said += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+    said += [printable(episode.failure.message[:200])] if episode.failure else []
+    console.print(f"{printable(episode.task.task_id)}: {', '.join(said)}", markup=False, soft_wrap=True)
+
+
+def _left(folder: Path) -> list[Path]:
+    """Files of sessions that earlier processes of this name left, whose runs are over."""
+    found: list[Path] = []
+    for other in sorted(folder.parent.iterdir()):
+        files = sorted((other / OPEN).glob("*.jsonl")) if other != folder else []
+        if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
+            found += files
+    return found
+
+
+def _key() -> str | None:
+    """The key that feedback must bear. Raises UserError for one that is no key."""
+    return own_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
+
+
+def _endpoint(given: str) -> str:
+    """Up to /v1. Raises UserError."""
+    secret = "@" in given or "?" in given  # a password or a key may stand there
+    try:
+        parts = urlsplit(given)
+    except ValueError:  # of brackets
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        raise UserError(
+            "This is no address of an endpoint, which has no user and no query."
+            if secret
+            else f"{given} is no address of an endpoint.",
+            where="--endpoint",
+            expected="a URL such as http://127.0.0.1:8000/v1",
+            do="" if secret or "://" in given else f"did you mean http://{given}?",
+        )
+    whole = given.rstrip("/")
+    return whole if parts.path.strip("/") else f"{whole}/v1"
+
+
+def _say(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
+    bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
+    goes = f" what goes to {endpoint} · recording in {run.path}"
+    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
+    console.print(
+        f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
+        '-d \'{"session": "NAME", "liked": true}\'',
+        "\nCtrl-C ends it.",
+        sep="", markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -1,0 +1,352 @@
+"""What `ajet plan`, `--dry-run` and `config validate` check and print of a run before it costs anything.
+
+Invariant: no run directory, no model weights, no port; no process but the services that the YAML starts, which are
+ended again and named. `require_present`, for `validate`, imports no code of the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from ajet.commands.gpu_estimate import GpuName, describe_estimate, find_own_gpu
+from ajet.commands.launchable import require_launchable, require_rewards
+from ajet.commands.next_command import command_for
+from ajet.commands.pace import describe_step_time, read_pace, read_step_seconds
+from ajet.commands.runner import algorithm_of, apply_sections
+from ajet.config.idle import idle_lines
+from ajet.config.plugins import find_part
+from ajet.config.readiness import value_at
+from ajet.config.references import require_written
+from ajet.config.schema.base import walk
+from ajet.config.schema.choices import is_reference
+from ajet.config.schema.sft import OBJECTIVE
+from ajet.engine.dimensions import parse_size, read_size
+from ajet.engine.embedded import require_embedded
+from ajet.engine.hosted_models import refuse_hosted
+from ajet.engine.model_source import HubUnreachableError, is_local, locate
+from ajet.record.console import console, counted, format_bytes, format_seconds
+from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
+from ajet.schema.errors import ConfigError, UserError
+from ajet.store import Address, look_at_own_store, look_at_store, store_address
+from ajet.task_judge import open_judge
+from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.overlong import within_prompt_length
+from ajet.train.footprint import (
+    describe_memory,
+    estimate_checkpoint,
+    estimate_footprint,
+    estimate_needs,
+    find_disks,
+    find_tool_workflow,
+    render_with_tools,
+)
+from ajet.train.remarks import describe_remarks
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.engine.weight_shapes import ModelSize
+    from ajet.schema.task import Task
+
+
+def dry_run(
+    experiment: Experiment, services: Sequence[str] = (), store: Address | None = None, *, on_cluster: bool = False
+) -> None:
+    """Print the plan of a launch with `--dry-run`, `--with-NAME` (services) and `--from-store` (store).
+
+    Raises UserError for what is wrong. `on_cluster`: the machines are a cluster's.
+    """
+    require_gateway(experiment.ajet)
+    started = show_plan(experiment, services, store, here=True, on_cluster=on_cluster)
+    if reason := find_disks(experiment)[0].refused:  # a plan may be for another machine, a dry run is not
+        raise UserError(
+            f"The record of the run could not be written: {reason}.",
+            where=str(experiment.root / experiment.name),
+            expected="a folder that can be written to",
+            do="name another with --exp-dir",
+        )
+    console.print(f"{started} (--dry-run).", markup=False, soft_wrap=True)
+
+
+def show_plan(
+    experiment: Experiment,
+    services: Sequence[str] = (),
+    from_store: Address | None = None,
+    *,
+    here: bool = False,
+    on_cluster: bool = False,
+    gpu: GpuName = "H100",
+) -> str:
+    """Check all that a launch checks, print the plan, and return what was started for it, in words.
+
+    Args:
+        here: True if the run is for this machine. False: a model of which only the size is known is planned, too.
+        on_cluster: True if that run joins a cluster, whose machines have GPUs.
+        gpu: the kind of GPU for which memory and time of a run on other machines are estimated.
+
+    Raises:
+        UserError: a launch would be refused.
+    """
+    from ajet.commands.run_hooks import enter_run_hooks
+    from ajet.commands.services import require_services
+
+    is_own = here and experiment.backbone.shares_gpus
+    if experiment.backbone.shares_gpus and not here and experiment.ajet.trainer_common.device == "auto":
+        experiment = experiment.with_defaults({"ajet.trainer_common.device": "cuda"})
+    experiment, overridden = apply_sections(experiment, from_store)
+    experiment.require_ready()
+    if experiment.ajet.sft.objective is not None:
+        raise ConfigError(
+            "There is no plan of learning from given replies: nothing is played.",
+            where=f"ajet.{OBJECTIVE}",
+            expected="a run that plays tasks",
+            do="start it: the rows are read and counted before the first step",
+        )
+    require_launchable(experiment, from_store, here=here)
+    estimated = find_own_gpu(experiment, on_cluster=on_cluster) if is_own else gpu
+    store = None
+    if "trains" in experiment.backbone.can:
+        if from_store is not None:
+            look_at_store(from_store)
+        own_store = look_at_own_store(experiment, experiment.root / experiment.name)
+        store = from_store or own_store
+    with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
+        addresses = [f"{each.name} at {each.address}" for each in require_services(experiment)]
+        more = {"services": "; ".join(addresses) + ": there"} if addresses else {}
+        _print_plan(experiment, more, store, overridden, gpu=estimated, needs_tokenizer=here)
+    if not started:
+        return "Nothing was started"
+    return f"Nothing was started but {', '.join(started)}, ended again"
+
+
+def _print_plan(
+    experiment: Experiment,
+    services: dict[str, str],
+    store: Address | None,
+    overridden: str,
+    *,
+    gpu: GpuName | None,
+    needs_tokenizer: bool,
+) -> None:
+    from ajet.rollout.isolation import require_isolable
+    from ajet.rollout.train_turn import TrainTurn
+
+    settings = experiment.ajet
+    algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
+    TrainTurn.of(experiment)
+    require_isolable(experiment, workflow)
+    reader = open_reader(experiment)
+    judge = open_judge(experiment, reader_judge=reader.judge)
+    training = reader.tasks("train")
+    validation = reader.tasks("validation") if reader.has("validation") else []
+    tokenizer, lacking = None, ""
+    if settings.rollout.engine != "endpoint":
+        tokenizer, lacking = _open_tokenizer(experiment, is_needed=needs_tokenizer)
+    if tokenizer is not None:
+        training = within_prompt_length(training, settings.data, tokenizer)
+        validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
+    judge.require_for([*training, *validation])
+    judge.let_go()
+    epoch = settings.data.curriculum.tasks_an_epoch(len(training))
+    task, drawn = training[0], f" ({epoch} an epoch)" if epoch != len(training) else ""
+    has_protocol = settings.task_judge.judge_type == "customized_protocol"
+    rows = {
+        "experiment": experiment.name,
+        "backbone": settings.backbone,
+        "workflow": str(settings.rollout.user_workflow),
+        "judge": str((has_protocol and settings.task_judge.judge_protocol) or judge),
+        "tasks": f"{len(training)} train{drawn}, {len(validation) or 'no'} validation",
+        "first task": f"{task.task_id}: {task.main_query[:200]}",
+    }
+    rows |= _describe_model(experiment, task, tokenizer, lacking)
+    rows |= services | _describe_steps(experiment, len(training), epoch)
+    rows["record"] = str(experiment.root / experiment.name)
+    if store is not None:
+        rows["store"] = store.shown
+    rows |= _estimate_rows(experiment, train=epoch, validates=bool(validation), gpu=gpu)
+    plan = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for row in rows.items():
+        plan.add_row(*row)
+    console.print(plan)
+    remarks = describe_remarks(
+        experiment,
+        algorithm,
+        train=epoch,
+        validates=bool(validation),
+        workflow=None if judge.judges else workflow,
+        known=overlap(training, validation) if validation else None,
+    )
+    for text in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"), remarks):
+        if text:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking: str) -> dict[str, str]:
+    """Return the rows on the model and the first task's prompt; `lacking` says why there is no tokenizer."""
+    path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
+    if lacking:
+        return {"model": f"{path}\nno prompt is rendered or measured: {lacking}"}
+    if tokenizer is None:
+        return {"model": f"{endpoint.model} at {endpoint.base_url}"}
+    if (found := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
+        prompt, tools = found[0], f", {found[1]}"
+    else:
+        messages = task.init_messages or [{"role": "user", "content": task.main_query}]
+        prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
+        later = find_tool_workflow(experiment)
+        tools = ", without tools: a launch starts their server and counts them" if later else ""
+    return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
+
+
+def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
+    """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
+    from ajet.algorithm.staleness import importance_weights
+    from ajet.backbone.local.cores import cores
+    from ajet.commands.sampling.beside import threads_of_a_side
+    from ajet.engine.machine import device_kind
+
+    settings = experiment.ajet
+    trainer, batch, episodes = settings.trainer_common, settings.data.train_batch_size, settings.rollout.num_repeat
+    rows = {}
+    if "trains" not in experiment.backbone.can:
+        first = counted(min(settings.debug.debug_first_n_tasks, train), "task")
+        rows["played"] = f"{first} × {counted(episodes, 'episode')}, nothing trained"
+    else:
+        updates = counted(trainer.mini_batch_num, "update")
+        rows["a step"] = f"{counted(batch, 'task')} × {counted(episodes, 'episode')}, {updates}"
+        rows["steps"] = _describe_length(settings, epoch)
+    if trainer.mode == "async" and experiment.backbone.opens is not None:
+        share = ", on one device"
+        if device_kind(trainer.device) == "cpu":
+            share = f"; threads of each: {threads_of_a_side(trainer)}, of {counted(cores(), 'core')}"
+        rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
+    if trainer.mode != "sync":
+        rows["stale tokens"] = importance_weights(trainer)
+    return rows
+
+
+def _describe_length(settings: AjetConfig, epoch: int) -> str:
+    """Return how many steps a run takes, and what becomes of tasks that fill no step; an epoch has `epoch` tasks."""
+    trainer, steps = settings.trainer_common, settings.total_steps(epoch)
+    played = steps * settings.data.train_batch_size
+    if trainer.total_training_steps:
+        return f"{steps}, which is {played / epoch:.1f} epochs of {counted(epoch, 'task')}"
+    text = f"{steps}, for {counted(trainer.total_epochs, 'epoch')} of {counted(epoch, 'task')}"
+    if further := played - trainer.total_epochs * epoch:
+        text += f"; no task is left out: a step goes on into the next epoch, the last one by {further}"
+    return text
+
+
+def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, str]:
+    """Return the model's tokenizer and "", or None and why there is none; that only where the model's size is known.
+
+    Raises:
+        UserError: there is none and it is needed, or the model is refused for something else.
+    """
+    from ajet.engine.models import TOKENIZER_FILES, load_tokenizer
+
+    model = experiment.ajet.model
+    assert model.path is not None, "require_ready asks for it"
+    is_planned = not is_needed and _find_size(experiment) is not None
+    try:
+        source = locate(model.path, base=experiment.base, weights=False, trust_remote_code=model.trust_remote_code)
+    except HubUnreachableError as error:
+        if is_planned:
+            return None, error.what
+        raise
+    if is_planned and source.folder and not any((source.folder / name).is_file() for name in TOKENIZER_FILES):
+        return None, f"{source.folder} holds no tokenizer"
+    return load_tokenizer(source), ""
+
+
+def _find_size(experiment: Experiment) -> ModelSize | None:
+    """Return the size of the model by its files, or else by its name; None for a folder that is not there."""
+    path, base = experiment.ajet.model.path, experiment.base
+    size, _ = read_size(path, base)
+    if size is None and path is not None and (not is_local(path, base) or (base / path / "config.json").is_file()):
+        return parse_size(path)
+    return size
+
+
+def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: GpuName | None) -> dict[str, str]:
+    """Return the rows on memory, disk and time, if something is trained; `gpu` None: the run would be on the CPU."""
+    if "trains" not in experiment.backbone.can:
+        return {}
+    settings, trainer = experiment.ajet, experiment.ajet.trainer_common
+    size, needs = _find_size(experiment), estimate_needs(experiment, train=train, validates=validates)
+    is_sharded = trainer.strategy != "megatron" and trainer.mode != "separate_async" and trainer.device != "cpu"
+    rows = {}
+    if size is None:
+        rows["takes"] = "not known: the model is not on this machine yet, and its name says no size"
+    elif gpu is None:
+        rows["memory"] = "not estimated: without a GPU the run is on the CPU; `ajet plan --gpu` is for one with GPUs"
+    elif experiment.backbone.shares_gpus and is_sharded:
+        rows = dict(describe_estimate(size, settings, gpu))
+    elif experiment.backbone.opens is None:
+        rows["memory"] = f"not estimated: {settings.backbone} lays out processes of its own"
+    elif needs is not None and needs.local is not None:
+        rows["memory"] = describe_memory(needs.local, needs.free)
+    else:
+        least = describe_memory(estimate_footprint(size, settings, wide=settings.model.dtype == "float32"))
+        rows["memory"] = f"estimated by the size in its name, without activations and cache: {least}"
+    estimated = rows.pop("time", "")
+    if size is not None:
+        checkpoint = needs.checkpoint if needs else estimate_checkpoint(size, settings, wide=False)
+        most = f", at most {needs.checkpoints} at once" if needs else ""
+        free = format_bytes(find_disks(experiment)[-1].free)
+        rows["disk"] = f"about {format_bytes(checkpoint)} a checkpoint{most}; {free} are free"
+    if (seconds := read_step_seconds(experiment)) is not None:
+        rows["time"] = f"about {format_seconds(seconds)} a step, as in the last steps of the run that is recorded"
+    elif (pace := read_pace(experiment)) is not None:
+        rows["time"] = f"a step: {describe_step_time(pace, settings)}; measured by the last debug run"
+    else:
+        rows["time"] = estimated or f"not measured yet: {command_for(experiment, 'debug') or 'a debug run'}"
+    return rows
+
+
+def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, int] | None]:
+    """Raise UserError for a reference, a file of tasks or a model on this machine that is not there.
+
+    Nothing of the user's is imported, nothing is started, and no network is used. Returns what was not looked at, in
+    words, and the number of tasks of each split, or None if they are not on this machine.
+    """
+    from ajet.train.sft.reading import require_sources
+
+    settings, base, folder = experiment.ajet, experiment.base, experiment.root / experiment.name
+    fields = [path for path, _, notes in walk(type(settings)) if notes.get("kind") == "reference"]
+    references = [*((path, value_at(settings, path)) for path in fields), *settings.task_judge.named()]
+    for path, value in references:
+        if isinstance(value, str) and is_reference(value):
+            require_written(value, base=base, what=f"ajet.{'.'.join(map(str, path))}")
+    if settings.sft.objective is not None:
+        require_sources(experiment)
+    elif find_part("workflow", settings.rollout.user_workflow):
+        workflow_of(experiment)  # ours, whose own check starts nothing
+        require_rewards(experiment)
+    unchecked = ["what the code of the workflow and the judge does"]
+    store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None
+    if store is not None and store.path is None:
+        unchecked.append(f"the store at {store.shown}")
+    elif store is not None:
+        look_at_store(store, made=folder)
+    if settings.environment.use:
+        unchecked.append("the tools of environment.use")
+    tasks = count_local_tasks(experiment)
+    if tasks is None:
+        unchecked.append("the tasks")
+    model = settings.model.path
+    if settings.rollout.engine == "endpoint":
+        unchecked.append("the endpoint")
+    elif model is not None and is_local(model, base):
+        locate(model, base=base, weights=False)
+    elif model is not None and model.startswith("embedded:"):
+        require_embedded(model.removeprefix("embedded:"))
+    elif model is not None:
+        refuse_hosted(model)
+        unchecked.append(f"whether the hub has {model}")
+    return unchecked, tasks
