@@ -38,7 +38,12 @@ class Part:
 FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/contract", "tests/tutorials"
 VERL = "plugins/ajet_verl/tests"
 PARTS = (
-    Part("kills", 1100, (FAULTS, LEARNS, "tests/unit", "tests/store", "tests/workflow", "tests/commands", "tests/train"), boots=False),
+    Part(
+        "kills",
+        1100,
+        (FAULTS, LEARNS, *(f"tests/{name}" for name in ("unit", "store", "workflow", "commands", "train"))),
+        boots=False,
+    ),
     Part("mistakes", 900, ("tests/mistakes",), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs", "plugins"), boots=False),
     Part("vllm", 1100, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
