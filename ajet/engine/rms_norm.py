@@ -13,6 +13,7 @@ convert nothing, they are as fast.
 from __future__ import annotations
 
 import inspect
+from types import MethodType
 from typing import Any
 
 import torch
@@ -26,8 +27,7 @@ ROWS = 5
 
 
 def cheapen_norms(model: Any) -> int:
-    """Give the norms of `model` on a CPU the forward pass of this file, in place; answers how many. A module is still
-    of its class (a subclass is made), and its parameters are its own."""
+    """Give the norms of `model` on a CPU the forward pass of this file, in place; return how many."""
     known: dict[Any, bool] = {}
     count = 0
     for module in model.modules():
@@ -37,7 +37,7 @@ def cheapen_norms(model: Any) -> int:
         if kind not in known:
             known[kind] = _same_bits(module)
         if known[kind]:
-            module.__class__ = _in_pieces(type(module))
+            module.forward = MethodType(_forward_in_pieces, module)  # a method: copies of a module have their own
             count += 1
     return count
 
@@ -46,7 +46,7 @@ def _suits(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     return (
         type(module).__name__.endswith("RMSNorm")
-        and type(module) not in _CLASSES.values()
+        and "forward" not in vars(module)
         and isinstance(weight, torch.nn.Parameter)
         and isinstance(getattr(module, "variance_epsilon", None), float)
         and [name for name, _ in module.named_parameters()] == ["weight"]
@@ -58,25 +58,16 @@ def _suits(module: Any) -> bool:
     )
 
 
-_CLASSES: dict[type, type] = {}
-
-
-def _in_pieces(own: type) -> type:
-    """The class `own` with the other forward pass."""
-    if own not in _CLASSES:
-
-        def forward(self: Any, hidden_states: Tensor) -> Tensor:
-            if not _as_probed(hidden_states, self.weight):
-                given: Tensor = own.forward(self, hidden_states)  # type: ignore[attr-defined]
-                return given
-            piece = PIECE * torch.get_num_threads()
-            if not torch.is_grad_enabled():
-                return _normed(hidden_states, self.weight, self.variance_epsilon, piece, keep=False)[0]
-            result: Tensor = _RmsNorm.apply(hidden_states, self.weight, self.variance_epsilon, piece)
-            return result
-
-        _CLASSES[own] = type(own.__name__, (own,), {"forward": forward, "__module__": own.__module__})
-    return _CLASSES[own]
+def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
+    """Return the norm of the hidden states, by the module's own forward pass where they are not as probed."""
+    if not _as_probed(hidden_states, module.weight):
+        given: Tensor = type(module).forward(module, hidden_states)
+        return given
+    piece = PIECE * torch.get_num_threads()
+    if not torch.is_grad_enabled():
+        return _normed(hidden_states, module.weight, module.variance_epsilon, piece, keep=False)[0]
+    result: Tensor = _RmsNorm.apply(hidden_states, module.weight, module.variance_epsilon, piece)
+    return result
 
 
 def _as_probed(given: Tensor, weight: Tensor) -> bool:

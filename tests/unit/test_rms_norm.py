@@ -41,8 +41,13 @@ def test_same_bits(monkeypatch, shape, frozen):
     assert cheapen_norms(ours) == 1 and isinstance(ours, LlamaRMSNorm)
     assert cheapen_norms(ours) == 0, "twice is once"
     given = torch.randn(*shape, WIDTH, generator=torch.Generator().manual_seed(4)).mul_(3).to(torch.bfloat16)
-    for module in (ours, copy.deepcopy(ours)):
+    copied = copy.deepcopy(ours)
+    for module in (ours, copied):
         assert all(map(torch.equal, passed(module, given), passed(own, given)))
+    own.weight.data.mul_(2)
+    copied.weight.data.mul_(2)
+    assert torch.equal(passed(copied, given)[0], passed(own, given)[0]), "a copy has weights of its own"
+    own.weight.data.mul_(0.5)
     with torch.inference_mode():
         assert torch.equal(ours(given), own(given))
 
