@@ -31,8 +31,9 @@ from ajet.rollout.served import Desk, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.store import RunStore, SqliteStore
+from ajet.store import RunStore
 from ajet.store.shared import Opener
+from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
 from ajet.train.sources.served_batch import Batch

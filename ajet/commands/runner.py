@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.config.plugin import load_code
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
 from ajet.train.runner import Runner
-from ajet.train.sft.settings import settled
-from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -24,7 +20,10 @@ if TYPE_CHECKING:
     from ajet.config.backbones import Descriptor
     from ajet.record import RunDirectory
     from ajet.store import Address
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
     from ajet.train.parts import Parts
+    from ajet.train.sink import RunSink
     from ajet.train.sources.store import Samplers
     from ajet.train.step import OnStep
 
@@ -101,6 +100,7 @@ class LocalRunner(InProcessRunner):
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
         from ajet.backbone.local.requirements import require_machine, require_trainable
+        from ajet.train.sft.settings import settled
 
         settings = settled(experiment).ajet if experiment.ajet.sft.objective is not None else experiment.ajet
         require_trainable(settings, looking=looking)

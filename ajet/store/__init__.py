@@ -30,7 +30,6 @@ from ajet.store.opening import (
 from ajet.store.reading import Reading
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
-from ajet.store.sqlite_store import SqliteStore
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -55,7 +54,6 @@ __all__ = [
     "Role",
     "RunStore",
     "SharedStore",
-    "SqliteStore",
     "Store",
     "StoreAway",
     "StoreDriver",

@@ -13,7 +13,7 @@ PLUGIN = Plugin(
             variables=("MCP_SERVER_TOKEN", "BROWSE_LLM_BASE_URL", "BROWSE_LLM_MODEL_NAME", "BROWSE_LLM_API_KEY"),
         ),
     },
-    services=("ajet_mcp.reachable:services_of", "ajet_mcp.browse.reachable:services_of"),
+    services=("ajet_mcp.reachable:services_of", "ajet_mcp.reachable:list_browse_models"),
     config_keys=(ConfigKeys("rollout", "ajet_mcp.config:AgentKeys"),),
     exports={"MCPSampler": "ajet_mcp.agent.sampler:MCPSampler"},
 )

@@ -1,7 +1,8 @@
-"""Whether the tool servers of `environment.use` are there, for the list of what a run stands on.
+"""Whether the tool servers of `environment.use` and a model of the browse agent are there, for the list of what a run
+stands on.
 
 Invariant: a server is asked as an attempt asks it (a session, its tools, the end of the session), by ajet's own client;
-servers that are commands are started by attempts and asked nothing here.
+servers that are commands are started by attempts and asked nothing here. A run without tools loads no code of theirs.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.config.services import Service
-from ajet.environment.loop import on_tools_loop
+from ajet.environment.agent_config import KEY as AGENT_CONFIG
 from ajet.environment.replay import replays_alone
 from ajet.environment.services.chosen import is_service_url, is_world
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
-from ajet_mcp.contract import CallFailed, Limits
-from ajet_mcp.servers import KEY, Server, servers_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet_mcp.servers import Server
+
+
+AGENT = "mcp_agent"
+"""The workflow that has a browse agent."""
 
 
 def services_of(experiment: Experiment) -> Iterator[Service]:
@@ -31,6 +35,8 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         return
     if not used or is_service_url(used) or is_world(used):
         return
+    from ajet_mcp.servers import KEY, servers_of
+
     try:
         servers = servers_of(used, experiment.base)
     except ConfigError:  # a name for a workflow of the user's own; one that reads it as ours does refuses it
@@ -50,12 +56,35 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         )
 
 
+def list_browse_models(experiment: Experiment) -> Iterator[Service]:
+    """The models of the browse agent, as one. A workflow of the user's own is not known to have one."""
+    if replays_alone(experiment.ajet.environment) or experiment.ajet.rollout.user_workflow != AGENT:
+        return
+    from ajet.environment.chat_model import why_none
+    from ajet_mcp.browse.agent_config import SWITCH, browse_agent_of
+
+    agent = browse_agent_of(experiment.config)
+    if agent is None:
+        return
+    first = agent.models[0]
+    yield Service(
+        "model of the browse agent",
+        " or ".join(dict.fromkeys(each.place for each in agent.models)),
+        AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
+        partial(why_none, agent.models, named="browse agent"),
+        f"an OpenAI-compatible server that has {first.model}, or one of the further models",
+        "start it (deploy/model/docker-compose.yml serves one), or mend base_url, model and api_key of the file",
+    )
+
+
 def why_not(server: Server, seconds: float) -> str:
     """An empty string where it offers tools, else what is wrong."""
     return asyncio.run(_why_not(server, seconds))
 
 
 async def _why_not(server: Server, seconds: float) -> str:
+    from ajet.environment.loop import on_tools_loop
+    from ajet_mcp.contract import CallFailed, Limits
     from ajet_mcp.thin import ThinClient
 
     limits = Limits(start=seconds, call=seconds, close=1.0)

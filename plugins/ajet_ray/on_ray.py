@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.schema.errors import ConfigError, RunFailed
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
 from ajet_ray.cluster.leftovers import Leftovers
 from ajet_ray.cluster.logs import find_last_line
 from ajet_ray.cluster.ray_cluster import ADDRESS, Needs, connected
@@ -28,6 +26,8 @@ from ajet_ray.mailbox import Phase, open_mailbox
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
     from ajet_ray.record import Record
     from ajet_ray.tickets import Tickets
 

@@ -25,7 +25,6 @@ from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
-from ajet.train.sink import RunSink
 from ajet.train.step import Trained
 from ajet_ray.mailbox import (
     Closed,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
+    from ajet.train.sink import RunSink
     from ajet_ray.tickets import Tickets
 
 

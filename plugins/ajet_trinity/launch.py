@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.schema.errors import UserError
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
 from ajet.train.runner import Runner
-from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -20,6 +17,9 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.finding import Finding
     from ajet.store import Address
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
+    from ajet.train.sink import RunSink
 
 
 class TrinityRunner(Runner):

@@ -19,9 +19,6 @@ from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
-from ajet.train.sink import RunSink
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.ray_cluster import Needs
 from ajet_ray.on_ray import address_of, ended_by, run_on_ray
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.tokens import Renderer
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
+    from ajet.train.sink import RunSink
     from ajet_ray.cluster.resources import Demand
 
 FOLDER = "trinity"

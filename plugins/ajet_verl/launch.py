@@ -8,10 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
 from ajet.train.runner import Runner
-from ajet.train.sink import RunSink
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -19,6 +16,9 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.finding import Finding
     from ajet.store import Address
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
+    from ajet.train.sink import RunSink
 
 
 PROCESSES = "verl.actor_rollout_ref.rollout.agent.num_workers: 1"

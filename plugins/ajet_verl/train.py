@@ -18,9 +18,6 @@ from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
-from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
-from ajet.train.sink import RunSink
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import DECOUPLED, SYNC
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.tokens import Renderer
+    from ajet.train.interrupts import Interrupts
+    from ajet.train.options import LaunchOptions
+    from ajet.train.sink import RunSink
 
 
 def train_on_verl(

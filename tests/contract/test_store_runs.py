@@ -17,7 +17,8 @@ from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.store import Address, Kept, SqliteStore, Store, open_shared, store_address
+from ajet.store import Address, Kept, Store, open_shared, store_address
+from ajet.store.sqlite_store import SqliteStore
 from ajet.task_reader import TaskOrder
 from ajet.train.session import open_store
 from ajet.train.sources.store import Samplers, StoreSource

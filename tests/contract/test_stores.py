@@ -459,7 +459,7 @@ def test_a_lease_whose_time_is_over_is_anothers(tmp_path: Path, clock: Callable[
 LEASES = """
 import sys
 from pathlib import Path
-from ajet.store import SqliteStore
+from ajet.store.sqlite_store import SqliteStore
 store = SqliteStore(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from ajet.record.recovery import Recovery
-from ajet.store import Opener, RunStore, SqliteStore, Store, open_shared
+from ajet.store import Opener, RunStore, Store, open_shared
 from ajet.store import sqlite_store as module
+from ajet.store.sqlite_store import SqliteStore
 from tests.mongod import Mongod
 
 PLAYERS, BATCH, STEPS, SAVES = 8, 4, 60, 2

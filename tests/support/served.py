@@ -26,9 +26,10 @@ from ajet.gateway.limits import Limits, Shared
 from ajet.rollout.served import Desk, Keeper, deadlines, protocol, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
-from ajet.store import RunStore, SqliteStore, StoreAway
+from ajet.store import RunStore, StoreAway
 from ajet.store.contract import StoreDown
 from ajet.store.shared import Opener
+from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
 from tests.support.gateways import RunningGateway
