@@ -135,6 +135,7 @@ def test_what_cannot_work_is_in_the_plan(project: Path, capsys: pytest.CaptureFi
     assert "ajet.rollout.num_repeat" in said
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_said_with_its_seconds_and_peak(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment: Experiment = load_experiment("x.yaml", backbone="local")
     backbone = LocalBackbone(experiment)
@@ -177,6 +178,7 @@ ON_GPUS = ("trainer_common.n_gpus_per_node=8", "trainer_common.gradient_checkpoi
 ON_GPUS += ("trainer_common.device=cuda", "data.train_batch_size=64", "rollout.max_model_len=2048")
 
 
+@pytest.mark.slow
 @without_verl
 def test_a_config_json_alone_is_planned_on_gpus(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "big").mkdir()
@@ -192,6 +194,7 @@ def test_a_config_json_alone_is_planned_on_gpus(project: Path, capsys: pytest.Ca
     assert ended.value.code == 2 and "big" in capsys.readouterr().err, "a launch needs its tokenizer"
 
 
+@pytest.mark.slow
 @without_verl
 def test_a_name_with_a_size_is_planned_without_the_hub(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -213,6 +216,7 @@ SGLANG = """ajet:
 """
 
 
+@pytest.mark.slow
 @without_verl
 @pytest.mark.parametrize("gpu", ["", "NVIDIA H200"])
 def test_estimates_are_for_the_device_of_the_run(
@@ -238,6 +242,7 @@ def test_estimates_are_for_the_device_of_the_run(
     assert ended.value.code == 0 and "H100" not in said.out and "s a step" not in said.out
 
 
+@pytest.mark.slow
 @without_verl
 def test_the_command_of_a_plan_on_verl_starts_ray(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

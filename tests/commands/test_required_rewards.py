@@ -24,6 +24,7 @@ custom_reward_function: {path: reward.py, name: score}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--backbone", "debug"], ["--backbone", "verl", "--dry-run"]])
 def test_a_run_without_any_reward_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]

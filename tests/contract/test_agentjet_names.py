@@ -53,6 +53,7 @@ def test_a_judges_model_at_any_server(nothing_named, brand):
             ask(ASKED)
 
 
+@pytest.mark.slow
 def test_an_agentscope_model_at_any_server(nothing_named):
     pytest.importorskip("agentscope")
     from ajet.utils.robust_dashscope import RobustDashScopeChatModel

@@ -216,6 +216,7 @@ def test_a_node_without_the_folder_finds_it_in_its_copy(folder, monkeypatch):
     assert type(opened(config)) is type(pickle.loads(packed))
 
 
+@pytest.mark.slow
 def test_it_travels_by_its_reference(folder, tmp_path):
     """To a process that has not loaded the file, and cannot import it by a name."""
     (tmp_path / "packed").write_bytes(pickle.dumps(opened(config_of(algorithm__adv_estimator=OWN[0]), base=folder)))

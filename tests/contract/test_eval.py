@@ -130,6 +130,7 @@ def played(project: Path) -> list[str]:
     return sorted((project / "played").read_text().split())
 
 
+@pytest.mark.slow
 def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project, server, capsys, monkeypatch):
     (project / "train.jsonl").write_text('{"question": "is 3 it task"}\n{"question": "Is it task 40"}\n')
     text = (project / "x.yaml").read_text()
@@ -164,6 +165,7 @@ def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project
         assert not file.is_file() or b"key-of-the-test" not in file.read_bytes(), file
 
 
+@pytest.mark.slow
 def test_more_attempts_and_more_tasks_play_only_what_is_missing(project, server, capsys):
     model = ["--model", f"weak@{server}"]
     run(capsys, "x.yaml", *model, "--at-most", "2", "--temperature", "1")
@@ -174,6 +176,7 @@ def test_more_attempts_and_more_tasks_play_only_what_is_missing(project, server,
     assert len(played(project)) == 8
 
 
+@pytest.mark.slow
 def test_changed_code_or_tasks_are_another_evaluation(project, server, capsys):
     arguments = ["x.yaml", "--model", f"weak@{server}", "--at-most", "1"]
     run(capsys, *arguments)
@@ -184,6 +187,7 @@ def test_changed_code_or_tasks_are_another_evaluation(project, server, capsys):
     assert len(played(project)) == 3 and len(list((project / "launcher_record/x/eval").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_other_judges_see_what_was_played(project, server, capsys):
     """On the same record: nothing is played again, and one at which a judge stumbles has failed under that judge."""
     arguments = ["x.yaml", "--model", f"strong@{server}", "--at-most", "4"]
@@ -232,6 +236,7 @@ def test_down_model_server_is_named_before_play(project, server, capsys, more):
     assert not list(project.glob("launcher_record/x/eval/*")), "no record of nothing"
 
 
+@pytest.mark.slow
 def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, server, capsys, monkeypatch):
     monkeypatch.setattr(ambient, "_elsewhere", set())
 
@@ -254,6 +259,7 @@ def test_attempts_that_the_server_failed_are_left_out_and_played_again(project, 
     assert len(lines) == 2, "none is recorded twice"
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_answers(
     project, server, capsys, monkeypatch
 ):
@@ -301,6 +307,7 @@ def test_the_limit_of_an_endpoint_ends_before_the_attempt_does(tmp_path):
     assert engine._server.silence == 80.0 and "rollout.episode_timeout" in str(engine._server.hangs())
 
 
+@pytest.mark.slow
 def test_judges_that_cannot_be_asked_leave_attempts_out_and_one_that_fails_is_said(
     project, server, capsys, monkeypatch
 ):
@@ -339,6 +346,7 @@ def test_mistakes_are_named(project, server, capsys, arguments, said):
     assert not list(project.glob("launcher_record/x/eval/*")), "no record of nothing"
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_the_same_command_goes_on(project, server, capsys, tmp_path_factory):
     """kill -9 while half of the tasks wait: those that had ended are on the disk and are not played again."""
     hold = tmp_path_factory.mktemp("hold") / "hold"
@@ -410,6 +418,7 @@ def test_an_agent_is_talked_to_on_a_task_of_the_split_that_there_is(split, proje
     assert not ended.value.code and "is of the task 't0'" in out and "user: hello" in out, out
 
 
+@pytest.mark.slow
 def test_tasks_that_teach_nothing_are_marked(project, server, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test")
     text = (project / "x.yaml").read_text()

@@ -69,6 +69,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
+@pytest.mark.slow
 def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], tmp_path: Path) -> None:
     said = train(code=2)
     folder = tmp_path / "record" / "x"
@@ -101,6 +102,7 @@ def test_a_server_goes_on_and_says_so(tmp_path: Path) -> None:
     assert "nothing could be learned in the last 2 steps: no episode had a reward" in told[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path: Path) -> None:
     said = train("rollout.user_workflow=agent.py->first", code=0)
     assert len(metric_rows(tmp_path / "record" / "x")) == 3

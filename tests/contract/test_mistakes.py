@@ -285,6 +285,7 @@ def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, sai
     assert said in str(caught.value) and str(caught.value).count("{base}/…") <= (program[0] == ".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -86,6 +86,7 @@ def test_a_store_that_can_be_used_passes(tmp_path: Path) -> None:
     look_at_store(Address.of(f"sqlite:{tmp_path}/new.sqlite"))
 
 
+@pytest.mark.slow
 def test_dry_run_plan_and_validate_look(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, (address, why) in addresses(project).items():
         kind = "mongodb" if "server" in name else "sqlite"

@@ -78,6 +78,7 @@ def test_a_run_goes_on_over_its_store(tmp_path: Path, monkeypatch: pytest.Monkey
     assert code == 2 and "No store is known at redis" in said, said
 
 
+@pytest.mark.slow
 def test_a_run_opens_the_store_that_its_yaml_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On both backbones that train; a checkpoint of another store, and the store of another run, are refused."""
     (tmp_path / "x.yaml").write_text(YAML)

@@ -468,6 +468,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_never_lease_the_same(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LEASES, str(tmp_path / "store.sqlite")]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

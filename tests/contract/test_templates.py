@@ -64,6 +64,7 @@ def wait_for_address(server: subprocess.Popen[str], log: Path) -> str:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", PLAYED, indirect=True, ids=PLAYED)
 def test_a_template_plays_an_episode(made, conf, capsys):
     if conf.stem == "langchain":
@@ -87,6 +88,7 @@ def test_tasks_do_not_depend_on_the_seed(made, conf):
         assert one and one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made", [each.value for each in Template], indirect=True, ids=[each.value for each in Template]
 )
@@ -111,6 +113,7 @@ def test_editors_and_coding_agents_are_told(made, conf, capsys):
     assert len(held) == 32 and not held & trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["app"], indirect=True)
 def test_app_learns_its_table_by_demonstrations(made, capsys):
     """The table is a spreadsheet's (byte order mark, CRLF); its last fifth is held out by both YAMLs."""

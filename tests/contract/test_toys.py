@@ -243,6 +243,7 @@ def test_no_file_of_ajet_names_a_toy() -> None:
     assert not [path for path in files if "ajet_toys" in path.read_text()]
 
 
+@pytest.mark.slow
 @without_verl
 def test_settings_of_verl_are_checked_without_its_packages(tmp_path: Path) -> None:
     """In a fresh process, as a person would."""

@@ -284,6 +284,7 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
         reading.chunks(output([4], 3), 0)
 
 
+@pytest.mark.extra_slow
 def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) -> None:
     async def scenario() -> list[BaseException | TokenChunk]:
         calls = [asyncio.ensure_future(reply_of(bench.engine, request_of(900, repeat=k))) for k in range(3)]

@@ -55,6 +55,7 @@ def find_undefined(paths: list[Path], root: Path, keys: set[str]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_every_dotted_name_of_ours_is_defined(keys: set[str]) -> None:
     packages = tuple(folder.relative_to(ROOT).as_posix() for folder in find_packages(ROOT).values())
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

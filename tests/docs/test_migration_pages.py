@@ -214,6 +214,7 @@ def test_each_override_of_aworlds_run_sh_has_a_row_with_the_key_that_verl_gets_i
         assert near is None or f"`{near.key.removeprefix('ajet.')}" in here, (override, near)
 
 
+@pytest.mark.slow
 def test_each_override_of_aworlds_run_sh_is_answered_with_a_key_of_its_row(tmp_path):
     """Where one is given to a launch that does not read it; at `data.train_batch_size` and two more it is ours."""
     (tmp_path / "x.yaml").write_text("ajet: {model: {path: 'embedded:tiny-tools'}}\n")

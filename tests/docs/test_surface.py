@@ -33,6 +33,7 @@ sys.stdout.write(describe_surface(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.slow
 def test_surface_needs_no_extra_and_no_torch():
     done = subprocess.run(
         [sys.executable, "-c", IN_A_BARE_PYTHON, str(reference.ROOT)],

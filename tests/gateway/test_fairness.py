@@ -32,6 +32,7 @@ def order_of(hostile, other, arrived):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["response_format", "strict tool"])
 def test_lattice_schema_does_not_stop_other_clients(kind):
     arrived = threading.Event()
@@ -67,6 +68,7 @@ def in_two_parts(values: bytes) -> tuple[Callable[[], Iterator[bytes]], threadin
     return body, sent
 
 
+@pytest.mark.slow
 def test_long_episode_request_does_not_stop_other_clients():
     values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
     statuses = []

@@ -26,6 +26,7 @@ def answers() -> dict[str, dict[str, list[Line]]]:
     return replay_requests(REQUESTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_answers_are_as_recorded(name: str, answers: dict[str, dict[str, list[Line]]]) -> None:
     diffs = list(diff_answers(name, load_answers(name), answers[name]).values())

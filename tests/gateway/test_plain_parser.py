@@ -87,6 +87,7 @@ OFFERS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(bodies=st.lists(st.tuples(st.binary(max_size=40), st.sampled_from(OFFERS), st.booleans(), st.booleans()),
                        min_size=1, max_size=4), cuts=st.lists(st.integers(0, 800), max_size=8))  # fmt: skip

@@ -36,6 +36,7 @@ def test_held_folder_removes_folder_nested_over_recursion_limit(tmp_path: Path, 
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_command_agents_nested_folder_is_removed(tmp_path: Path) -> None:
     folder = EpisodeFolder(str(tmp_path), "nested")
     folder.fill(None, {"a/b.txt": "x"}, {})
@@ -44,6 +45,7 @@ def test_command_agents_nested_folder_is_removed(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_tool_servers_nested_folder_is_removed() -> None:
     workdirs = Workdirs()
     folder, _ = workdirs.of("episode")
@@ -54,6 +56,7 @@ def test_tool_servers_nested_folder_is_removed() -> None:
     assert not folder.parent.exists()
 
 
+@pytest.mark.slow
 def test_nested_leftovers_do_not_stop_next_maker(tmp_path: Path) -> None:
     left = tmp_path / "kind-left"
     left.mkdir()

@@ -68,6 +68,7 @@ def test_a_record_knows_its_yaml_and_its_code(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"resume": "auto"}])
 def test_changed_files_are_named_and_asked_about(tmp_path: Path, how: dict[str, Any]) -> None:
     yaml, root = project(tmp_path / "p"), tmp_path / "runs"

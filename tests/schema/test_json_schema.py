@@ -11,6 +11,7 @@ CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "$dynamicRef": f"#/$defs/a{i + 1
 OWN_DIALECT = {**lattice(26), "$schema": "https://json-schema.org/draft/2020-12/schema"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "reply"),
     [
@@ -25,6 +26,7 @@ def test_check_beyond_its_budget_is_a_problem(schema, reply):
     assert problem_of_reply(reply, schema) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{"allOf": [{}] * 60_000}, {"allOf": [{"enum": [1]}] * 10_000}])
 def test_schema_of_too_many_parts_is_refused(parts):
     assert problem_of_schema(parts) is not None
@@ -49,6 +51,7 @@ def test_reply_of_many_rows_is_admitted():
     assert problem_of_reply(json.dumps(rows), {"type": "array", "items": row}) is None
 
 
+@pytest.mark.slow
 def test_schema_of_thousands_of_properties_is_held_to():
     names = [f"p{n}" for n in range(2500)]
     shared = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}], "description": "as servers have it"}

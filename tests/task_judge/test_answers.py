@@ -543,6 +543,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORERS)
 def test_odd_answers_score_zero(name):
     """Lone surrogates and integers beyond the 4,300 digits that Python reads."""
@@ -550,6 +551,7 @@ def test_odd_answers_score_zero(name):
     assert [reward(name, odd, truth, **CITIES) for odd in ODD] == [0] * len(ODD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["numeric", "multiple_choice", "contains", "f1", "exact"])
 def test_hostile_texts_are_read_in_time(name):
     for text in HOSTILE:

@@ -48,6 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl_dataset_file", "huggingface_dat_repo"])
 @pytest.mark.parametrize(
     "typed",

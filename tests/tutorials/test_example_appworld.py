@@ -31,6 +31,7 @@ def listed(shopping: dict[str, int]) -> frozenset[str]:
     return frozenset(f"{count} {item}" for item, count in shopping.items())
 
 
+@pytest.mark.slow
 def test_demonstrations_are_attempts_in_the_world_and_none_is_at_a_held_out_list() -> None:
     draw, shop = random.Random(0), of("shop_service.py->Shop")
     scores = Counter[float]()

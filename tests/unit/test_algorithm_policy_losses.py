@@ -336,6 +336,7 @@ def at_first(sample, own, mode):
     return total
 
 
+@pytest.mark.slow
 def test_a_mismatch_tightens_the_bound_and_is_said():
     """By the part that the gap is above the alarm; the next update has it anew."""
     samples, lines = random_samples(turns=1), []

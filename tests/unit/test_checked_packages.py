@@ -69,6 +69,7 @@ def test_each_package_is_listed_without_its_tests(tree: Path) -> None:
     assert {"ajet", "train", "env"} <= find_packages(ROOT).keys()
 
 
+@pytest.mark.slow
 def test_forbidden_imports_between_packages_are_found(tree: Path) -> None:
     write(tree / "plugins" / "ajet_toy" / "code.py", "def load():\n    from ajet.x import y\n")
     write(tree / "plugins" / "ajet_ray" / "__init__.py", "")

@@ -429,6 +429,7 @@ def test_shell_completion(tmp_path, words, position, expected):
     assert done.stdout.split() == expected, done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_crash(project):
     script = f'{sys.executable} -m ajet.cli.launcher config show | head -1; echo "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", script], text=True, capture_output=True, env=environment(), cwd=project)

@@ -134,6 +134,7 @@ def test_what_init_prints_runs_as_pasted(tmp_path):
     assert done.returncode == 0 and "--backbone" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_no_command_is_printed_that_was_not_made_here():
     """Advice with a bare `ajet …` or `pip install` fails where it is pasted."""
     import ast

@@ -62,6 +62,7 @@ def test_unknown_entries_of_these_blocks_are_errors_with_their_place(tmp_path, l
     assert "project.yaml:2:" in caught.value.where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "# nothing\n", "ajet:\n", "ajet:\n  rollout:\n  task_reader:\n", "---\n{}\n"])
 def test_empty_files_and_empty_sections_say_nothing(tmp_path, text):
     experiment = load(tmp_path, text)
@@ -175,6 +176,7 @@ LAYERED_OVERRIDES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [None, "verl"])
 def test_layers_are_merged_as_hydra_composes_them(tmp_path, flag):
     (tmp_path / "layered.yaml").write_text(LAYERED)

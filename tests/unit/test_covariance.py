@@ -32,6 +32,7 @@ def test_clip_cov_takes_some_between_its_bounds():
     assert not some_between(many, 0.5, 8.0, 9.0, np.random.default_rng(0)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_the_trainer_chooses_over_the_whole_step_however_it_is_cut_into_passes(name):
     import torch

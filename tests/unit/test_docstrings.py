@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ajet_testing.packages import find_packages, list_sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +27,7 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, said
 
 
+@pytest.mark.slow
 def test_a_docstring_names_its_subject() -> None:
     found = [(file, line, said) for file in FILES for line, said in docstrings(file)]
     riddles = [

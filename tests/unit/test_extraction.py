@@ -98,6 +98,7 @@ def test_other_forms():
     assert extract_answer("3") is None
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(TEXTS)
 def test_no_text_raises_and_boxes_are_balanced_parts_of_it(text):
@@ -133,6 +134,7 @@ def test_a_printed_block_list_reads_as_the_list(blocks):
     assert text_of(str(blocks)) == text_of(blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", r"\boxed{}", "<think>", "</think>", "[{", "<answer>", "####", "{}"])
 def test_long_hostile_text_does_not_take_long(piece):
     quarter, whole = (cost(extract_answer, piece * size) for size in (10_000, 40_000))

@@ -113,6 +113,7 @@ def test_a_place_is_found_by_what_it_names(code: str, found: list[str]) -> None:
     assert list(places(ast.parse(code))) == found
 
 
+@pytest.mark.slow
 def test_the_table_names_every_place_that_only_an_accelerator_shows(gpu_check: ModuleType) -> None:
     sources = [path for package in find_packages(ROOT).values() for path in list_sources(package)]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sources}
@@ -154,6 +155,7 @@ def test_every_key_that_takes_several_gpus_stands_with_the_check_that_sets_it(gp
         assert any(word.startswith(key) for word in words), f"the check {name} does not set {key}"
 
 
+@pytest.mark.slow
 @without_verl
 def test_what_the_checks_train_with_is_configuration_that_there_is(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch

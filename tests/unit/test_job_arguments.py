@@ -70,6 +70,7 @@ def test_every_argument_of_agentjets_jobs_is_taken():
     assert first[:5] == ["backbone", "model", "n_gpu", "algorithm", "n_gpu_for_infer"], "AgentJet's of 2026-01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_name_is_its_key_and_no_other(name, tmp_path):
     before, job = composed(AgentJetJob()), AgentJetJob(**{name: GIVEN[name]})

@@ -73,6 +73,7 @@ def test_whole_numbers_are_compared_exactly(number, places):
     assert not equal(str(number), str(number + 1))
 
 
+@pytest.mark.slow
 def test_a_comparison_that_hangs_ends_in_any_thread_and_the_next_one_works():
     found = []
     hanging = threading.Thread(target=lambda: found.append(equal("9^{9^{9}}", r"\sqrt{5}", timeout=1.0)))
@@ -90,6 +91,7 @@ def test_many_threads_ask_at_once():
     assert all(answers)
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_process():
     script = (
         "from ajet.task_judge import math_equality as m\n"
@@ -101,6 +103,7 @@ def test_workers_end_with_their_process():
         os.kill(int(done.stdout), 0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_idle_is_replaced():
     assert equal("x+x", "2x", timeout=60)
     for worker in math_equality._pool()._idle:

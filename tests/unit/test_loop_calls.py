@@ -97,6 +97,7 @@ def test_a_call_that_fails_keeps_no_other_from_running():
     assert seen == [1] and isinstance(failed[0], ValueError)
 
 
+@pytest.mark.slow
 def test_a_closed_loop_is_said_and_none_is_kept():
     loop = asyncio.SelectorEventLoop()
     calls, gone = loop_calls_of(loop), weakref.ref(loop)

@@ -5,6 +5,8 @@ import threading
 import weakref
 from concurrent.futures import Future
 
+import pytest
+
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.isolation.user_loop import UserLoop
@@ -25,6 +27,7 @@ class Blocks:
         self.go.wait()
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_stopped_as_it_ends_is_not_kept() -> None:
     isolation = LoopIsolation()
 

@@ -162,6 +162,7 @@ MESSAGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=4), MESSAGES, st.sampled_from("ab")), max_size=8))
 def test_the_trie_finds_what_comparing_with_every_call_finds(asked):

@@ -101,6 +101,7 @@ def plain_append(path: Path, lines) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(steps=STEPS, turns=st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_no_word_is_lost_whatever_it_comes_between(steps, turns):

@@ -49,6 +49,7 @@ def in_preorder(tree):
     return bool((np.diff(tree.segment_of) >= 0).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(batches(), st.integers(1, 20), st.booleans())
 def test_rows_hold_the_samples_exactly(samples, budget, share):

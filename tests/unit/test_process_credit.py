@@ -60,6 +60,7 @@ def groups(draw: Any) -> Group:
     return group_of(*episodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
 @settings(max_examples=40, deadline=None)
 @given(group=groups(), weight=st.sampled_from([0.5, 1.0]))

@@ -5,6 +5,8 @@ import subprocess
 import weakref
 from pathlib import Path
 
+import pytest
+
 from ajet.config import Experiment
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.isolation.messages import Home
@@ -27,6 +29,7 @@ def _sleeps(home: Home, ends: Ends) -> Started:
     return Started(subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=(ends.channel,)))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_let_go_of_though_nobody_asks_what_was_abandoned() -> None:
     """With its socket: groups that are asked for one by one may be a million."""
     experiment = Experiment.from_dict({"ajet": {}}, base=Path.cwd())

@@ -20,6 +20,7 @@ from ajet.schema.task import Task
 SECONDS = {"seconds/step": 2.0, "seconds/rollout": 1.5, "seconds/update": 0.5}
 
 
+@pytest.mark.slow
 def test_lines_of_a_terminal_break_between_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     numbers = SECONDS | {"train/reward": 0.25, "loss": -0.0123, "grad_norm": 0.5, "train/episodes": 128}
     numbers |= {"train/scored": 120, "train/failed": 8, "train/failed/agent": 8, "entropy": 0.123, "kl": 0.00123}

@@ -68,6 +68,7 @@ def test_every_room_is_in_the_layers() -> None:
     assert [room for room in rooms if f'"ajet.{room}"' not in text and f'"(ajet.{room})"' not in text] == []
 
 
+@pytest.mark.slow
 def test_every_package_says_what_it_is_for(trees: dict[Path, ast.Module]) -> None:
     silent = [str(path.relative_to(ROOT)) for path, tree in trees.items() if not ast.get_docstring(tree)]
     assert silent == []
@@ -84,6 +85,7 @@ def test_slow_and_optional_packages_are_imported_inside_functions(trees: dict[Pa
     assert found == []
 
 
+@pytest.mark.slow
 def test_frameworks_are_imported_only_where_the_name_says_so(trees: dict[Path, ast.Module]) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} {name}"
@@ -98,6 +100,7 @@ def test_frameworks_are_imported_only_where_the_name_says_so(trees: dict[Path, a
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_room_takes_a_name_from_the_root(trees: dict[Path, ast.Module]) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} {alias.name}"
@@ -111,6 +114,7 @@ def test_no_room_takes_a_name_from_the_root(trees: dict[Path, ast.Module]) -> No
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_two_files_import_each_other(trees: dict[Path, ast.Module]) -> None:
     """Over any number of files in between, and whenever: in a function and for type checkers, too. A name that a
     package only hands on is taken from the file that defines it."""
@@ -180,6 +184,7 @@ WITHOUT_AJET = ("ajet/client", "ajet/schema/frames.py", "plugins/ajet_sandbox/in
 """Where there is no ajet to import, as it runs."""
 
 
+@pytest.mark.slow
 def test_every_error_of_ours_has_one_root(trees: dict[Path, ast.Module]) -> None:
     strangers = []
     for path, tree in trees.items():

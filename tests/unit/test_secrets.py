@@ -130,6 +130,7 @@ def test_no_file_of_a_run_holds_a_secret_and_nothing_else_of_it_changes(project:
     assert mine["url"] == "https://<YOUR_SECRET>@host/a"
 
 
+@pytest.mark.slow
 def test_a_variable_that_reads_like_a_setting_does_not_change_the_run(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ def test_halves_of_secrets_are_read_in_linear_time(half):
     assert time.thread_time() - began < 2  # seconds; it was 7 for the first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [(1 << 20) - 40, (1 << 20) - 3, (1 << 20) + 5, 3 << 20])
 def test_secrets_of_long_texts_are_found(at):
     jwt, rsa = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "-----{} RSA PRIVATE KEY-----"

@@ -136,6 +136,7 @@ def test_logprobs_are_those_of_a_trainer_with_this_adapter_alone():
     np.testing.assert_allclose(np.concatenate(kl), np.concatenate(base.logprobs(plain)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_step_of_one_leaves_the_others_as_they_were():
     trainer = trained(trainer_of(), of_adapters("solver", "critic"))
     before, counts = trainer.policy.weights.values.clone(), dict(trainer.optimizer.counts)
@@ -164,6 +165,7 @@ def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
         trained(Trainer(tiny_qwen3(layers=1), config_of(lora__rank=4)), of_adapters("solver"))
 
 
+@pytest.mark.slow
 def test_a_batch_of_adapters_is_sampled_as_each_by_itself():
     """Equal prompts under different adapters: nothing that one computed serves another."""
     trainer = trained(trainer_of(), of_adapters("solver", "critic"), of_adapters("critic", "solver", seed=1))

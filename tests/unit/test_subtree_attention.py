@@ -61,6 +61,7 @@ def test_output_and_gradients_are_those_under_a_mask(seed, kept_heads, scaling):
         torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_as_exact_as_under_a_mask(dtype):
     """Over all trees: of the distances to float64, the largest of each tensor."""

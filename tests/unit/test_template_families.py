@@ -366,6 +366,7 @@ def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thi
         prompt = after
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(NAMES), st.none() | TYPED, WORDS, WORDS, st.booleans(), st.data())
 def test_what_a_template_spells_is_read_back_however_it_is_cut(name, arguments, content, thought, split, data):
@@ -419,6 +420,7 @@ def test_however_a_text_is_cut_it_reads_the_same_in_every_style(text, style, tol
         assert expected["content"] == text
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.integers(0, 2000), min_size=1, max_size=20), st.booleans(), st.booleans())
 def test_whatever_ids_are_sampled_are_kept_or_forked(name, sampled, ended, keep_thinking):

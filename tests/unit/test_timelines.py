@@ -29,6 +29,7 @@ def facts(timeline):
     return (timeline.agent, timeline.target, spans, *(array.tobytes() for array in arrays))
 
 
+@pytest.mark.slow
 @given(episodes(), st.booleans())
 def test_every_sampled_token_is_trained_once_or_counted(calls, ignore_tools):
     found, untrained = timelines(calls, ignore_tools=ignore_tools)
@@ -39,6 +40,7 @@ def test_every_sampled_token_is_trained_once_or_counted(calls, ignore_tools):
     assert set(untrained) <= {"aborted_call", "not_trainable"}
 
 
+@pytest.mark.slow
 @given(episodes(), st.booleans())
 def test_a_timeline_is_the_exact_context_and_reply_of_its_calls(calls, ignore_tools):
     for timeline in timelines(calls, ignore_tools=ignore_tools)[0]:
@@ -64,6 +66,7 @@ def test_a_timeline_is_the_exact_context_and_reply_of_its_calls(calls, ignore_to
         assert (timeline.versions[~covered] == -1).all()
 
 
+@pytest.mark.slow
 @given(episodes(), st.randoms(use_true_random=False), st.booleans())
 def test_timelines_do_not_depend_on_the_order_of_calls(calls, rng, ignore_tools):
     order = list(range(len(calls)))
@@ -74,6 +77,7 @@ def test_timelines_do_not_depend_on_the_order_of_calls(calls, rng, ignore_tools)
     assert reasons == same
 
 
+@pytest.mark.slow
 @given(episodes())
 def test_as_much_is_merged_as_the_tokens_allow(calls):
     """Against the plain all-pairs search: a call continues the longest reply that its prompt begins with."""
@@ -89,6 +93,7 @@ def test_as_much_is_merged_as_the_tokens_allow(calls):
     assert len(timelines(calls)[0]) == len(mine) - merged
 
 
+@pytest.mark.slow
 @given(episodes(), st.integers(1, 12), st.integers(0, 3), st.integers(0, 5))
 def test_limits_count_what_they_leave_out(calls, longest, most, seed):
     found, _ = timelines(calls)
@@ -104,6 +109,7 @@ def test_limits_count_what_they_leave_out(calls, longest, most, seed):
     ]
 
 
+@pytest.mark.slow
 @given(episodes())
 def test_timelines_are_the_same_where_they_lie_in_large_pieces_of_memory(calls):
     expected, _ = timelines(calls)

@@ -375,6 +375,7 @@ def test_a_stop_string_cuts_at_the_token_that_completes_it(text, stops, chunk):
     assert kept.startswith(message["content"] + stream.stopped)
 
 
+@pytest.mark.slow
 @settings(max_examples=70, deadline=None)
 @given(
     st.sampled_from(STYLE_NAMES),

@@ -129,6 +129,7 @@ def test_tables_and_iterators_become_rows(composed: Callable[..., Experiment], m
         assert first.metadata.get("answer") in ("1", None) and not second.metadata.get("answer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl", "tsv"])
 def test_files_may_be_of_two_kinds(composed: Callable[..., Experiment], ending: str) -> None:
     frame = as_frame()
@@ -194,6 +195,7 @@ def test_settings_of_the_reader_win(composed: Callable[..., Experiment]) -> None
     assert task.metadata == {"goal": 3}
 
 
+@pytest.mark.slow
 def test_what_is_named_is_taken_from_where_it_is(composed: Callable[..., Experiment]) -> None:
     reader = composed(tasks=Path("train.jsonl"), validation="held_out.jsonl").ajet.task_reader
     files = reader.jsonl_dataset_file

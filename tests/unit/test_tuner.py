@@ -17,6 +17,7 @@ from tests.workflow_fixtures import scene
 MESSAGES = [{"role": "user", "content": "40 + 2?"}]
 
 
+@pytest.mark.slow
 def test_importing_it_loads_no_framework():
     script = (
         "import sys; from ajet import ModelTuner, Workflow, bp\n"

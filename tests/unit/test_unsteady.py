@@ -35,6 +35,7 @@ ITS = ONCE.replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "files, said, code",
     [

@@ -388,6 +388,7 @@ def test_what_arrives_is_never_unpickled(tmp_path: Path, pipe: tuple[int, Channe
     assert channel.receive().body == bomb.hex() and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a timer that sends signals is Linux's")
 def test_who_stands_still_is_woken_though_the_signal_of_its_parents_end_is_lost() -> None:
     """Standing still takes a look at the parent and a stop, and the parent may end between the two."""

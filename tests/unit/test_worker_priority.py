@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.priority import YIELDS, give_way, session_gives_way
@@ -53,6 +54,7 @@ worker.kill()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_being_ended_does_not_outlive_its_program(tmp_path: Path) -> None:
     """It stood still for ever where the program was gone between its last word and its end."""
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

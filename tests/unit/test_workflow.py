@@ -199,6 +199,7 @@ def test_bp_stops_once_per_tag(stops):
     assert len(stops) == 3
 
 
+@pytest.mark.slow
 def test_active_tags_reach_other_processes(stops):
     activate("A")
     script = "import sys; sys.breakpointhook = lambda: print('stop'); from ajet import bp; bp('A'); bp('B')"
@@ -206,6 +207,7 @@ def test_active_tags_reach_other_processes(stops):
     assert done.stdout == "stop\n"
 
 
+@pytest.mark.slow
 def test_pdb_stops_in_the_callers_frame():
     script = "from ajet import bp\ndef play():\n    secret = 41\n    bp('A')\n    return secret\nprint(play())\n"
     done = subprocess.run(

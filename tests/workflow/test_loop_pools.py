@@ -323,6 +323,7 @@ def test_closing_client_spares_other_loops(server):
     assert until(lambda: server.open == 0)
 
 
+@pytest.mark.slow
 def test_loops_closed_carelessly_leave_no_descriptors(server):
     client = split_client()
     for _ in range(20):
@@ -337,6 +338,7 @@ def test_loops_closed_carelessly_leave_no_descriptors(server):
     assert until(lambda: server.open == 0)
 
 
+@pytest.mark.slow
 def test_forgotten_clients_leave_no_descriptors(server):
     async def ask() -> None:
         for _ in range(10):

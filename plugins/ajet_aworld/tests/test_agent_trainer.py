@@ -261,6 +261,7 @@ print(trainer.train_processor.asked[-1], type(trainer.train_processor).__module_
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [OPTION_A, OPTION_B], ids=["dynamic", "automatic"])
 def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option):
     """Steps 2 and 3 of the page: a package below a `train` of the user's. Where that one is first on the path, the
@@ -300,6 +301,7 @@ assert words([])[:2] == ["env", "up"]
 """
 
 
+@pytest.mark.slow
 def test_installed_packages_of_the_users_keep_their_names_and_ours_are_found_below(folder):
     for name in ("train", "env"):
         place = folder / "site-packages" / name

@@ -82,6 +82,7 @@ def test_names_of_the_users_are_untouched(linked: Path, tmp_path: Path) -> None:
     assert found == {name: str(tmp_path / f"{name}.py") for name in ("train", "env")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["process", "loops"])
 def test_a_workers_user_code_finds_the_names(isolation: str, tmp_path: Path) -> None:
     (tmp_path / "finds.py").write_text(WORKFLOW)
@@ -94,6 +95,7 @@ def test_a_workers_user_code_finds_the_names(isolation: str, tmp_path: Path) -> 
     assert episode.metadata["file"] == str(packages.folder() / "train" / "__init__.py")
 
 
+@pytest.mark.slow
 def test_the_printed_folder_makes_scripts_find_them(linked: Path, tmp_path: Path) -> None:
     """As a script that ajet does not start: the folder that `ajet aworld path` prints is in PYTHONPATH."""
     code = (

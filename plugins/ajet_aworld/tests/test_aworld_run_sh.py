@@ -34,6 +34,7 @@ def overrides(script: Path, folder: Path, *more: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line and not line.startswith("Using"))
 
 
+@pytest.mark.slow
 def test_the_pages_commands_before_it_work_in_a_folder_of_ones_own(tmp_path):
     """AWorld's wheel has a `train` of its own, which is all that Python finds by itself."""
     where = [Path(sys.executable).with_name("ajet"), "aworld", "path"]

@@ -133,6 +133,7 @@ def sound(folder: Path) -> None:
     observed(folder / "run", ("What is 4 + 4?", "Eight.", rated), ("Who wrote Faust?", "Goethe.", None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [wrong_otlp, wrong_agentscope, wrong_feedback, wrong_record])
 def test_whatever_is_wrong_is_a_bad_row(tmp_path: Path, kind: Any) -> None:
     """A row that is left out, or an answer: whichever value of a recording is another one."""

@@ -251,6 +251,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(work, tmp_path / "environments", variables={"PATH": os.environ["PATH"]})
 
 
+@pytest.mark.slow
 def test_a_server_over_the_wire_lists_what_the_catalogue_says(here: Place) -> None:
     (server,) = selected("e2b-code-server")
     ready = start(server, here)
@@ -262,6 +263,7 @@ def test_a_server_over_the_wire_lists_what_the_catalogue_says(here: Place) -> No
         assert wire.call("nope")[1]
 
 
+@pytest.mark.slow
 def test_one_that_is_off_lists_its_tools_and_answers_why(here: Place) -> None:
     (server,) = selected("googlesearch-server")
     ready = start(server, here)

@@ -44,6 +44,7 @@ async def holds(*use):
         await tools.toolset._places["echo"].session.call("echo", {"text": "late"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", PLACES)
 def test_a_real_server_over_http(sdk_server, transport):  # noqa: F811
     async def plays():
@@ -57,6 +58,7 @@ def test_a_real_server_over_http(sdk_server, transport):  # noqa: F811
     asyncio.run(plays())
 
 
+@pytest.mark.slow
 def test_a_real_server_over_pipes():
     asyncio.run(holds(f"{{python}} {SERVERS / 'with_sdk.py'}"))
 
@@ -213,6 +215,7 @@ def test_a_server_gets_none_of_our_secrets(monkeypatch):
     assert "OPENAI_API_KEY" not in names and {"OWN", "PATH"} <= {*names}
 
 
+@pytest.mark.slow
 def test_what_a_server_asks_of_a_client_is_refused_politely():
     async def plays():
         async with attempt(PLAIN) as tools:

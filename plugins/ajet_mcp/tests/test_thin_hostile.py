@@ -85,12 +85,14 @@ def raised(found: Mapping[str, list[str] | None]) -> dict[str, Any]:
     return {name: told for name, told in found.items() if told and told[0].startswith("RAISED")}
 
 
+@pytest.mark.slow
 def test_hostile_bodies_over_http_fail_as_calls() -> None:
     found = over_http({name: (method, [http(text)]) for name, (method, text) in BODIES.items()})
     assert raised(found) == {}
     assert len(found) == len(BODIES) >= 120
 
 
+@pytest.mark.slow
 def test_hostile_http_fails_as_calls() -> None:
     found = over_http(RAW)
     assert raised(found) == {}
@@ -116,6 +118,7 @@ def play_replies(*replies: Parts, head: str = "") -> list[str]:
         return asyncio.run(on_tools_loop(call_each(server.address)))
 
 
+@pytest.mark.slow
 def test_hostile_bodies_over_pipes_fail_as_calls(tmp_path: Path) -> None:
     calls = {name: text for name, (method, text) in BODIES.items() if method == "tools/call"}
     uses = [stdio_command(tmp_path, {"tools/list": rpc(json.dumps({"tools": [{"name": n} for n in calls]})), **calls})]
@@ -449,6 +452,7 @@ def test_messages_of_the_old_transport_are_not_redirected(status: int) -> None:
     assert len([each for each in asked if each.verb == "POST"]) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_only_asks_is_given_up(tmp_path: Path) -> None:
     ask = '{"jsonrpc": "2.0", "id": 1, "method": "roots/list"}'
     found, asked = sse("/messages", f"data: {ask}\n\n".encode() * 20_000)

@@ -36,6 +36,7 @@ def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_pat
     assert "recorded without a chain" in shown and "as it was committed" not in shown, "nothing holds the rest"
 
 
+@pytest.mark.slow
 def test_what_waits_in_the_runs_own_folder_is_compared_with_its_digests(tmp_path: Path) -> None:
     store = RunStore(tmp_path / "pending")
     for lease in store.lease(2):

@@ -425,6 +425,7 @@ def test_arrays_that_do_not_go_together(capture, spoil, offset, what):
 # Timelines and packed rows of any episode.
 
 
+@pytest.mark.slow
 @given(calls=episodes())
 def test_timelines_and_rows_of_any_episode_are_proven(calls):
     for lines, untrained in (timelines(calls), (everything(calls), None)):
@@ -436,6 +437,7 @@ def test_timelines_and_rows_of_any_episode_are_proven(calls):
         assert prove_rows(samples, pack(samples, 12, share_prefixes=False)) == []
 
 
+@pytest.mark.slow
 @given(calls=episodes(), data=st.data())
 def test_any_change_of_a_timeline_is_found_where_it_is(calls: list[Call], data):
     lines = [line for line in timelines(calls)[0] if line.ids.size]
@@ -454,6 +456,7 @@ def test_any_change_of_a_timeline_is_found_where_it_is(calls: list[Call], data):
     assert bool(counted) == (name == "mask")
 
 
+@pytest.mark.slow
 @given(calls=episodes(), data=st.data())
 def test_any_change_of_a_packed_row_is_found(calls: list[Call], data):
     samples = samples_of(timelines(calls)[0], "e")

@@ -269,6 +269,7 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
         assert outcomes == [Outcome(3, 0.5)] * REPEATS + [stale] * REPEATS
 
 
+@pytest.mark.slow
 def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_path):
     with opened(tmp_path) as (record, run, _):
         first, ahead, late = group(0), tokens(group(1), run.run_id), tokens(group(2), run.run_id, version=2)

@@ -38,6 +38,7 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
     experiment = load_experiment(project / "x.yaml", backbone="verl", overrides=["seed=5"], exp_dir=tmp_path / "runs")
     about = carried(experiment, run_id="r")
@@ -49,6 +50,7 @@ def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
     assert again.sections == {"mine": {"key": "a value", "plain": 7}} and again.ajet.seed == 5
 
 
+@pytest.mark.slow
 def test_a_secret_in_the_yaml_itself_arrives_by_the_environment(project, tmp_path, monkeypatch):
     literal = "mine: {pass: hunter-one, url: 'https://me:hunter-two@host/a', api_key: hunter-three}\n"
     (project / "y.yaml").write_text((project / "x.yaml").read_text().partition("mine:")[0] + literal)
@@ -60,6 +62,7 @@ def test_a_secret_in_the_yaml_itself_arrives_by_the_environment(project, tmp_pat
         monkeypatch.delenv(name)
 
 
+@pytest.mark.slow
 def test_on_another_node_the_working_directory_is_a_copy_of_the_folder(project, tmp_path, monkeypatch):
     about = carried(load_experiment(project / "x.yaml", backbone="verl", exp_dir=tmp_path / "runs"), run_id="r")
     copy = tmp_path / "there"

@@ -55,6 +55,7 @@ def test_as_this_user(mechanism: str) -> None:
     held(verdicts(mechanism, image=image), watched=trial.memory_held_by == "a watcher")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["bubblewrap", "landlock"])
 def test_as_an_ordinary_user(mechanism: str) -> None:
     require(mechanism)

@@ -49,6 +49,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Warm]:
     sandbox.close()
 
 
+@pytest.mark.slow
 def test_code_has_its_input_its_environment_and_nothing_of_ours(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_SECRET", "open sesame")
     code = "import os, sys; print(sorted(os.environ), os.environ['ASKED'], sys.stdin.read(), os.getcwd())"

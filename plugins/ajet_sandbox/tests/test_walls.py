@@ -44,6 +44,7 @@ def attack(name: str, top: Path, user: str) -> object:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", ["this", "another"])
 def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
     found = attack("locks", top, user)
@@ -53,6 +54,7 @@ def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
     assert {"code.py flock", ".venv/lib/module.py flock", "run.json flock"} <= set(found), "the rest is shown"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(landlock_version() < LEAST_ABI, reason="no Landlock")
 @pytest.mark.parametrize("user", ["this", "another"])
 def test_keys_changed_after_start_are_not_read(top: Path, user: str) -> None:

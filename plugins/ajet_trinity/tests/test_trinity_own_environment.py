@@ -38,6 +38,7 @@ def made(prefix: Path) -> Path:
     return own
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_there_as_it_was_typed(tmp_path: Path) -> None:
     own = made(tmp_path)
     workflow = "rollout: {user_workflow: 'agent.py->Agent'}"

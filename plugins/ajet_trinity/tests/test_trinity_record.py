@@ -39,6 +39,7 @@ def test_a_step_is_what_credit_and_the_trainer_say_of_it(made):
     assert [(outcome.step, outcome.advantage) for _, outcome in recorded] == [(1, 0.5)] * 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_taken_over_before_its_step_is_told_or_after(made, tmp_path):
     record, run = made
     for step in (1, 2):

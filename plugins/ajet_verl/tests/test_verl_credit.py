@@ -28,7 +28,7 @@ from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.tiny_models import tiny
 from tests.verl_fixtures import experiment, through_verl, without_verl
 
-pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
+pytestmark = [pytest.mark.verl, without_verl, pytest.mark.extra_slow]
 
 TC = "trainer_common"
 PLAIN = {

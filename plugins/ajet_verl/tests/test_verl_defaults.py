@@ -49,6 +49,7 @@ def test_keys_that_are_set_on_either_side_are_left_out() -> None:
     assert describe_replaced_defaults(experiment()) == "", "nobody wrote keys of verl's"
 
 
+@pytest.mark.slow
 def test_validate_names_the_open_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

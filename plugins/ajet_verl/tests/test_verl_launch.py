@@ -342,6 +342,7 @@ def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path:
     assert not (tmp_path / "record").exists()
 
 
+@pytest.mark.slow
 @without_verl
 def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
     """Each process that plays has a gateway: one port is one process's, and not another program's."""
@@ -372,6 +373,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: P
     VerlRunner().require(of(), LaunchOptions())
 
 
+@pytest.mark.slow
 @without_verl
 def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     from ajet_verl.train import _config

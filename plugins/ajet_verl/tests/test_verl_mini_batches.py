@@ -44,6 +44,7 @@ def test_ranks_get_equal_work():
     assert max(work) - min(work) <= 20
 
 
+@pytest.mark.slow
 @given(PARTS, st.integers(1, 4), st.data())
 def test_rows_that_share_tokens_stay_together(sizes, ranks, data):
     """Each rank's rows are neighbours in the order of their kin, and all of a part are there."""

@@ -85,6 +85,7 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "patience"), [("time.sleep(600)", 0.3), ("sys.exit(1)", 60.0), ("print('no', flush=True)", 60.0)]
 )

@@ -130,6 +130,7 @@ def test_words_that_cannot_be_kept_are_named(root, content, status):
     assert not (root / "one" / "notes.json").exists()
 
 
+@pytest.mark.slow
 def test_two_viewers_of_a_folder_keep_each_note_or_refuse_it(tmp_path):
     """Each of two processes writes as if it were alone; what neither was refused is there, one after the other."""
     write = """

@@ -596,6 +596,7 @@ def test_every_page_fits_its_window(browser, served, width, scheme):
     context.close()
 
 
+@pytest.mark.extra_slow
 def test_a_file_opens_from_disk_without_a_network(tab, tmp_path):
     write_run(tmp_path / "alone", said=HOSTILE)
     made = ajet("view", "alone", "--exp-dir", str(tmp_path), "--html", "alone.html", cwd=tmp_path)
