@@ -1,5 +1,4 @@
-"""InProcessRunner: a training in the run's own process, around the backbone that it opens; the runner of any other, and
-the algorithm that it trains with.
+"""Runners for backbones that train in the run's own process, and how the runner of a backbone is found.
 
 The contract is `ajet.train.runner`.
 """
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ajet.train.options import LaunchOptions
     from ajet.train.parts import Parts
     from ajet.train.sink import RunSink
-    from ajet.train.sources.store import Samplers
+    from ajet.train.sources.store import SamplerPool
     from ajet.train.step import OnStep
 
 
@@ -34,13 +33,13 @@ class InProcessRunner(Runner):
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """See `ajet.train.loop`."""
+        """Train in this process, on episodes of its own or of a store."""
         from ajet.commands.sampling.beside import half_of_the_cores, sampler_beside
         from ajet.train.footprint import rehearse_update
         from ajet.train.parts import assemble, pins_of
-        from ajet.train.sources.store import Samplers
+        from ajet.train.sources.store import SamplerPool
 
-        samplers = Samplers(options.from_store) if options.from_store is not None else None
+        samplers = SamplerPool(options.from_store) if options.from_store is not None else None
         with ExitStack() as stack:
             if experiment.ajet.trainer_common.mode == "async" and samplers is None:
                 samplers = stack.enter_context(sampler_beside(experiment, run))  # first: both sides load at once
@@ -54,7 +53,7 @@ class InProcessRunner(Runner):
 
 
 def train_parts(
-    parts: Parts, run: RunDirectory, samplers: Samplers | None, interrupts: Interrupts, on_step: OnStep
+    parts: Parts, run: RunDirectory, samplers: SamplerPool | None, interrupts: Interrupts, on_step: OnStep
 ) -> None:
     """Train with assembled parts. `samplers`: who plays; None: this process, in turns with the updates."""
     from ajet.train.loop import train
@@ -70,12 +69,12 @@ def train_parts(
         source = StoreSource(parts, samplers)
         store = source.open_store(run, tasks, read_resumed_frontier(run, tasks))
     session = TrainingSession(parts.experiment, parts.backbone, run, store, tasks, interrupts, on_step)
-    warn_of_plan(parts, session.algorithm, len(tasks), plays_here=samplers is None or samplers.end_with_trainer)
+    warn_of_plan(parts, session.algorithm, len(tasks), is_colocated=samplers is None or samplers.is_colocated)
     train(session, source)
 
 
-def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, plays_here: bool) -> None:
-    """Warn of what a training of so many tasks cannot do well. `plays_here`: episodes are played on this machine."""
+def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, is_colocated: bool) -> None:
+    """Warn of what a training of so many tasks cannot do well. `is_colocated`: episodes are played on this machine."""
     from ajet.task_reader.contamination import overlap
     from ajet.train.remarks import describe_remarks
 
@@ -87,7 +86,7 @@ def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, plays_here: 
         validates=validates,
         workflow=None if parts.judge.judges else parts.workflow,
         known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
-        beside=plays_here,
+        beside=is_colocated,
     )
     if remarks:
         logger.warning("{}", remarks)
@@ -109,7 +108,7 @@ class LocalRunner(InProcessRunner):
 
 
 def runner_of(backbone: Descriptor) -> Runner:
-    """The backbone's."""
+    """Return the runner that the backbone names."""
     found: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
     return found
 

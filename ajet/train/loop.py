@@ -21,7 +21,8 @@ def train(session: TrainingSession, source: Source) -> None:
 
     Raises:
         KeyboardInterrupt: after saving, when interrupted.
-        UserError: after saving, too; for example if every episode of a step failed.
+        UserError: for example if every episode of a step failed; after saving if the source says so and store and disk
+            can be reached.
     """
     interrupts = session.interrupts
     with source.running(session):
@@ -48,7 +49,7 @@ def train(session: TrainingSession, source: Source) -> None:
 def train_step(session: TrainingSession, source: Source) -> None:
     """Take the groups of one step, give credit, update the weights and commit the step.
 
-    A first interrupt waits until the step is committed; a second one leaves it torn, and nothing is saved of it.
+    From credit on, a first interrupt waits until the step is committed; a second one leaves the session torn.
     """
     groups = source.next_groups(session)
     session.run.status.set(phase="update", step=session.step + 1)
@@ -56,4 +57,4 @@ def train_step(session: TrainingSession, source: Source) -> None:
         batch = session.assign_credit(groups)
         update = session.update(batch, groups)
         session.commit(groups, batch, update)
-    source.end_step(session, update)
+    source.end_step(session, groups, update)

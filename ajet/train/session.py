@@ -64,16 +64,16 @@ class TrainingSession:
     """Weights, store or record may be ahead of `step`, and not all of them: nothing may be saved."""
     saved_step: int = -1
     """Step of the last checkpoint; -1: there is none."""
-    is_validation_unsaved: bool = False
-    """The checkpoint of the present step, if there is one, lacks the last validation."""
+    is_checkpoint_outdated: bool = False
+    """The checkpoint of the present step, if there is one, lacks something that happened since."""
     last_validation: dict[str, float] = field(default_factory=dict)
-    validated: int = -1
+    validated_step: int = -1
     """Step after which the last validation ran; -1: none yet."""
     measured: Measurement | None = None
     """What the last validation of this process measured."""
-    idle: int = 0
+    idle_steps: int = 0
     """Number of steps of this process in a row, up to the present one, that had nothing to learn from."""
-    left: list[int] = field(default_factory=list)
+    leftover_orders: list[int] = field(default_factory=list)
     """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
     observers: StepObservers = field(init=False)
     gaming: GamingWatch = field(init=False)
@@ -90,9 +90,11 @@ class TrainingSession:
             self.backbone.load(run.resumed.path)
             self.step = self.saved_step = run.resumed.step
             self.last_validation = dict(run.resumed.state.get("validation", {}))
-            self.validated = run.resumed.state.get("validated", self.step)
-            self.left = [int(order) for order in run.resumed.state.get("left", ())]
-            counted = run.recovery(self.store.begun(), self.left, dead=[each.order for each in dead_of(self.store)])
+            self.validated_step = run.resumed.state.get("validated", self.step)
+            self.leftover_orders = [int(order) for order in run.resumed.state.get("left", ())]
+            counted = run.recovery(
+                self.store.begun(), self.leftover_orders, dead=[each.order for each in dead_of(self.store)]
+            )
             logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
         run.take_up()
         self.gaming = GamingWatch(run, upto=self.step)
@@ -103,17 +105,19 @@ class TrainingSession:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether so many steps in a row had nothing to learn from that the run is to end."""
-        return 0 < self.trainer.stop_after_idle_steps <= self.idle
+        """True if `stop_after_idle_steps` steps in a row had nothing to learn from."""
+        return 0 < self.trainer.stop_after_idle_steps <= self.idle_steps
+
+    @property
+    def task_order(self) -> TaskOrder:
+        """The order of the tasks of a run that has all of them."""
+        assert self.tasks is not None, "clients bring the tasks"
+        return self.tasks
 
     @property
     def total_steps(self) -> int:
         """`total_training_steps`, or `total_epochs` over the tasks."""
         return self.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
-
-    def is_due(self, every: int) -> bool:
-        """Return whether something that is done every so many steps is done after this one; 0 or less: never."""
-        return is_due(self.step, every)
 
     def is_validation_due(self, last: int | None, *, always_last: bool = False) -> bool:
         """Return whether a validation is due after the present step and has not run.
@@ -122,18 +126,18 @@ class TrainingSession:
             last: the last step; None: there is none.
             always_last: validate after the last step even if no validation ran before.
         """
-        if self.validated == self.step:
+        if self.validated_step == self.step:
             return False
         if self.step == 0:
             return self.trainer.val_before_train
         is_last = self.step == last and (always_last or bool(self.last_validation))
-        return self.is_due(self.trainer.test_freq) or is_last
+        return is_due(self.step, self.trainer.test_freq) or is_last
 
     def note_validation(self, metrics: Mapping[str, float] | None = None, measured: Measurement | None = None) -> None:
-        """Take in a validation of the present step; a checkpoint of the step that exists lacks it."""
+        """Record in the session that the present step was validated. An existing checkpoint of it becomes outdated."""
         if metrics is not None:
             self.last_validation, self.measured = dict(metrics), measured
-        self.validated, self.is_validation_unsaved = self.step, True
+        self.validated_step, self.is_checkpoint_outdated = self.step, True
 
     def own_groups(
         self,
@@ -145,7 +149,7 @@ class TrainingSession:
         single: Sequence[Episode] = (),
         held_out: Sequence[Episode] = (),
     ) -> StepGroups:
-        """Return the groups of a step that no other process leased, with the tasks that were given up since."""
+        """Return the groups of a step that this process leased, with the tasks given up since the last step."""
         return StepGroups(
             began,
             groups,
@@ -169,7 +173,7 @@ class TrainingSession:
     def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
         """Update the weights with a batch; without samples, only measure.
 
-        The session is torn from here until `commit`, unless an interrupt came before the weights changed.
+        Afterwards the session is torn until `commit`. If the update raises, it is torn only if weights changed.
         """
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
@@ -231,7 +235,7 @@ class TrainingSession:
             total=self.total_steps,
         )
         conclude_held_out(taken.held_out, run, step=step, on_step=self.on_step, total=self.total_steps)
-        self.idle = self.idle + 1 if is_idle(metrics) else 0
+        self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
         self.step, self.torn = step, False
 
     def show_depths(self, **more: int) -> None:
@@ -246,18 +250,18 @@ class TrainingSession:
         state: dict[str, Any] = {
             "frontier": {**self.store.commit(), **(self.tasks.identity() if self.tasks is not None else {})},
             "validation": self.last_validation,
-            "validated": self.validated,
-            **({"left": self.left} if self.left else {}),
+            "validated": self.validated_step,
+            **({"left": self.leftover_orders} if self.leftover_orders else {}),
         }
         self.run.status.set(phase="checkpoint", step=self.step)
-        measured = self.measured if self.validated == self.step else None
+        measured = self.measured if self.validated_step == self.step else None
         self.run.checkpoints.save(self.step, self.backbone.save, state, measured=measured)
-        self.saved_step, self.is_validation_unsaved = self.step, False
+        self.saved_step, self.is_checkpoint_outdated = self.step, False
         self.store.forget(self.run.checkpoints.horizon)
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """Save a checkpoint at a Ctrl-C; of a torn step nothing, as at a kill."""
+        """Save a checkpoint after an interrupt, unless the step is torn."""
         if self.torn:
             self.warn_torn()
         elif self.step == 0:
@@ -274,7 +278,7 @@ class TrainingSession:
             logger.warning("step {} is saved; the same command goes on from it", self.step)
 
     def save_ended(self) -> None:
-        """Save a checkpoint where an error outside of the training ends the run; of a torn step nothing."""
+        """Save a checkpoint when an error ends the run, unless the step is torn."""
         if not self.torn and self.step > 0 and not self._is_saved:
             logger.warning("the run ends: saving a checkpoint after step {}", self.step)
             self.save()
@@ -288,7 +292,7 @@ class TrainingSession:
 
     @property
     def _is_saved(self) -> bool:
-        return self.saved_step == self.step and not self.is_validation_unsaved
+        return self.saved_step == self.step and not self.is_checkpoint_outdated
 
     def _describe_latest(self) -> str:
         """Return from where the run goes on."""
@@ -316,7 +320,7 @@ class TrainingSession:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return whether something that is done every so many steps is done after this one; 0 or less: never."""
+    """Return True every `every` steps; 0 or less: never."""
     return every > 0 and step % every == 0
 
 

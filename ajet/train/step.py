@@ -90,12 +90,12 @@ class StepGroups:
     held_out: Sequence[Episode] = ()
     """Attempts of clients at held-out tasks: a validation that is recorded with the step."""
     by_samplers: bool = False
-    """Samplers in other processes played the groups."""
+    """SamplerPool in other processes played the groups."""
     reuse: Reuse = field(default_factory=Reuse)
     """Which groups were trained on before, and which may be again."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     dead: int = 0
-    """See `Trained`, as for `given_up`."""
+    """Number of all positions that were given up; `given_up` has those of this step with their reasons."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
     """Number of groups that could not be trained on, by kind."""
     ended: float = field(default_factory=time.monotonic)
@@ -110,7 +110,7 @@ class StepUpdate:
     """Policy version that the step was trained from."""
     metrics: Mapping[str, float]
     fresh_gap: float | None = None
-    """See `ajet.backbone.contract.Update`."""
+    """Mean gap in nats per token between the trainer's and the samplers' log-probabilities; None: not measured."""
 
 
 def conclude(

@@ -94,11 +94,11 @@ def test_a_server_goes_on_and_says_so(tmp_path: Path) -> None:
         record.metrics.log(step, equal, tasks=[step])
     told: list[str] = []
     sink = logger.add(told.append, format="{message}", level="WARNING")
-    training: Any = SimpleNamespace(idle=2, is_exhausted=True, step=2, run=record)
-    ServedSource(None, record.experiment.ajet, None).end_step(training, None)  # type: ignore[arg-type]
+    training: Any = SimpleNamespace(idle_steps=2, is_exhausted=True, step=2, run=record)
+    ServedSource(None, record.experiment.ajet, None).end_step(training, None, None)  # type: ignore[arg-type]
     logger.remove(sink)
     record.close("finished")
-    assert training.idle == 0, "the next warning comes after as many steps again"
+    assert training.idle_steps == 0, "the next warning comes after as many steps again"
     assert "nothing could be learned in the last 2 steps: no episode had a reward" in told[0]
 
 

@@ -21,7 +21,7 @@ from ajet.store import Address, Kept, Store, open_shared, store_address
 from ajet.store.sqlite_store import SqliteStore
 from ajet.task_reader import TaskOrder
 from ajet.train.session import open_store
-from ajet.train.sources.store import Samplers, StoreSource
+from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet_ray.tickets import open_verl_store
 from tests.mongod import Mongod
 from tests.record_fixtures import episode, failed
@@ -127,7 +127,7 @@ def test_what_samplers_play_for_a_run_is_that_run_s(tmp_path: Path, monkeypatch:
         tokenizer = SimpleNamespace(get_vocab=dict, chat_template="")
         parts: Any = SimpleNamespace(experiment=experiment, backbone=SimpleNamespace(tokenizer=tokenizer))
         with RunDirectory.open(experiment, root=experiment.root) as run:
-            return StoreSource(parts, Samplers(address)).open_store(run, tasks, None)
+            return StoreSource(parts, SamplerPool(address)).open_store(run, tasks, None)
 
     opened("one")
     sampler = open_shared(address)

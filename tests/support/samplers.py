@@ -1,4 +1,4 @@
-"""Samplers and trainers of one store in this process, and what they refuse.
+"""SamplerPool and trainers of one store in this process, and what they refuse.
 
 Gates pass `Experiment` and `Terms` on unchanged and use nothing of them.
 """

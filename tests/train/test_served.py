@@ -28,9 +28,10 @@ class Session(TrainingSession):
 
     def __init__(self, *, step: int, validated: int = -1, measured: bool = False, **settings: Any) -> None:
         self.experiment = SimpleNamespace(ajet=config_of(**settings))  # type: ignore[assignment]
-        self.step, self.validated, self.saved_step, self.is_validation_unsaved = step, validated, step, False
+        self.step, self.validated_step, self.saved_step, self.is_checkpoint_outdated = step, validated, step, False
         self.last_validation = {"validation/reward": 0.5} if measured else {}
-        self.tasks, self.torn, self.idle, self.left, self.interrupts = None, False, 0, [], Interrupts()
+        self.tasks, self.torn, self.idle_steps, self.interrupts = None, False, 0, Interrupts()
+        self.leftover_orders = []
         self.on_step = lambda *told: None
         self.backbone = SimpleNamespace(version=step)  # type: ignore[assignment]
         self.did: list[str] = []
@@ -42,7 +43,7 @@ class Session(TrainingSession):
         self.run = SimpleNamespace(  # type: ignore[assignment]
             status=SimpleNamespace(set=lambda **more: None),
             metrics=SimpleNamespace(rows=lambda: self.rows),
-            episodes=SimpleNamespace(write=lambda step, split, them: self.written.append(step)),
+            episodes=SimpleNamespace(write=lambda step, *more: self.written.append(step)),
         )
         self.store = SimpleNamespace(  # type: ignore[assignment]
             use=lambda orders, step: self.used.append((list(orders), step)), discard=lambda *told: None
@@ -116,7 +117,7 @@ def test_the_server_plays_when_a_launch_would_and_what_an_interruption_kept_from
     assert played == []
     source_of(session, OWN).validate_if_due(session)
     assert played == [OWN] * plays
-    assert session.is_validation_unsaved == plays, "the checkpoint is to hold what was measured"
+    assert session.is_checkpoint_outdated == plays, "the checkpoint is to hold what was measured"
 
 
 @pytest.mark.parametrize("rows", [[], [{"step": 3, "validation/episodes": 1}], [{"step": 2, "validation/episodes": 1}]])
@@ -160,3 +161,12 @@ def test_a_step_that_a_second_interrupt_cut_apart_is_neither_saved_nor_recorded(
     with pytest.raises(kind):
         train(session, source_of(session, None, desk))
     assert sorted(session.did) == ["close", "warn"] and session.written == [] and session.used == []
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_checkpoint_is_saved_again_only_for_what_clients_left(left: int) -> None:
+    """Else the next start would take up what is recorded as left over."""
+    session = Session(step=2, test_freq=0, save_freq=1, total_training_steps=4)
+    source_of(session, None, desk_of(left)).finish(session)
+    assert session.is_checkpoint_outdated == bool(left) and session.did == ["save"]
+    assert session.leftover_orders == [0] * left

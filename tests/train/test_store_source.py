@@ -27,7 +27,7 @@ from ajet.store import Kept, Lease, SharedStore, open_shared
 from ajet.store.digest import ALTERED
 from ajet.store.given_up import LONGEST_REASON
 from ajet.train.sources import store as module
-from ajet.train.sources.store import Samplers, StoreSource
+from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet.train.step import StepUpdate
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -44,8 +44,8 @@ class Trainer:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         config = config_of(**{"data__train_batch_size": 1, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, max_attempts=2)
-        self.source = StoreSource(None, Samplers(self.store))  # type: ignore[arg-type]
-        self.source._says = Announcer(self.store, TERMS, "run", config)
+        self.source = StoreSource(None, SamplerPool(self.store))  # type: ignore[arg-type]
+        self.source._announcer = Announcer(self.store, TERMS, "run", config)
         self.source._closed = ClosedGroups(self.store, config.trainer_common)
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
@@ -88,7 +88,7 @@ class Trainer:
         self.store.use(self.steps[-1]["groups"], training.step, again=reuse.staying(groups, outcomes))
         self.store.discard([*(group.order for group in taken.unused["stale"]), *reuse.worn], training.step, "stale")
         gap = self.gaps.pop(0) if self.gaps else None
-        self.source.end_step(training, StepUpdate(self.backbone.version - 1, {}, gap))
+        self.source.end_step(training, taken, StepUpdate(self.backbone.version - 1, {}, gap))
         return self.steps[-1]
 
 
@@ -111,7 +111,7 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
 ) -> None:
     """A batch of two: one of them is there and one is leased, or, later, only one in all."""
     made, asked = trainer(data__train_batch_size=2), list[float]()
-    made.source._samplers = replace(made.source._samplers, end_with_trainer=ends)
+    made.source._samplers = replace(made.source._samplers, is_colocated=ends)
     interrupts: Any = SimpleNamespace(
         held=NOBODY.held, left=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None
     )
@@ -185,7 +185,7 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     made, looks = trainer(), list[int]()
-    made.source._samplers = replace(made.source._samplers, end_with_trainer=True)
+    made.source._samplers = replace(made.source._samplers, is_colocated=True)
     made.source._announced = 0
     (under_way,) = made.store.lease(1)
 
@@ -406,7 +406,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
             seen.set()
 
     monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.01)
-    made.source._says = Announcer(made.store, TERMS, "run", config_of(), show=show)
+    made.source._announcer = Announcer(made.store, TERMS, "run", config_of(), show=show)
     with made.source.running(made.training):
         made.training.step = 7
         made.store.lease(1)
@@ -435,7 +435,7 @@ def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, traine
     """Whoever plays on with weights of no step would play what no trainer knows of."""
     did: list[str] = []
     made = trainer()
-    made.source._samplers = replace(made.source._samplers, end_with_trainer=True)
+    made.source._samplers = replace(made.source._samplers, is_colocated=True)
     made.source._announced = 0
     made.training.torn, made.training.save_interrupted = torn, lambda: did.append("save")
     made.training.interrupts = SimpleNamespace(held=NOBODY.held, heard=lambda: None, left=lambda seconds: 60.0)

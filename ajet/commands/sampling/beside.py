@@ -26,7 +26,7 @@ from ajet.backbone.local.cores import cores
 from ajet.commands.kept_process import KeptProcess
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
-from ajet.train.sources.store import Samplers
+from ajet.train.sources.store import SamplerPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,7 +83,7 @@ def threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
 
 
 @contextmanager
-def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[Samplers]:
+def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[SamplerPool]:
     """Within the block a sampler plays for a trainer of its store. Raises UserError."""
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
@@ -102,7 +102,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[Sample
         child.require_running()
 
     try:
-        yield Samplers(store, end_with_trainer=True, watch=watch, see_first=warn_of_no_waiting)
+        yield SamplerPool(store, is_colocated=True, watch=watch, on_first_batch=warn_of_no_waiting)
     finally:
         child.close()
         if anew:

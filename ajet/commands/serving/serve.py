@@ -105,9 +105,8 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 announce(trainer, trainer.max_staleness)
                 if rehearsal:
                     rehearse_update(experiment, served.backbone)
-                session = TrainingSession(
-                    experiment, served.backbone, run, served.store, served.tasks, interrupts, _show_step
-                )  # fmt: skip
+                store, tasks = served.store, served.tasks
+                session = TrainingSession(experiment, served.backbone, run, store, tasks, interrupts, _show_step)
                 _take_up(served)
             with frozen_start():
                 _open_doors(served, run, key, given=given)

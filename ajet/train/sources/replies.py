@@ -1,4 +1,4 @@
-"""Replies that are given, not sampled: lessons of `ajet sft`, in the order of the seed.
+"""Replies from a data set, not sampled: the lessons of `ajet sft`, in the order of the seed.
 
 Invariant: a lesson counts as learned in the same commit as the checkpoint that contains it, and a resumed run takes the
 lessons that an uninterrupted one would, in its order.
@@ -34,8 +34,8 @@ class RepliesSource(Source):
         self._validation, self._weighing = validation, weighing
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
-        assert session.tasks is not None, "the lessons are its tasks"
-        began, tasks = time.monotonic(), session.tasks
+        """Take the lessons of the next step."""
+        began, tasks = time.monotonic(), session.task_order
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
         groups = [

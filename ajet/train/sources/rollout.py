@@ -1,4 +1,7 @@
-"""Episodes that this process plays itself, in turns with the updates."""
+"""Groups that this process plays itself, in turns with the updates.
+
+Invariant: a position of the training order is leased before it is played, and leased again if it was not finished.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +15,26 @@ from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.curriculum import Curriculum
-from ajet.train.sources.source import Source
+from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups
-from ajet.train.validation import play_validation
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.schema.task import Task
     from ajet.store import Lease
-    from ajet.train.parts import Parts
     from ajet.train.session import TrainingSession
 
 
-class LaunchedSource(Source):
-    """A source of a launched run, which plays the task reader's held-out tasks itself."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-
-    def validate_if_due(self, session: TrainingSession) -> None:
-        if self.parts.reader.has("validation") and session.is_validation_due(session.total_steps):
-            validate(session, self.parts)
-
-
-class RolloutSource(LaunchedSource):
+class RolloutSource(TaskReaderSource):
     """Plays the tasks of each step."""
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
-        assert session.tasks is not None, "a launched run has a task reader"
+        """Play the tasks of the next step. Raises UserError if every episode failed."""
         step, began = session.step + 1, time.monotonic()
         session.run.status.set(phase="rollout", step=step)
         leases = {lease.order: lease for lease in session.store.lease(_count_tasks(self.parts.experiment.ajet))}
         session.show_depths(closed=0)
-        tasks = [(order, session.tasks.task(order)) for order in leases]
+        tasks = [(order, session.task_order.task(order)) for order in leases]
         kept: list[Group] = []
         oversampled: list[Group] = []
         returned: list[Lease] = []
@@ -57,14 +47,6 @@ class RolloutSource(LaunchedSource):
         kept.sort(key=lambda group: group.order)
         refuse_if_all_failed(episodes_of(kept), step)
         return session.own_groups(began, kept, unused={"oversampled": oversampled}, unfinished=returned)
-
-
-def validate(session: TrainingSession, parts: Parts) -> None:
-    """Play the held-out tasks after the present step."""
-    metrics, measured = play_validation(
-        parts, session.run, step=session.step, on_step=session.on_step, total=session.total_steps
-    )
-    session.note_validation(metrics, measured)
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:

@@ -20,9 +20,8 @@ from ajet.record.learned import advise_given_answers, is_never_right, why_nothin
 from ajet.schema.episode import Episode, Outcome, episodes_of
 from ajet.train.interrupts import Preempted
 from ajet.train.session import is_due
-from ajet.train.sources.rollout import validate
 from ajet.train.sources.served_batch import Batch, take_results
-from ajet.train.sources.source import Source
+from ajet.train.sources.source import Source, validate
 from ajet.train.validation import conclude_held_out, groups_by_task
 
 if TYPE_CHECKING:
@@ -39,11 +38,12 @@ class ServedSource(Source):
     def __init__(self, desk: Desk, settings: AjetConfig, held_out: Parts | None) -> None:
         """Take groups from a desk. `held_out`: plays the held-out tasks on the same gateway; None: nobody does."""
         self._desk, self._settings, self._held_out = desk, settings, held_out
-        self._batch = Batch(1)
+        self._batch = Batch(0)
         self._late: list[Episode] = []
         """Held-out attempts of clients in a step that has the server's own validation."""
 
     def start(self, session: TrainingSession) -> None:
+        """Begin the first batch."""
         self._batch = Batch(session.step + 1)
 
     def is_finished(self, session: TrainingSession) -> bool:
@@ -52,6 +52,7 @@ class ServedSource(Source):
         return last is not None and session.step >= last
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
+        """Wait until clients have finished enough groups for a step."""
         settings, batch = self._settings, self._batch
         began = time.monotonic()
         session.run.status.set(phase="serving", step=batch.step)
@@ -63,14 +64,18 @@ class ServedSource(Source):
         if self._will_validate(session, batch.step):
             batch.held_out, self._late = [], batch.held_out
         return session.own_groups(
-            began, batch.groups, unused=batch.unused, single=batch.alone, held_out=batch.held_out
-        )  # fmt: skip
+            began,
+            batch.groups,
+            unused=batch.unused,
+            single=batch.alone,
+            held_out=batch.held_out,
+        )
 
     def may_complete(self) -> bool:
         """Return whether what goes on at the desk may still fill the batch, or has."""
         return self._desk.expects or self._batch.whole(self._settings)
 
-    def end_step(self, session: TrainingSession, update: StepUpdate) -> None:
+    def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Begin the next batch; say after every `stop_after_idle_steps` idle steps that nothing is learned."""
         if session.is_exhausted:
             self._warn_idle(session)
@@ -82,13 +87,14 @@ class ServedSource(Source):
             validate(session, self._held_out)
 
     def save_if_due(self, session: TrainingSession) -> None:
+        """Record held-out attempts that came too late for the step, and save a checkpoint if one is due."""
         batch = self._batch
         if batch.held_out and self._will_validate(session, batch.step):
             session.torn = True  # the next step has the server's own validation: these are recorded now
             self._conclude_late(session, batch.held_out)
             session.store.use([episode.order for episode in batch.held_out], session.step)
-            batch.held_out, session.torn = [], False
-        if session.is_due(session.trainer.save_freq):
+            batch.held_out, session.torn, session.is_checkpoint_outdated = [], False, True
+        if is_due(session.step, session.trainer.save_freq):
             session.save()
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
@@ -129,13 +135,14 @@ class ServedSource(Source):
             self._conclude_late(session, left.held_out)
             for reason, each in unused.items():
                 session.store.discard([group.order for group in each], left.step, reason)
-                session.left += [group.order for group in each if group.order >= 0]
+                session.leftover_orders += [group.order for group in each if group.order >= 0]
             session.store.use([episode.order for episode in (*left.alone, *left.held_out)], left.step)
+            session.is_checkpoint_outdated |= bool(left.results)
             session.save()
 
     def _warn_idle(self, session: TrainingSession) -> None:
-        """Say it each time that so many steps have passed: the server goes on, for its clients do."""
-        idle, session.idle = session.idle, 0
+        """Warn that nothing was learned; the server continues for its clients."""
+        idle, session.idle_steps = session.idle_steps, 0
         rows = [row for row in session.run.metrics.rows() if "tasks" in row][-idle:]
         logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
         if is_never_right(rows):

@@ -1,17 +1,23 @@
-"""The contract of a source: where the groups of each step come from, and what else its kind of training does."""
+"""The contract of a source: where the groups of each step come from, and what its kind of training does around a step.
+
+The base class behaves as a training that plays its own episodes: it saves by `save_freq` and at an interrupt.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
+from ajet.train.session import TrainingSession, is_due
+from ajet.train.validation import play_validation
+
 if TYPE_CHECKING:
-    from ajet.train.session import TrainingSession
+    from ajet.train.parts import Parts
     from ajet.train.step import StepGroups, StepUpdate
 
 
 class Source:
-    """Brings the groups of each step. The hooks have the behaviour of a training that plays its own episodes."""
+    """Brings the groups of each step."""
 
     saves_before_error: ClassVar[bool] = True
     """A run that ends by a user error saves the steps that are committed."""
@@ -35,7 +41,7 @@ class Source:
         """Return whether a run that was asked to end should wait for the present step. Called from any thread."""
         return True
 
-    def end_step(self, session: TrainingSession, update: StepUpdate) -> None:
+    def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Look at a step that is committed, before it is saved. Raises UserError."""
 
     def validate_if_due(self, session: TrainingSession) -> None:
@@ -43,7 +49,7 @@ class Source:
 
     def save_if_due(self, session: TrainingSession) -> None:
         """Save a checkpoint of the present step, if one is due."""
-        if session.is_due(session.trainer.save_freq) or session.step == session.total_steps:
+        if is_due(session.step, session.trainer.save_freq) or session.step == session.total_steps:
             session.save()
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
@@ -55,3 +61,23 @@ class Source:
     def finish(self, session: TrainingSession) -> None:
         """End after the last step."""
         session.save()
+
+
+class TaskReaderSource(Source):
+    """A source of a launched run, which plays the task reader's held-out tasks itself."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def validate_if_due(self, session: TrainingSession) -> None:
+        """Play the held-out tasks, if a validation is due."""
+        if self.parts.reader.has("validation") and session.is_validation_due(session.total_steps):
+            validate(session, self.parts)
+
+
+def validate(session: TrainingSession, parts: Parts) -> None:
+    """Play the held-out tasks after the present step."""
+    metrics, measured = play_validation(
+        parts, session.run, step=session.step, on_step=session.on_step, total=session.total_steps
+    )
+    session.note_validation(metrics, measured)

@@ -31,10 +31,10 @@ from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
 from ajet.schema.commands import command
-from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.schema.episode import Episode, episodes_of
 from ajet.schema.timeline import Timeline
 from ajet.store import is_shared
-from ajet.train.sources.rollout import LaunchedSource
+from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups, StepUpdate
 
 if TYPE_CHECKING:
@@ -54,29 +54,29 @@ def _do_nothing(*_: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Samplers:
+class SamplerPool:
     """Who plays the groups of a store."""
 
     address: Address
     """The store."""
-    end_with_trainer: bool = False
+    is_colocated: bool = False
     """They run on this machine, and end with this process."""
     watch: Callable[[], None] = _do_nothing
     """Called while groups are waited for; may raise."""
-    see_first: Callable[[Sequence[Episode]], None] = _do_nothing
+    on_first_batch: Callable[[Sequence[Episode]], None] = _do_nothing
     """Called with the episodes of the first batch."""
 
 
-class StoreSource(LaunchedSource):
+class StoreSource(TaskReaderSource):
     """Takes closed groups from a store, and announces each policy to the samplers that fill it."""
 
     saves_before_error: ClassVar[bool] = False  # each step is saved already, but one that the canary refused
-    _says: Announcer
+    _announcer: Announcer
     _closed: ClosedGroups
     _canary: Canary
     _probe: Probe
 
-    def __init__(self, parts: Parts, samplers: Samplers) -> None:
+    def __init__(self, parts: Parts, samplers: SamplerPool) -> None:
         super().__init__(parts)
         self._samplers = samplers
         self._may_complete = True
@@ -86,10 +86,6 @@ class StoreSource(LaunchedSource):
         self._stale = 0
         """Number of groups to be discarded with the next step."""
         self._is_first_taken = False
-        self._version = 0
-        """Policy version before the present step."""
-        self._groups: Sequence[Group] = ()
-        """Groups of the present step."""
 
     def open_store(self, run: RunDirectory, tasks: TaskOrder, frontier: Mapping[str, Any] | None) -> SharedStore:
         """Open the run's store at what a checkpoint holds of it. Raises UserError."""
@@ -100,15 +96,15 @@ class StoreSource(LaunchedSource):
         store = open_for_training(self._samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
         start = command("sample", "--conf", conf, "--store", self._samplers.address.shown)
-        starts = "" if self._samplers.end_with_trainer else start
-        self._says = Announcer(store, terms, run.run_id, settings, show=show_in(run), starts=starts)
+        starts = "" if self._samplers.is_colocated else start
+        self._announcer = Announcer(store, terms, run.run_id, settings, show=show_in(run), starts=starts)
         terms_of_groups = group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
         self._closed = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
         return store
 
     def running(self, session: TrainingSession) -> AbstractContextManager[None]:
-        """See `Announcer.alive`."""
-        return self._says.alive(lambda: session.step)
+        """Renew the trainer's membership in the store and show what samplers do, until the training ends."""
+        return self._announcer.alive(lambda: session.step)
 
     def start(self, session: TrainingSession) -> None:
         """Announce the weights that the run starts from, with which samplers play."""
@@ -122,48 +118,44 @@ class StoreSource(LaunchedSource):
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Wait for a batch of groups."""
-        assert session.tasks is not None, "a launched run has a task reader"
         size, step = session.experiment.ajet.data.train_batch_size, session.step + 1
-        began, self._version = time.monotonic(), session.backbone.version
+        began, version = time.monotonic(), session.backbone.version
         session.run.status.set(phase="rollout", step=step)
         ready, self._may_complete = Ready(), True
         while len(ready.groups) < size:
             with session.interrupts.held(whole=False):
-                self._closed.read(session.tasks, self._version)
-                ready = self._closed.ready(self._version, step)
+                self._closed.read(session.task_order, version)
+                ready = self._closed.ready(version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
                     self._wait(session, len(ready.groups), size)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
         reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
         if not self._is_first_taken:
-            self._samplers.see_first(episodes_of(groups))
+            self._samplers.on_first_batch(episodes_of(groups))
             self._is_first_taken = True
         refuse_if_all_failed(episodes_of(groups), step)
-        self._groups = groups
         return StepGroups(
             began,
             groups,
             unused={"stale": ready.stale},
             by_samplers=True,
             reuse=reuse,
-            given_up=self._says.newly_dead(session.tasks),  # counts `dead`
-            dead=self._says.dead,
-            quarantined=self._says.quarantined,
+            given_up=self._announcer.newly_dead(session.task_order),  # counts `dead`
+            dead=self._announcer.dead,
+            quarantined=self._announcer.quarantined,
         )
 
     def may_complete(self) -> bool:
         """Return whether waiting may complete a step, as of the first look after this process was asked to end."""
         return self._may_complete
 
-    def end_step(self, session: TrainingSession, update: StepUpdate) -> None:
+    def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Compare what samplers say they sampled with what the trainer computes, before the step is saved and announced
         to other samplers. Raises UserError."""
-        groups, self._groups = self._groups, ()
         if update.fresh_gap is not None:
-            self._canary.judge(
-                update.fresh_gap, version=self._version, samplers=samplers_of(groups, self._version)
-            )  # fmt: skip
+            samplers = samplers_of(groups.groups, update.version)
+            self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
         """Save every step, and announce what is saved. Raises Fenced if another process trains by now."""
@@ -171,22 +163,22 @@ class StoreSource(LaunchedSource):
             session.save()
         most = session.trainer.max_staleness
         self._probe = extend_probe(self._probe, session.backbone, keep=BACKLOG if most is None else most + 1)
-        self._says.changed()
+        self._announcer.changed()
         self._announce(session)
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
         """End before the last step; what samplers of this process play may end first, in the time that is left."""
         super().stop(session, interrupt)
         grace, interrupts = session.trainer.grace, session.interrupts
-        if session.torn or not self._samplers.end_with_trainer or self._announced is None or not interrupts.left(grace):
+        if session.torn or not self._samplers.is_colocated or self._announced is None or not interrupts.left(grace):
             return
-        self._says.hold()
+        self._announcer.hold()
         if self._announced != session.backbone.version:
             self.save_if_due(session)
         while interrupts.left(grace):
             with interrupts.held():
                 self._announce(session)
-                if not self._says.leased:
+                if not self._announcer.leased:
                     break
                 time.sleep(POLL_S)
 
@@ -196,24 +188,26 @@ class StoreSource(LaunchedSource):
         self._announce(session, over=True)
         _shared(session).leave()
 
-    def _wait(self, session: TrainingSession, there: int, size: int) -> None:
-        asked = session.interrupts.left(session.trainer.grace) is not None
-        if asked and self._samplers.end_with_trainer:
-            self._says.hold()
-        earlier = self._says.leased
+    def _wait(self, session: TrainingSession, closed: int, size: int) -> None:
+        is_ending = session.interrupts.left(session.trainer.grace) is not None
+        if is_ending and self._samplers.is_colocated:
+            self._announcer.hold()
+        earlier = self._announcer.leased
         self._announce(session)
-        held = max(earlier, self._says.leased)  # what closed between the two looks is not in `there` yet
-        self._may_complete = not asked or there + held >= size or (self._samplers.end_with_trainer and held > 0)
-        if not asked:  # then samplers may have been asked, too
+        in_flight = max(earlier, self._announcer.leased)  # what closed between the two looks is not in `closed` yet
+        self._may_complete = (
+            not is_ending or closed + in_flight >= size or (self._samplers.is_colocated and in_flight > 0)
+        )
+        if not is_ending:  # then samplers may have been asked, too
             self._samplers.watch()
-        self._says.wait(session.step + 1, there, size, self._stale)
+        self._announcer.wait(session.step + 1, closed, size, self._stale)
         time.sleep(POLL_S)
 
     def _announce(self, session: TrainingSession, *, over: bool = False) -> None:
         """Announce the present policy, if what may be played has changed with it or with positions that are over."""
         self._announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
-        self._says.announce(
+        self._announcer.announce(
             session.step,
             session.backbone.version,
             _find_weights(session.run, session.step),
