@@ -25,13 +25,13 @@ from ajet.store import (
     Lease,
     LeaseLost,
     RunStore,
-    SqliteStore,
     Store,
     open_shared,
     sqlite_store,
 )
 from ajet.store import Opener as StoreOpener
 from ajet.store.digest import ALTERED
+from ajet.store.sqlite_store import SqliteStore
 from ajet_mongo.mongo_store import MongoStore
 from ajet_mongo.schema import RECORD, TASK
 from tests.record_fixtures import assert_equal, episode

@@ -214,7 +214,7 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
     """
     from ajet.backbone.local.trainer import Trainer
     from ajet.store import RunStore
-    from ajet.train import learn
+    from ajet.train import session
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "optimizer":
@@ -224,10 +224,10 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
         elif moment == "before the store":
             _run_at_call(patch, RunStore, "use", step, _interrupt_twice)
         elif moment == "after the store":
-            _run_at_call(patch, learn, "conclude", step, _interrupt_twice)
+            _run_at_call(patch, session, "conclude", step, _interrupt_twice)
         else:
             assert moment == "after the record"
-            _run_at_call(patch, learn, "conclude", step, after=_interrupt_twice)
+            _run_at_call(patch, session, "conclude", step, after=_interrupt_twice)
         yield
 
 
@@ -235,23 +235,23 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
 def record_refuses(step: int, reason: str) -> Iterator[None]:
     """The record takes nothing of the `step`th step, whose update has moved the weights."""
     from ajet.schema.errors import UserError
-    from ajet.train import learn
+    from ajet.train import session
 
     def refuse() -> None:
         raise UserError(reason)
 
     with pytest.MonkeyPatch.context() as patch:
-        _run_at_call(patch, learn, "conclude", step, refuse)
+        _run_at_call(patch, session, "conclude", step, refuse)
         yield
 
 
 @contextmanager
 def validation_is_interrupted() -> Iterator[None]:
     """Within the block Ctrl-C is pressed as the first validation is about to begin."""
-    from ajet.train import loop as train
+    from ajet.train.sources import source
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(source, "play_validation", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
         yield
 
 
@@ -278,8 +278,8 @@ def killed_before_row() -> Iterator[None]:
 @contextmanager
 def killed_before_commit() -> Iterator[None]:
     """Within the block a run is killed after training its first step, before anything is saved of it."""
-    from ajet.train import learn
+    from ajet.train import session
 
     with pytest.MonkeyPatch.context() as patch:
-        _run_at_call(patch, learn, "conclude", 1, _kill)
+        _run_at_call(patch, session, "conclude", 1, _kill)
         yield

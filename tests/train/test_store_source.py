@@ -51,7 +51,7 @@ class Trainer:
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
             experiment=SimpleNamespace(ajet=config), trainer=config.trainer_common, backbone=self.backbone,
-            run=run, store=self.store, tasks=TASKS, interrupts=NOBODY, step=0, torn=False, total_steps=100,
+            run=run, store=self.store, task_order=TASKS, interrupts=NOBODY, step=0, torn=False, total_steps=100,
             save_interrupted=lambda: None,
         )  # fmt: skip
         self.steps: list[dict[str, Any]] = []

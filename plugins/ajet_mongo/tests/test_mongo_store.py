@@ -627,7 +627,9 @@ def test_records_say_what_updates_gave_them_and_no_more_where_that_is_taken_back
     assert told()["a"] == []
 
 
-def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_half_of_a_step_tells_what_it_gave(
+    mongod: Mongod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The local loop's; what it makes of the groups is given here."""
     from pymongo import MongoClient
 
@@ -637,7 +639,7 @@ def test_the_second_half_of_a_step_tells_what_it_gave(mongod: Mongod, monkeypatc
     store.close(lease)
     group = Group(episode().task, lease.order, [episode("a")])
     batch: Any = SimpleNamespace(outcomes={"a": Outcome(1, 0.5)}, trained_by_episode={})
-    experiment = Experiment.from_dict({"ajet": {}})
+    experiment = Experiment.from_dict({"ajet": {}}, base=tmp_path)
     run: Any = SimpleNamespace(resumed=None, take_up=lambda: None, episodes=SimpleNamespace(whole_steps=list))
     backbone: Any = SimpleNamespace(tokenizer=None)
     monkeypatch.setattr(session, "conclude", lambda *given, **more: {})

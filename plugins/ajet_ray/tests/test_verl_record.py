@@ -84,7 +84,7 @@ def opened(
     tickets = Tickets(open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after)
     tickets.asked(LAST_TICKET)
     shown.grants = tickets.due()
-    sink = RunSink(experiment, run, shown)
+    sink = RunSink(experiment, run, shown.on_step, shown.on_episode)
     sink.begin(words, total=9)
     record = Record(experiment, run, sink, tickets)
     yield record, run, shown

@@ -391,7 +391,7 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(
         path=tmp_path / "run", run_id="r", resumed=None, status=SimpleNamespace(set=lambda **_: None)
     )
-    sink: Any = RunSink(experiment, run, None)  # type: ignore[arg-type]
+    sink: Any = RunSink(experiment, run, None, None)  # type: ignore[arg-type]
     fresh, order, words, tokenizer = _config(experiment, run, sink, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
     assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
