@@ -5,10 +5,8 @@ is not in them, and `PackedRow`s. Invariant: sampled = trained + the counted rea
 nothing is ever pasted into a context that the model did not see. Pure: no I/O, no torch.
 """
 
-from ajet.context_tracker.limits import choose, cut_over_length
 from ajet.context_tracker.packing import PackedRow, Targets, Tree, pack, tree_mask
-from ajet.context_tracker.snap_finding import Snap, forks, snaps
-from ajet.context_tracker.timeline_making import timelines
+from ajet.context_tracker.timeline_making import Snap, choose, cut_over_length, forks, snaps, timelines
 
 __all__ = [
     "PackedRow",
