@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
@@ -43,6 +42,8 @@ def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress |
     if source.folder is not None:
         require_sound(source.folder, tensors=weights)
         return source.folder
+    from ajet.engine.gguf_conversion import convert_gguf
+
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
     return entry(gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
