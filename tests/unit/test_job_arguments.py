@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ajet import AgentJetJob
+from ajet.commands.job import PLACES
 from ajet.commands.job_arguments import KEYS
-from ajet.commands.job_data import PLACES
 from ajet.config import load_experiment
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import subsection
