@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm, members_of, without_rounding
+from ajet.algorithm.contract import Algorithm, length_of, length_reward, members_of, shaped_rewards, without_rounding
 from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
-from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.own_algorithm import explain_failures, require_finite
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened

@@ -295,7 +295,7 @@ class AgentJetJob:
 
 def _launched(experiment: Experiment, options: LaunchOptions) -> Path:
     from ajet.commands.launch import launched
-    from ajet.record.log_lines import shown_in_a_program
+    from ajet.record.log_sinks import shown_in_a_program
 
     with shown_in_a_program():
         return launched(experiment, options)

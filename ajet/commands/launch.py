@@ -113,8 +113,8 @@ def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
     """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
-    from ajet.config.cache import explain_unwritable_cache
     from ajet.config.idle import idle_lines
+    from ajet.config.locations import explain_unwritable_cache
 
     given = experiment.ajet.sft.objective is not None
     place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"

@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ajet.context_tracker.arena import room
-from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
+from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls, room
 from ajet.schema.call import Call, Floats, ForkReason, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
 

@@ -14,7 +14,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.config.other_models import key_in
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.advice import advise_on_path

@@ -15,8 +15,7 @@ from ajet.config.functions import is_function
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
-from ajet.task_judge.calling import called
-from ajet.task_judge.judgement import verdict_of
+from ajet.task_judge.judgement import called, verdict_of
 from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, OF_VERL, REFERENCE, ScorerCall
 
 if TYPE_CHECKING:
