@@ -52,12 +52,13 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
     from ajet.commands.runner import runner_of
     from ajet.record import RunDirectory
-    from ajet.store import require_own_store, require_store
 
     require_launchable(experiment, options.from_store, here=True)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
+        from ajet.store import require_store
+
         require_store(options.from_store)
     run = RunDirectory.open(
         experiment,
@@ -84,6 +85,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         if overridden:
             logger.warning("{}", overridden)
         if "trains" in experiment.backbone.can:
+            from ajet.store import require_own_store
+
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)

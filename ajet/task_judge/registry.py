@@ -65,14 +65,14 @@ def _open_fallback(experiment: Experiment) -> Judging | None:
 
 def open_by_reference(experiment: Experiment) -> Judging | None:
     """Open the judge that `task_judge.judge_protocol` refers to; None without one."""
-    from ajet.config import resolve_reference
-    from ajet.config.functions import is_function, require_order
-    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
-
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
         return None
+    from ajet.config import resolve_reference
+    from ajet.config.functions import is_function, require_order
+    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
+
     kind = resolve_reference(reference, base=experiment.base, what=key)
     if is_trl_reward(kind):
         kind = from_trl(kind, reference, what=key)
