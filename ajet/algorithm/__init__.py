@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "credit", "discarded", "opened"]
 
-__getattr__ = load_lazily(__name__, {"credit_assignment": "credit discarded"})
+__getattr__ = load_lazily(__name__, {"credit_assignment": "credit, discarded"})

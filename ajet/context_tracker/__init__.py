@@ -27,4 +27,4 @@ __all__ = [
     "tree_mask",
 ]
 
-__getattr__ = load_lazily(__name__, {"packing": "PackedRow Targets Tree pack tree_mask"})
+__getattr__ = load_lazily(__name__, {"packing": "PackedRow, Targets, Tree, pack, tree_mask"})

@@ -29,4 +29,4 @@ __all__ = [
     "read_status",
 ]
 
-__getattr__ = load_lazily(__name__, {"frames": "RecordedRun open_run:open"})
+__getattr__ = load_lazily(__name__, {"frames": "RecordedRun, open_run:open"})

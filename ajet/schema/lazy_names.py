@@ -12,10 +12,12 @@ def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any
 
     Args:
         package: the package's name.
-        modules: a module of the package, and the names that it defines with blanks between them; `NAME:OTHER` is
+        modules: a module of the package, and the names that it defines, with commas between them; `NAME:OTHER` is
             offered as OTHER.
     """
-    places = {each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split()}
+    places = {
+        each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split(", ")
+    }
 
     def load_name(name: str) -> Any:
         if name not in places:

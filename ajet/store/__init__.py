@@ -79,12 +79,13 @@ __all__ = [
 __getattr__ = load_lazily(
     __name__,
     {
-        "contract": "CANNOT_NOW Kept Lease LeaseLost Store StoreAway StoreUnreachable",
-        "group_check": "GroupRefused GroupTerms check_group check_values",
-        "opening": "Address StoreDriver look_at_store note_elsewhere open_shared recorded_settings require_store",
-        "own_store": "is_shared look_at_own_store open_reading open_store require_own_store store_address store_class",
+        "contract": "CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable",
+        "group_check": "GroupRefused, GroupTerms, check_group, check_values",
+        "opening": "Address, StoreDriver, look_at_store, note_elsewhere, open_shared, recorded_settings, require_store",
+        "own_store": "is_shared, look_at_own_store, open_reading, open_store, require_own_store, store_address, "
+        "store_class",
         "reading": "Reading",
         "run_store": "RunStore",
-        "shared": "Announced Dead Depths Fenced Member Opener Policy Role SharedStore",
+        "shared": "Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore",
     },
 )
