@@ -86,7 +86,7 @@ COVERED = {
     "ajet/engine/vllm/weights.py::device_buckets": "vllm",
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
     "plugins/ajet_trl/process.py::train": "",
-    "ajet/record/environment.py::_gpus": "local",
+    "ajet/record/run_directory.py::_gpus": "local",
     "ajet/commands/checkup/machine.py::_gpus": "doctor",
     "ajet/commands/checkup/packages.py::packages": "doctor",
     "ajet/commands/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Experiment
-from ajet.config.schema.task_judge import TaskJudge
+from ajet.config.schema.tasks import TaskJudge
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge

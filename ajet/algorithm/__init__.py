@@ -7,8 +7,15 @@ a batch is the sum over trained tokens of `weight * loss_t`, baselines are over 
 Credit is numpy; `kl`, `policy_loss` and `importance` work on tensors and are imported by backbones only.
 """
 
+from typing import TYPE_CHECKING
+
 from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.credit_assignment import credit, discarded
 from ajet.algorithm.registry import opened
+from ajet.schema.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from ajet.algorithm.credit_assignment import credit, discarded
 
 __all__ = ["Algorithm", "credit", "discarded", "opened"]
+
+__getattr__ = load_lazily(__name__, {"credit_assignment": "credit, discarded"})

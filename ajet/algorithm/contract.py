@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from ajet.algorithm.overlong import shaped_rewards
 from ajet.algorithm.row import Row
 from ajet.config.functions import place_of
 from ajet.schema.episode import Episode, Group
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from ajet.config import AjetConfig
     from ajet.config.schema.algorithm import Algorithm as Settings
+    from ajet.config.schema.algorithm import Overlong
 
 Need = Literal["group", "reference", "teacher", "critic"]
 """group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which asks the
@@ -165,3 +165,33 @@ def members_of(groups_E: Sequence[int]) -> list[list[int]]:
     for index, group in enumerate(groups_E):
         found.setdefault(group, []).append(index)
     return list(found.values())
+
+
+def shaped_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
+    """Return the rewards of scored episodes, [E], reduced by their length (overlong shaping).
+
+    DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`,
+    of an attempt of n sampled tokens: 0 for n <= L - c, p ((L - c) - n) / c up to L, -p beyond. Tokens of tools do not
+    count.
+    """
+    rewards = np.array([episode.reward for episode in episodes], np.float64)
+    if overlong.length is None:
+        return rewards
+    return rewards + np.array([length_reward(length_of(episode), overlong) for episode in episodes])
+
+
+def length_of(episode: Episode) -> int:
+    """Return the number of sampled tokens in the replies that the agent received, `train_turn`'s refused turns too."""
+    return sum(
+        len(call.response_ids) for call in episode.calls if call.is_delivered and (call.trained or call.turned_down)
+    )
+
+
+def length_reward(tokens: int, overlong: Overlong) -> float:
+    """The reward, 0 or less, for an attempt's length in sampled tokens."""
+    if overlong.length is None:
+        return 0.0
+    over = tokens - (overlong.length - overlong.buffer)
+    if over <= 0:
+        return 0.0
+    return -overlong.penalty * (min(over / overlong.buffer, 1.0) if overlong.buffer else 1.0)

@@ -10,16 +10,15 @@ all, KL or not, and do not count: neither in the weights nor in what is compared
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.balance import left_out
-from ajet.algorithm.contract import Algorithm, members_of, without_rounding
+from ajet.algorithm.contract import Algorithm, length_of, length_reward, members_of, shaped_rewards, without_rounding
 from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
-from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.own_algorithm import explain_failures, require_finite
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
@@ -294,3 +293,32 @@ def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") 
         left = episode.uncounted
         found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
     return found
+
+
+BALANCE_ZERO, BALANCE_OTHER = 1, 2
+"""How many more of each are trained than there are of the fewer."""
+
+
+def left_out(group: Group) -> set[str]:
+    """Return the uuids of scored attempts left out, so that about as many with reward 0 as with another are trained.
+
+    AgentRL's `balance_sample` (AgentCPM-Explore, AgentRL/src/rollout, 2026): with n the smaller of the two numbers, at
+    most n + 1 attempts of reward 0 and n + 2 of the others. A hash of an attempt's identity (task, place in the
+    training order, repeat) draws them, so that a resumed run and every backbone draw the same. All stay in the
+    baseline.
+    """
+    zero = [episode for episode in group.scored if episode.reward == 0]
+    other = [episode for episode in group.scored if episode.reward != 0]
+    fewer = min(len(zero), len(other))
+    return {
+        episode.uuid
+        for kind, more in ((zero, BALANCE_ZERO), (other, BALANCE_OTHER))
+        for episode in _shuffled(group, kind)[fewer + more :]
+    }
+
+
+def _shuffled(group: Group, episodes: Sequence[Episode]) -> list[Episode]:
+    def drawn(episode: Episode) -> bytes:
+        return hashlib.blake2b(f"{group.task.task_id}/{group.order}/{episode.repeat}".encode()).digest()
+
+    return sorted(episodes, key=drawn)

@@ -24,7 +24,7 @@ import ajet
 from ajet.cli.commands import Root
 from ajet.cli.exit import USER, show_user_error
 from ajet.cli.launch import add_flags, launch
-from ajet.cli.other_flags import understood
+from ajet.config.plugins import find_launch_flags
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
@@ -75,6 +75,54 @@ def _take_options(*, shipped: bool) -> None:
 _VERSION = inspect.signature(root, eval_str=True).parameters["version"]
 _take_options(shipped=True)
 app.callback()(root)
+
+
+FLAG_ALIASES = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
+UNNEEDED_FLAGS = {
+    "--reboot": "is not needed: the same command goes on with a run that ended",
+}
+MISSING_FLAGS = {
+    "--swarm-server": "`ajet serve --conf FILE.yaml` serves agents elsewhere while it trains",
+    "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
+}
+
+
+def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of a launch in our words, and a sentence for each that has no effect.
+
+    Flags of AgentJet's command and of AgentRL's scripts that ajet has by another name, or does not need, are understood
+    or answered with one sentence that says what does their work here. Raises UserError.
+    """
+    from ajet.config.schema.agentrl import advice  # 30 ms, which `ajet --help` has no use for
+
+    kept: list[str] = []
+    said: list[str] = []
+    for argument, following in zip(given, [*given[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if argument == "=" and kept:
+            setting = f"{kept[-1]}={following or 'VALUE'}"
+            raise UserError("There are blanks around a `=`.", where="command line", do=f"write {setting}")
+        if name in MISSING_FLAGS:
+            raise UserError(f"There is no {name} here.", where="command line", do=MISSING_FLAGS[name])
+        if name.startswith("--") and name not in FLAG_ALIASES and (brought := advice(name[2:])):
+            raise UserError(
+                f"There is no option {name}: settings are key=value, or stand in the YAML.",
+                where="command line",
+                do=brought,
+            )
+        if name.startswith("--") and "." in name:
+            shown = following if following and "=" not in following and not following.startswith("-") else "VALUE"
+            setting = f"{name[2:]}={value if equals else shown}"
+            raise UserError(
+                f"There is no option {name}: settings have no dashes.", where="command line", do=f"write {setting}"
+            )
+        if name in UNNEEDED_FLAGS:
+            said.append(f"{name} {UNNEEDED_FLAGS[name]}")
+        elif name.startswith("--with-") and name.removeprefix("--with-") not in find_launch_flags():
+            kept.append(f"--with={name.removeprefix('--with-')}")
+        else:
+            kept.append(f"{FLAG_ALIASES[name]}{equals}{value}" if name in FLAG_ALIASES else argument)
+    return kept, said
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,7 +189,7 @@ def _settle_surroundings() -> None:
 def _ours(given: Sequence[str]) -> list[str]:
     """The arguments in our words; what has no effect is said."""
     try:
-        kept, said = understood(given)
+        kept, said = translate_flags(given)
     except UserError as error:
         show_user_error(error)
         sys.exit(USER)

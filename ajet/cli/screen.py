@@ -1,4 +1,4 @@
-"""What a command shows besides its results: log lines (`ajet.record.log_lines`), a warning.
+"""What a command shows besides its results: log lines (`ajet.record.log_sinks`), a warning.
 
 Invariant: in a process of ours there is one sink that shows log lines, and none of loguru's.
 """
@@ -19,7 +19,7 @@ def show_logs(level: str = "INFO") -> None:
     """Show log lines from `level` on, short; the log file keeps everything."""
     from loguru import logger
 
-    from ajet.record.log_lines import shown_from
+    from ajet.record.log_sinks import shown_from
 
     global _shown
     if _shown is not None:

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from loguru import logger
 from rich.text import Text
 
-from ajet.commands.beside_base import TUNED, beside_base, require_adapter
 from ajet.commands.export import checkpoint_of, model_folder, run_of
 from ajet.commands.model_card import write_card
 from ajet.commands.own_key import own_key
 from ajet.commands.recorded_agent import recorded_settings
 from ajet.commands.recorded_model import recorded_model
 from ajet.commands.service_end import until_ended
-from ajet.engine.adapters import Adapters
+from ajet.engine.adapters import FOLDER, Adapter, Adapters, folder_of
 from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
@@ -228,3 +229,40 @@ def _say(model: Deployed) -> None:
         f"Anthropic: base_url={root}\nCtrl-C ends it.",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
+
+
+TUNED = "tuned"
+"""Name of the adapter, of whatever run: a run's own may be one that peft could not tell from the model's parts."""
+_ALONE = "adapter"
+"""Where a checkpoint or an export has its one adapter, in peft's layout."""
+
+
+@contextmanager
+def beside_base(model: Path, base: Path) -> Iterator[Path]:
+    """Yield a folder with the model `base` and the one adapter of the checkpoint or export in `model`.
+
+    An engine that loads it answers as both, from one copy of the weights. Run and model are only read: the folder holds
+    links, the adapter's files and a table, and is removed afterwards. Raises UserError if `model` has no adapter.
+    """
+    adapter = require_adapter(model)
+    with TemporaryDirectory(prefix="ajet-base-") as place:
+        folder = Path(place)
+        for each in base.iterdir():
+            if each.name != FOLDER:
+                (folder / each.name).symlink_to(each.absolute())
+        shutil.copytree(adapter, folder_of(folder, TUNED))
+        Adapters([Adapter(TUNED, ("*",))]).write(folder)
+        yield folder
+
+
+def require_adapter(model: Path) -> Path:
+    """The one adapter of a checkpoint or export. Raises UserError."""
+    adapter = model / _ALONE
+    if not (adapter / "adapter_config.json").is_file():
+        raise UserError(
+            "All weights of this run were tuned: its model and the one that it began with are two.",
+            where=str(model),
+            expected="the checkpoint of a run with trainer_common.lora.rank, for --with-base",
+            do="leave --with-base out, and serve the other one by a server of its own",
+        )
+    return adapter

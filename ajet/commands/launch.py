@@ -52,12 +52,13 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
     from ajet.commands.runner import runner_of
     from ajet.record import RunDirectory
-    from ajet.store import require_own_store, require_store
 
     require_launchable(experiment, options.from_store, here=True)
     if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
+        from ajet.store import require_store
+
         require_store(options.from_store)
     run = RunDirectory.open(
         experiment,
@@ -84,6 +85,8 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
         if overridden:
             logger.warning("{}", overridden)
         if "trains" in experiment.backbone.can:
+            from ajet.store import require_own_store
+
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)
@@ -113,8 +116,8 @@ def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
     """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
-    from ajet.config.cache import explain_unwritable_cache
     from ajet.config.idle import idle_lines
+    from ajet.config.locations import explain_unwritable_cache
 
     given = experiment.ajet.sft.objective is not None
     place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"

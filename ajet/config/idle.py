@@ -23,10 +23,9 @@ from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.plugins import find_all_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, list_values, walk
+from ajet.config.schema.base import EVERYWHERE, OF_CLIENTS, SERVE, Reason, list_values, walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
-from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
 from ajet.config.unread_sections import find_unread_keys
 

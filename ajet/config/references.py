@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any
 
 from ajet.config.locations import shipped_tutorials
-from ajet.config.other_modules import instead
 from ajet.config.plugin import NamedKind, load_code
 from ajet.config.plugins import find_part, find_renamed, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
@@ -232,7 +231,7 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
         return importlib.import_module(dotted) if package is None else import_in(package, dotted)
     except ModuleNotFoundError as error:
         missing = spelled(error.name or "")
-        if told := instead(missing):
+        if told := describe_replacement(missing):
             raise UnresolvedReference(
                 f"{what}: {parsed.text} imports {missing}, which is AgentJet's and not here.",
                 where=_last_user_line(error),
@@ -361,3 +360,38 @@ def _similar_files(looked: list[str]) -> str:
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
     near = get_close_matches(wanted, names, 1)
     return near[0] if near else ""
+
+
+# Modules of AgentJet's package that do not exist here, each with what to write instead. The sentences are shown where a
+# reference of the YAML leads to a file that imports one.
+_SERVED = (
+    "agents elsewhere talk to `ajet serve` by ajet.client, whose `Client` is what SwarmClient was; a workflow is given "
+    "its tuner"
+)
+_READERS = "a reader of your own is a class by reference, `task_reader.type: reader.py->MyReader`"
+_INNER = "an inner module of AgentJet, and nothing stands for it"
+
+FOREIGN_MODULES: Mapping[str, str] = {
+    "ajet.tuner_lib": _SERVED,
+    "ajet.swarm_cli": _SERVED,
+    "ajet.copilot.tinkerjet": _SERVED,
+    "ajet.cli.job": "write `from ajet import AgentJetJob`",
+    "ajet.default_config": "`AgentJetJob.set_data` takes the reader and its keys",
+    "ajet.task_reader": _READERS,
+    "ajet.data_generator": "`task_reader.type: data_generation` writes tasks",
+    "ajet.task_judge.rm_auto_grader_judge": "`task_judge.judge_type: rubrics_auto_grader` chooses it",
+    "ajet.utils": _INNER,
+    "ajet.task_rollout": _INNER,
+    "ajet.task_runner": _INNER,
+    "ajet.credit_assignment": _INNER,
+    "ajet.schema.trajectory": _INNER,
+    "ajet.schema.extended_msg": _INNER,
+    "astuner": "its name is ajet, and so is the section of its YAML",
+}
+
+
+def describe_replacement(name: str) -> str:
+    """Return what to write instead of a module of AgentJet's; "" for any other name."""
+    parts = name.split(".")
+    above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((FOREIGN_MODULES[each] for each in above if each in FOREIGN_MODULES), "")

@@ -5,10 +5,13 @@ is not in them, and `PackedRow`s. Invariant: sampled = trained + the counted rea
 nothing is ever pasted into a context that the model did not see. Pure: no I/O, no torch.
 """
 
-from ajet.context_tracker.limits import choose, cut_over_length
-from ajet.context_tracker.packing import PackedRow, Targets, Tree, pack, tree_mask
-from ajet.context_tracker.snap_finding import Snap, forks, snaps
-from ajet.context_tracker.timeline_making import timelines
+from typing import TYPE_CHECKING
+
+from ajet.context_tracker.timeline_making import Snap, choose, cut_over_length, forks, snaps, timelines
+from ajet.schema.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from ajet.context_tracker.packing import PackedRow, Targets, Tree, pack, tree_mask
 
 __all__ = [
     "PackedRow",
@@ -23,3 +26,5 @@ __all__ = [
     "timelines",
     "tree_mask",
 ]
+
+__getattr__ = load_lazily(__name__, {"packing": "PackedRow, Targets, Tree, pack, tree_mask"})

@@ -7,7 +7,10 @@ Invariants (tests/unit/test_timelines.py holds them by properties):
   did not see;
 - sampled tokens = tokens with mask 1 + the counted reasons;
 - the sampled tokens of a timeline are all of one adapter: what another one sampled is context there;
-- the timelines do not depend on the order of the calls.
+- the timelines do not depend on the order of the calls;
+- a timeline is cut at its end alone, and what is left out is counted by reason, token for token; which of too many
+  timelines are trained depends on the seed and the episode alone;
+- each call with a fork reason, which the gateway decides as it renders the request, is one `Snap`.
 
 A call whose prompt + response is the beginning of another's prompt is absorbed by that one. Where several continue
 it, the one that leads to the longest timeline does; equal ones are told apart by a digest of their content.
@@ -16,15 +19,16 @@ it, the one that leads to the longest timeline does; equal ones are told apart b
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ajet.context_tracker.arena import room
-from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
-from ajet.schema.call import Call, Floats, Ids
+from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls, room
+from ajet.schema.call import Call, Floats, ForkReason, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
 
 _EACH = 13
@@ -186,3 +190,81 @@ def _timeline(
         spans.append(SampledSpan(call.index, start, stop))
     arrays = ids, mask, logprobs, logprobs_unit, versions
     return Timeline(leaf.index, leaf.agent, leaf.target, *arrays, tuple(spans), leaf.terms.adapter)
+
+
+def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[list[Timeline], Counter[str]]:
+    """Timelines of at most `max_tokens` tokens; the sampled tokens cut off their ends are counted as `over_length`.
+    A timeline without a sampled token before the cut is dropped whole."""
+    kept: list[Timeline] = []
+    untrained: Counter[str] = Counter()
+    for timeline in timelines:
+        if timeline.ids.size <= max_tokens:
+            kept.append(timeline)
+            continue
+        short = replace(
+            timeline,
+            ids=timeline.ids[:max_tokens],
+            mask=timeline.mask[:max_tokens],
+            logprobs=timeline.logprobs[:max_tokens],
+            logprobs_unit=timeline.logprobs_unit[:max_tokens],
+            versions=timeline.versions[:max_tokens],
+            spans=tuple(
+                SampledSpan(span.call, span.start, min(span.stop, max_tokens))
+                for span in timeline.spans
+                if span.start < max_tokens
+            ),
+        )
+        untrained["over_length"] += timeline.sampled - short.sampled
+        if short.spans:
+            kept.append(short)
+    return kept, untrained
+
+
+def choose(
+    timelines: Sequence[Timeline], max_samples: int, *, seed: int, episode: str
+) -> tuple[list[Timeline], Counter[str]]:
+    """At most `max_samples` of an episode's timelines, each as likely as any other, in their order; the sampled tokens
+    of the rest are counted as `max_sample_per_task`."""
+    if len(timelines) <= max_samples:
+        return list(timelines), Counter()
+    chosen = set(random.Random(f"{seed}/{episode}").sample(range(len(timelines)), max_samples))
+    dropped = sum(timeline.sampled for index, timeline in enumerate(timelines) if index not in chosen)
+    kept = [timeline for index, timeline in enumerate(timelines) if index in chosen]
+    return kept, Counter({"max_sample_per_task": dropped})
+
+
+@dataclass(frozen=True, slots=True)
+class Snap:
+    """A place where a call was rendered anew instead of continued."""
+
+    call: int
+    """The call that was rendered anew."""
+    agent: str
+    reason: ForkReason
+    before: int | None
+    """That agent's call before it; None when it has none."""
+    shared: int
+    """How many tokens its prompt still shares with the call that it forks from."""
+    prompt: int
+    """How many tokens its prompt has."""
+
+    def __str__(self) -> str:
+        cut = f"call {self.call} of {self.agent or 'the agent'} does not extend"
+        return f"{cut} call {self.before}: {self.reason} (shares {self.shared} of its {self.prompt} prompt tokens)"
+
+
+def snaps(calls: Sequence[Call]) -> list[Snap]:
+    """The cuts of one episode, in order of its calls (`detect_timeline_snap` logs them)."""
+    latest: dict[str, int] = {}
+    found: list[Snap] = []
+    for call in calls:
+        if call.fork is not None:
+            prompt = call.prefix + int(call.suffix_ids.size)
+            found.append(Snap(call.index, call.agent, call.fork, latest.get(call.agent), call.prefix, prompt))
+        latest[call.agent] = call.index
+    return found
+
+
+def forks(calls: Sequence[Call]) -> Counter[str]:
+    """The number of calls that forked, by reason: a metric of every step."""
+    return Counter(call.fork for call in calls if call.fork is not None)

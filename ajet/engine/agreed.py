@@ -19,7 +19,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.engine.models import processor_flags
 
 _SPEAK_TO_LIBRARIES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.record.console import console
 from ajet.record.file_lock import alone
 from ajet.record.progress import Bar

@@ -14,9 +14,8 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.config.other_models import key_in
-from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import command, lists_runs, python
@@ -133,6 +132,8 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
             or _who_makes(path, base)
             or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
+    from ajet.engine.hosted_models import refuse_hosted
+
     refuse_hosted(path, _EXPECTED)
     do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
     return ModelSource(path, folder=_from_hub(path, progress, weights, do))

@@ -12,12 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.engine.quiet import quiet_transformers
-from ajet.engine.rope import freeze_rope
 from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import require_sound
 from ajet.schema.errors import UserError
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from ajet.tokens.image_tokens import ImageTokens
-
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -45,6 +42,8 @@ def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress |
     if source.folder is not None:
         require_sound(source.folder, tensors=weights)
         return source.folder
+    from ajet.engine.gguf_conversion import convert_gguf
+
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
     return entry(gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
@@ -185,3 +184,42 @@ def fast_dtype(device: torch.device | str) -> torch.dtype:
         fast = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return torch.bfloat16 if fast and mkldnn.is_available() else torch.float32
     return torch.float32
+
+
+FROZEN = "frozen"
+"""The `rope_type` of a module that no longer follows the positions that it is given."""
+
+
+def freeze_rope(model: Any, max_model_len: int) -> None:
+    """Fix all rotary frequencies of `model`, in place, for sequences of up to `max_model_len` tokens.
+
+    A token's rotation then depends on its position alone. transformers chooses the frequencies of `longrope` (Phi 3 and
+    4, MiniCPM) and `dynamic` by the longest position of a forward pass, so that packed samples and the rows of a step
+    would change each other, and a reply that grows past the border would change its own past. vLLM chooses them by its
+    `max_model_len`; so do we, for engine and trainer. The configuration, and so what is saved of it, stays as it is.
+    """
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str) and hasattr(module, "inv_freq"):
+            module.rope_type = _freeze(module, kind, None, max_model_len)
+        elif isinstance(kind, dict):
+            module.rope_type = {layer: _freeze(module, name, layer, max_model_len) for layer, name in kind.items()}
+
+
+def _freeze(module: Any, kind: str, layer: str | None, longest: int) -> str:
+    """Fix those of one kind of layer; answers the kind that the module is to take itself for."""
+    if kind != "longrope" and "dynamic" not in kind:
+        return kind
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    said = module.config.rope_parameters
+    said = said if layer is None else said[layer]
+    border = said["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
+    if longest > border:
+        prefix = "" if layer is None else f"{layer}_"
+        known = getattr(module, f"{prefix}inv_freq")
+        chosen = {} if layer is None else {"layer_type": layer}
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](module.config, known.device, seq_len=longest, **chosen)
+        module.register_buffer(f"{prefix}inv_freq", frequencies.to(known.dtype), persistent=False)
+        setattr(module, f"{prefix}attention_scaling", scaling)
+    return FROZEN

@@ -31,7 +31,7 @@ from ajet.schema.errors import AjetError, ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-    from ajet.config.schema.model_judge import JudgeModel
+    from ajet.config.schema.model import JudgeModel
 
 ANSWER_BYTES = 4 << 20
 VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000

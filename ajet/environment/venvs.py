@@ -19,7 +19,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.record.file_lock import alone
 from ajet.schema.errors import UserError
 

@@ -5,13 +5,18 @@ Invariant: a process may be killed at any byte; a reader then still sees only wh
 is enough to continue. Secrets never enter.
 """
 
+from typing import TYPE_CHECKING
+
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import EpisodeFiles, read_recorded
-from ajet.record.frames import RecordedRun
-from ajet.record.frames import open_run as open
 from ajet.record.run_directory import RunDirectory
 from ajet.record.status import read_status
+from ajet.schema.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from ajet.record.frames import RecordedRun
+    from ajet.record.frames import open_run as open
 
 __all__ = [
     "Checkpoint",
@@ -23,3 +28,5 @@ __all__ = [
     "read_recorded",
     "read_status",
 ]
+
+__getattr__ = load_lazily(__name__, {"frames": "RecordedRun, open_run:open"})

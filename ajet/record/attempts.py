@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ajet.record.episode_codec import decode_verdict, require_schema
 from ajet.record.files import read_rows
-from ajet.record.schema_check import require_schema
-from ajet.record.verdicts import decode_verdict
 from ajet.schema.call import UNDELIVERED
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError

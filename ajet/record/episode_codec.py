@@ -11,17 +11,17 @@ The blob is all int32 values, then all float32 values, in order of the calls; a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
 
-from ajet.record.schema_check import require_schema
 from ajet.record.tool_uses import decode_uses, encode_uses
-from ajet.record.verdicts import decode_verdict, encode_verdict
 from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
-from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Failure, Outcome
+from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Failure, Outcome, Verdict
+from ajet.schema.errors import UserError
+from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse
@@ -331,3 +331,38 @@ def _same(one: Timeline, other: Timeline) -> bool:
         and getattr(one, name).tobytes() == getattr(other, name).tobytes()
         for name in names
     )
+
+
+def encode_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict as JSON values; what says nothing is left out."""
+    row: dict[str, Any] = {"reward": verdict.reward, "success": verdict.success, "reason": verdict.reason}
+    if verdict.scorer or verdict.parts:
+        row |= {"scorer": verdict.scorer, "parts": dict(verdict.parts)}
+    if verdict.process:
+        row["process"] = [part.model_dump(exclude_defaults=True) for part in verdict.process]
+    if verdict.metrics:
+        row["metrics"] = dict(verdict.metrics)
+    if verdict.details:
+        row["details"] = dict(verdict.details)
+    return row
+
+
+def decode_verdict(row: Mapping[str, Any]) -> Verdict:
+    """The verdict out of JSON values. Raises TypeError, ValueError and kin for what is none."""
+    process = tuple(ProcessReward.model_validate(part) for part in row.get("process", ()))
+    return Verdict(**{**row, "process": process})
+
+
+def require_schema(row: Mapping[str, Any]) -> None:
+    """Refuse a line that another version of ajet wrote.
+
+    Raises:
+        KeyError: The line has no schema number, so it is no line of an episode.
+        UserError: The number is not SCHEMA.
+    """
+    if row["schema"] != SCHEMA:
+        raise UserError(
+            f"This episode was recorded with schema {row['schema']}; this ajet reads {SCHEMA}.",
+            where=f"episode {row.get('uuid', '?')}",
+            do="read it with the version of ajet that wrote it",
+        )

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.record.lock import Holder
-from ajet.record.own_descriptor import UNSUPPORTED, OwnDescriptor, locked, unlocked
+from ajet.record.lock import UNSUPPORTED, Holder, OwnDescriptor, locked, unlocked
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import UserError
 

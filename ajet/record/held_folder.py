@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from ajet.record.own_descriptor import OwnDescriptor, locked
+from ajet.record.lock import OwnDescriptor, locked
 from ajet.record.remove_folder import remove_folder
 
 LOCK = ".held"

@@ -51,8 +51,8 @@ class LiveStatus:
     """With samplers elsewhere, seconds: `lease`, since the position was begun that is under way longest;
     `waiting_group`, since the group closed that the trainer has not used longest."""
     samplers: list[dict[str, Any]] = field(default_factory=list)
-    """Those at work, at most `ajet.backbone.decoupled.glance.MOST`: `name`, `leases` that it holds, `age` in seconds of
-    its last sign of life, the policy `version` that it samples with, `episodes_per_second` since it began."""
+    """Those at work, at most `SHOWN_SAMPLERS` of the announcer: `name`, `leases` that it holds, `age` in seconds of its
+    last sign of life, the policy `version` that it samples with, `episodes_per_second` since it began."""
     rates: dict[str, float] = field(default_factory=dict)
     """Over the last steps: `steps_per_hour`, `episodes_per_second`, `tokens_per_second`."""
     shares: dict[str, float] = field(default_factory=dict)

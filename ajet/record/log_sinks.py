@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from loguru import logger
@@ -76,3 +77,39 @@ def _remove_others(handler_id: int | None = None) -> None:
             except ValueError:
                 if handler_id != FIRST:
                     raise
+
+
+COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
+
+def shown_from(level: str) -> Sink:
+    """Show lines from `level` on, a word before a warning, until the sink is closed.
+
+    They pass through the one console that draws the progress bars, so that neither tears the other apart.
+    """
+    from rich.text import Text
+
+    from ajet.record.console import console
+
+    def show(message: Any) -> None:
+        name = message.record["level"].name
+        text = str(message).rstrip("\n")
+        label = f"{name.lower()}: " if name in COLOURS else ""
+        console.print(Text.assemble((label, COLOURS.get(name, "")), text), soft_wrap=True)
+
+    return Sink(show, level=level, format="{message}")
+
+
+@contextmanager
+def shown_in_a_program() -> Iterator[None]:
+    """Within the block a Python program shows them as a command does, where nobody has said how log lines are to look:
+    the sink that loguru begins with is still there."""
+    if not take_first():  # the program has its own
+        yield
+        return
+    sink = shown_from("INFO")
+    try:
+        yield
+    finally:
+        sink.close()
+        give_first_back()

@@ -8,32 +8,34 @@ business (`TaskOrder`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING
 
-from ajet.config.plugin import load_code
-from ajet.config.plugins import find_part
-from ajet.schema.errors import ConfigError
-from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
-from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
-from ajet.store.opening import (
-    Address,
-    StoreDriver,
-    find_driver,
-    look_at_store,
-    note_elsewhere,
-    open_shared,
-    recorded_settings,
-    require_store,
-)
-from ajet.store.reading import Reading
-from ajet.store.run_store import RunStore
-from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
+from ajet.schema.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
-    from ajet.record.secrets import Redactor
+    from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
+    from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
+    from ajet.store.opening import (
+        Address,
+        StoreDriver,
+        look_at_store,
+        note_elsewhere,
+        open_shared,
+        recorded_settings,
+        require_store,
+    )
+    from ajet.store.own_store import (
+        is_shared,
+        look_at_own_store,
+        open_reading,
+        open_store,
+        require_own_store,
+        store_address,
+        store_class,
+    )
+    from ajet.store.reading import Reading
+    from ajet.store.run_store import RunStore
+    from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
 
 __all__ = [
     "CANNOT_NOW",
@@ -74,89 +76,16 @@ __all__ = [
     "store_address",
 ]
 
-
-def store_address(experiment: Experiment, folder: Path) -> Address | None:
-    """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. Raises
-    ConfigError."""
-    chosen = experiment.ajet.store
-    part = find_part("store", chosen.type)
-    if part is None or not part.schemes:
-        return None
-    default = load_code(part.code).default
-    found = Address.of(chosen.uri or default, base=folder, run=folder.name)
-    if found.scheme not in part.schemes:
-        raise ConfigError(
-            f"store.uri is no address of {chosen.type}: {found.shown}.",
-            where="store.uri",
-            expected=f"one as {default}",
-        )
-    return found
-
-
-def require_own_store(experiment: Experiment, folder: Path) -> None:
-    """Raises UserError where that of a run that is recorded in `folder` cannot be opened: asked before a model is
-    loaded."""
-    if (address := store_address(experiment, folder)) is not None:
-        require_store(address)
-
-
-def look_at_own_store(experiment: Experiment, folder: Path) -> Address | None:
-    """Raise as `require_own_store` does, making and changing nothing; answers where a shared store is. `folder`: the
-    one that a start would make."""
-    if (address := store_address(experiment, folder)) is not None:
-        look_at_store(address, made=folder)
-    return address
-
-
-def open_store(
-    experiment: Experiment,
-    folder: Path,
-    *,
-    pending: Path | None,
-    ledger: str,
-    at: Mapping[str, Any] | None,
-    redact: Redactor | None = None,
-    usable: Callable[[Sequence[Kept]], bool] | None = None,
-) -> Store:
-    """The store of a run that is recorded in `folder`, for the process that trains; `pending`, `ledger`, `at` and
-    `usable` as `RunStore` has them. Raises UserError."""
-    if (address := store_address(experiment, folder)) is not None:
-        chosen = experiment.ajet.store
-        shared = open_shared(
-            address,
-            lease_seconds=chosen.lease_seconds,
-            max_attempts=chosen.max_attempts,
-            unreachable_timeout=chosen.unreachable_timeout,
-            at=at,
-            rolls=True,
-            run=ledger,
-            settings=recorded_settings(folder),
-            redact=redact,
-            usable=usable,
-        )
-        note_elsewhere(folder, address.shown)
-        return shared
-    more: dict[str, Any] = {"usable": usable} if usable is not None else {}
-    opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
-    if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
-        note_elsewhere(folder, experiment.ajet.store.type)
-    return opened
-
-
-def open_reading(address: Address) -> Reading:
-    """The store at an address, to be looked at and not changed. Raises UserError where there is none."""
-    return find_driver(address).read(address)
-
-
-def is_shared(store: Store) -> TypeGuard[SharedStore]:
-    """Whether the store promises what a store of several processes does."""
-    return hasattr(store, "announce")
-
-
-def store_class(experiment: Experiment) -> type[Any]:
-    """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReference."""
-    from ajet.config.references import class_of
-
-    does = ("lease", "put", "close", "use", "commit", "forget")
-    chosen, like = experiment.ajet.store.type, "ajet.store.Store"
-    return class_of(chosen, "store", base=experiment.base, what="ajet.store.type", does=does, like=like)
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "contract": "CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable",
+        "group_check": "GroupRefused, GroupTerms, check_group, check_values",
+        "opening": "Address, StoreDriver, look_at_store, note_elsewhere, open_shared, recorded_settings, require_store",
+        "own_store": "is_shared, look_at_own_store, open_reading, open_store, require_own_store, store_address, "
+        "store_class",
+        "reading": "Reading",
+        "run_store": "RunStore",
+        "shared": "Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore",
+    },
+)

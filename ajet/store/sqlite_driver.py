@@ -7,9 +7,8 @@ from pathlib import Path
 from ajet.schema.finding import Finding
 from ajet.store.opening import Address, Left
 from ajet.store.shared import Opener
-from ajet.store.sqlite_reading import SqliteReading
+from ajet.store.sqlite_reading import SqliteReading, survey_file
 from ajet.store.sqlite_store import SqliteStore
-from ajet.store.sqlite_survey import survey_file
 from ajet.store.sqlite_tables import look_at
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from ajet.schema.errors import BoundaryError
 
 _BOX = re.compile(r"(?:\\boxed|\\fbox|\x08oxed|\x0cbox)\s*\{")
 r"""A box's opening. "\b" and "\f" are escapes in JSON and Python, so a box that a model wrote into a tool call's
@@ -162,3 +166,34 @@ def _printed_blocks(text: str) -> list[dict[str, Any]] | None:
         if isinstance(value, list) and all(_is_block(part) for part in value):
             return value
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """A form of answers: how the model is told to give them, and how they are read."""
+
+    told: str
+    """To the model."""
+    read: Callable[[str], str | None]
+    """None: there is none in this text."""
+
+
+FORMS = {
+    "": AnswerForm("Answer when you know it.", visible),
+    "answer": AnswerForm("Give your final answer as <answer>YOUR ANSWER</answer>.", tagged_answer),
+    "boxed": AnswerForm("Give your final answer as \\boxed{YOUR ANSWER}.", boxed_answer),
+}
+
+
+def form_named(metadata: Mapping[str, Any], otherwise: str | None = None) -> str:
+    """The name of a task's, by its metadata; "" for none. Raises BoundaryError for a name that is none."""
+    named = metadata.get("answer_schema") or otherwise or ""
+    if named not in FORMS:
+        known = ", ".join(name for name in FORMS if name)
+        raise BoundaryError(f"the task's answer_schema is {named!r}; there are {known}")
+    return str(named)
+
+
+def form_of(metadata: Mapping[str, Any], otherwise: str | None = None) -> AnswerForm:
+    """The form itself. Raises BoundaryError."""
+    return FORMS[form_named(metadata, otherwise)]

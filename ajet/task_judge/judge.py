@@ -15,8 +15,7 @@ from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.calling import called
-from ajet.task_judge.judgement import UNDECIDED, checked, total, turns_of, verdict_of, with_process
+from ajet.task_judge.judgement import UNDECIDED, called, checked, total, turns_of, verdict_of, with_process
 
 
 class Judging(Protocol):

@@ -6,12 +6,14 @@ read is a JudgeFailure.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from ajet.environment.services.threads import in_thread
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.process_reward import ProcessReward
@@ -164,3 +166,19 @@ def _truth(value: Any, who: str) -> bool | None:
     if isinstance(value, Real) and value in (0, 1):
         return bool(value)
     raise JudgeFailure(f"{who}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None")
+
+
+async def called(function: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a user's function: awaited here if it is async, else computed in a thread of its own.
+
+    A pool's threads would be used up by judges that hang. Code that ends the program ends its own call only.
+    """
+    answer = function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_kept, function, *args)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _kept(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except (SystemExit, KeyboardInterrupt) as raised:
+        raise JudgeFailure(f"the judge ended the program: {raised!r}") from raised

@@ -8,11 +8,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ajet.config.functions import place_of, require_callable_with
 from ajet.config.plugin import Part, load_code
 from ajet.config.plugins import find_all_parts, find_part, list_fallback_judges
+from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judge import Judge, Judging
 from ajet.task_judge.scorers.bound import is_scorers
 from ajet.task_judge.scorers.judge import ScorerJudge, opened_scorers
@@ -61,15 +65,14 @@ def _open_fallback(experiment: Experiment) -> Judging | None:
 
 def open_by_reference(experiment: Experiment) -> Judging | None:
     """Open the judge that `task_judge.judge_protocol` refers to; None without one."""
-    from ajet.config import resolve_reference
-    from ajet.config.functions import is_function, require_order
-    from ajet.task_judge.function import judge_from
-    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
-
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
         return None
+    from ajet.config import resolve_reference
+    from ajet.config.functions import is_function, require_order
+    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
+
     kind = resolve_reference(reference, base=experiment.base, what=key)
     if is_trl_reward(kind):
         kind = from_trl(kind, reference, what=key)
@@ -103,3 +106,30 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
             do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge, which has it",
         ) from problem
     return judging
+
+
+def judge_from(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
+    """Return a judge class that calls `function(task, output)`, plain or `async`; `task` is the Task.
+
+    The function may return what `compute_reward` may, and what it raises is a failure of the judge. `what` is the key
+    that holds the reference. Raises ConfigError unless it takes two arguments.
+    """
+    require_callable_with(function, ("task", "output"), what=what, reference=reference)
+
+    async def compute_reward(self: Any, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        return await function(workflow_task.task, workflow_output)
+
+    def compute_plain(self: Any, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        return function(workflow_task.task, workflow_output)
+
+    class Asked:
+        def __init__(self, config: Any) -> None:
+            """Takes the composed config, as every judge does; a function has no use for it."""
+
+    # a plain one is asked in a thread of its own, an async one where the others are
+    asked = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
+    Asked.compute_reward = asked  # type: ignore[attr-defined]
+    Asked.__name__ = Asked.__qualname__ = parse_reference(reference, what=what).name
+    Asked.written_at = Path(place_of(function)).name  # type: ignore[attr-defined]
+    Asked.__module__ = getattr(function, "__module__", None) or __name__
+    return Asked

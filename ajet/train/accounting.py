@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import StatisticsError, correlation, fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
-from ajet.train.judge_metrics import judge_metrics
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:
@@ -137,3 +136,51 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
             attempts[group.task.task_id] = (*attempts.get(group.task.task_id, ()), *rewards)
     episodes = episodes_of(groups)
     return Measurement(attempts, sum(e.left_out for e in episodes) / max(1, len(episodes)))
+
+
+LEAST = 8
+"""Verdicts that a correlation is made of."""
+SUMMED = ("calls", "cost", "refused", "unreadable", "disagreed")
+
+
+def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
+    """Return sums of what was spent and went wrong, means of all else that judges report, and biases.
+
+    A bias is a correlation over at least `LEAST` verdicts, and missing where there are fewer, or nothing to correlate
+    with.
+    """
+    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
+    told: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for name, value in verdict.metrics.items():
+            told.setdefault(name, []).append(value)
+    metrics = {
+        f"{prefix}/judge/{name}": sum(values) if name in SUMMED else fmean(values) for name, values in told.items()
+    }
+    lengths = [
+        (float(verdict.details["answer_chars"]), verdict.reward)
+        for verdict in verdicts
+        if verdict.reward is not None and isinstance(verdict.details.get("answer_chars"), int)
+    ]
+    places = [
+        (-float(shown), float(place))
+        for verdict in verdicts
+        for ranking in [verdict.details.get("ranking")]
+        if isinstance(ranking, dict)
+        for shown, place in zip(ranking.get("shown", ()), ranking.get("places", ()), strict=False)
+    ]
+    if (bias := correlated(lengths)) is not None:
+        metrics[f"{prefix}/judge/length_bias"] = bias
+    if (bias := correlated(places)) is not None:
+        metrics[f"{prefix}/judge/position_bias"] = bias
+    return metrics
+
+
+def correlated(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's correlation; None for too few, and where one of them is always the same."""
+    if len(pairs) < LEAST:
+        return None
+    try:
+        return correlation(*zip(*pairs, strict=True))
+    except StatisticsError:
+        return None

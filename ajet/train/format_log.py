@@ -15,7 +15,7 @@ from ajet.rollout.checks import wrong_toolcall
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
-    from ajet.config.schema.context_tracker import ContextTracker
+    from ajet.config.schema.data import ContextTracker
 
 
 def log_formats(episodes: Iterable[Episode], settings: ContextTracker) -> None:

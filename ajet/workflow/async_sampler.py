@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 
 from ajet.schema.errors import BoundaryError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.calling import called
+from ajet.task_judge.judgement import called
 from ajet.task_judge.scorers.call import ScorerCall
 from ajet.workflow.function import output_of
 from ajet.workflow.workflow import Workflow

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from ajet.config.schema.base import EVERYWHERE, Section, key, section
 from ajet.config.schema.extended import PluginKeys
-from ajet.config.schema.model_judge import JudgeModel
-from ajet.config.schema.task_reader import NOT_HELD_OUT, EnvService, HuggingfaceDatRepo, JsonlDatasetFile
+from ajet.config.schema.model import JudgeModel
+from ajet.config.schema.tasks import NOT_HELD_OUT, EnvService, HuggingfaceDatRepo, JsonlDatasetFile
 
 UNUSED_LANGUAGES = {EVERYWHERE: "the text is taken as it stands, whatever its language"}
 UNUSED_CACHE = {EVERYWHERE: "documents are read anew each time, which takes seconds; what was generated is kept"}

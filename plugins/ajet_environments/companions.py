@@ -14,7 +14,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from loguru import logger
 
 from ajet.commands.kept_process import KeptProcess, list_variables
 from ajet.schema.errors import SandboxFailure, UserError
-from ajet_environments.config import Companion, ServiceKeys
+from ajet_environments.config import Companion, choose_services
 from ajet_environments.restarts import Restarts
 
 if TYPE_CHECKING:
@@ -34,51 +34,13 @@ if TYPE_CHECKING:
 LOOK_S = 0.1
 ASK_S = 2.0
 """How long one question whether it answers may take."""
-AGENTJETS_READY = "Starting server on"
-"""What AgentJet's services print when they are ready."""
-AGENTJETS_TIMEOUT_S = 3600.0
-
-
-def wanted(experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, Companion]:
-    """The companions that a run starts, by name: the YAML's, and what `--with-NAME` names. One that the YAML does not
-    know is AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises UserError."""
-    declared = ServiceKeys.of(experiment.ajet).services
-    found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
-    for name in flags:
-        if name not in declared:
-            found[name] = _of_environment(name, declared, environment)
-    for name, each in found.items():
-        if not each.command:
-            raise UserError(f"The service {name} has no command.", where=f"ajet.services.{name}.command")
-    return found
-
-
-def _of_environment(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:
-    path, script = (environment.get(f"{name.upper()}_{each}") for each in ("PATH", "SCRIPT"))
-    if path and script:
-        command = ["/bin/bash", "-c", script]
-        return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)
-    raise UserError(
-        f"--with-{name} names no service.",
-        where="command line",
-        expected=f"one of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
-        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command that is run in it",
-        do=f"write services: {{{name}: {{command: …, ready: http://127.0.0.1:PORT/healthz}}}} below ajet:",
-    )
-
-
-@contextmanager
-def run_services(experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str) -> Iterator[str]:
-    """Within the block they run: the run hook of this package. Raises UserError."""
-    with beside(experiment, folder, flags, prefix) as names:
-        yield f"{', '.join(names)} of ajet.services" if names else ""
 
 
 @contextmanager
 def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[list[str]]:
     """Within the block they run; it gets the names of those that were started. Logs go to `folder`/services, with
     `prefix` before their names. Raises UserError."""
-    companions = wanted(experiment, flags, os.environ)
+    companions = choose_services(experiment, flags, os.environ)
     with ExitStack() as stack:
         running = [
             RunningCompanion(name, each, experiment.base, folder / "services" / f"{prefix}{name}.log")

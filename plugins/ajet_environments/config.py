@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from ajet.config.schema.base import Section, key
 from ajet.config.schema.extended import PluginKeys
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+AGENTJETS_READY = "Starting server on"
+"""What AgentJet's services print when they are ready."""
+AGENTJETS_TIMEOUT_S = 3600.0
 
 
 class Companion(Section):
@@ -44,4 +55,37 @@ class ServiceKeys(PluginKeys):
         "Programs that a run needs beside it, by name: each is started before it and ended after it. "
         "`{command, cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
         training=False,
+    )
+
+
+def choose_services(
+    experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, Companion]:
+    """Return the services that a run starts, by name: those of the YAML, and those that `--with-NAME` names.
+
+    One that the YAML does not know is AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises
+    UserError.
+    """
+    declared = ServiceKeys.of(experiment.ajet).services
+    found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
+    for name in flags:
+        if name not in declared:
+            found[name] = _read_service_of_flag(name, declared, environment)
+    for name, each in found.items():
+        if not each.command:
+            raise UserError(f"The service {name} has no command.", where=f"ajet.services.{name}.command")
+    return found
+
+
+def _read_service_of_flag(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:
+    path, script = (environment.get(f"{name.upper()}_{each}") for each in ("PATH", "SCRIPT"))
+    if path and script:
+        command = ["/bin/bash", "-c", script]
+        return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)
+    raise UserError(
+        f"--with-{name} names no service.",
+        where="command line",
+        expected=f"one of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
+        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command that is run in it",
+        do=f"write services: {{{name}: {{command: …, ready: http://127.0.0.1:PORT/healthz}}}} below ajet:",
     )

@@ -18,7 +18,7 @@ PLUGIN = Plugin(
     },
     readers={"env_service": "ajet_environments.reader:EnvServiceReader"},
     services=("ajet_environments.services.reachable:services_of",),
-    run_hooks=("ajet_environments.companions:run_services",),
+    run_hooks=("ajet_environments.run_hook:run_services",),
     commands={"env": Command("ajet_environments.cli.env:app", "Tools and worlds that agents act in.")},
     config_keys=(ConfigKeys("", "ajet_environments.config:ServiceKeys"),),
 )

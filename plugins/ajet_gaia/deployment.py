@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet_environments.deployment.description import EnvironmentFamily, Part
 from ajet_gaia.command import PROGRAM, Place, start
 from ajet_gaia.environments import prepare

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from ajet.config.schema.base import Section, key, section
 from ajet.config.schema.extended import PluginKeys
-from ajet.config.schema.model_judge import JudgeModel
-from ajet.config.schema.task_reader import JsonlDatasetFile
+from ajet.config.schema.model import JudgeModel
+from ajet.config.schema.tasks import JsonlDatasetFile
 
 
 class ModelJudge(Section):

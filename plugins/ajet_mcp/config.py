@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ajet.config.schema.base import SERVE, Section, key, section
+from ajet.config.schema.base import OWN_AGENTS, SERVE, Section, key, section
 from ajet.config.schema.extended import PluginKeys
-from ajet.config.schema.reasons import OWN_AGENTS
 
 
 class McpAgent(Section):

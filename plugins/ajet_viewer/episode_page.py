@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
-from ajet.record.episode_codec import leaf_calls
+from ajet.record.episode_codec import encode_verdict, leaf_calls
 from ajet.record.episodes import arrays_of, recorded_of
 from ajet.record.plain_json import plain
-from ajet.record.verdicts import encode_verdict
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
 from ajet.schema.timeline import Timeline

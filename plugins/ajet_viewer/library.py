@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 
 from ajet.config.record_file import open_record_file
 from ajet.record.bounded_json import parse_object, read_json
-from ajet.record.denominators import numbers_of, over
 from ajet.record.evaluations import FILE
 from ajet.record.files import read_last_lines, read_tail
 from ajet.record.gamed import GAMED
-from ajet.record.held_out import NUMBERS, short, words
+from ajet.record.held_out import NUMBERS, numbers_of, over, short, words
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
 from ajet.record.plain_json import strict_json

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.engine.model_cache import entry
 
 REQUIREMENT = "mcp==2.3.0"

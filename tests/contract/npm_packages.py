@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.engine.model_cache import entry
 
 NODE_CLIENT = "openai@7.55.0"

@@ -25,7 +25,7 @@ import httpx
 import psutil
 import pytest
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.engine.model_cache import entry
 from tests.ports import free_port
 from tests.vllm_fixtures import tiny_folder

@@ -13,7 +13,7 @@ import pytest
 import ajet
 from ajet import AgentJetJob, Task, Workflow, WorkflowOutput, WorkflowTask, bp
 from ajet.cli import launcher
-from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
+from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
 from ajet.config import load_experiment
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
@@ -233,7 +233,7 @@ def test_the_jobs_arguments(tmp_path):
     assert job.set_data("dummy").config.ajet.task_reader.type == "random_dummy"
 
 
-@pytest.mark.parametrize("flag", [*SAME, *NEEDLESS, *INSTEAD])
+@pytest.mark.parametrize("flag", [*FLAG_ALIASES, *UNNEEDED_FLAGS, *MISSING_FLAGS])
 def test_every_flag_is_understood_or_answered(flag, tmp_path, monkeypatch, capsys):
     import ajet.commands.launch
 
@@ -243,12 +243,12 @@ def test_every_flag_is_understood_or_answered(flag, tmp_path, monkeypatch, capsy
     )
     seen = []
     monkeypatch.setattr(ajet.commands.launch, "launch", lambda experiment, options: seen.append(options) or 0)
-    value = ["TAG"] if flag in SAME else ["http://x"] if flag == "--swarm-overwatch" else []
+    value = ["TAG"] if flag in FLAG_ALIASES else ["http://x"] if flag == "--swarm-overwatch" else []
     with pytest.raises(SystemExit) as caught:
         launcher.main(["--conf", str(tmp_path / "x.yaml"), flag, *value])
     told = capsys.readouterr().err
-    if flag in INSTEAD:
-        assert caught.value.code == 2 and INSTEAD[flag] in told
+    if flag in MISSING_FLAGS:
+        assert caught.value.code == 2 and MISSING_FLAGS[flag] in told
     else:
         assert not caught.value.code and len(seen) == 1
-        assert seen[0].debug_tags == "TAG" if flag in SAME else NEEDLESS[flag] in told
+        assert seen[0].debug_tags == "TAG" if flag in FLAG_ALIASES else UNNEEDED_FLAGS[flag] in told

@@ -17,8 +17,8 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge, Judge
-from ajet.task_judge.function import judge_from
 from ajet.task_judge.math_judge import MathAnswerJudge
+from ajet.task_judge.registry import judge_from
 from ajet.task_reader import open_reader
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from loguru import logger
 from ajet.cli import screen
 from ajet.cli.screen import show_logs
 from ajet.record import log_sinks
-from ajet.record.log_lines import shown_in_a_program
+from ajet.record.log_sinks import shown_in_a_program
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet.engine.contract import TokenEngine
-from ajet.engine.sglang.server_weights import SglangWeights
+from ajet.engine.sglang.remote import SglangWeights
 from tests.contract.real_sglang import real_sglang
 from tests.contract.test_followed_sglang import require_weights_and_names
 from tests.contract.test_followed_vllm import trained_from

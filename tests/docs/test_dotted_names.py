@@ -22,7 +22,7 @@ NOT_OURS = (
     "CHANGELOG.md", # what there was
     "tests/support/toys", # another package, found by tests that put it on the path
     "tests/recorded_runs", "launcher_record", "constraints", # what other versions and tools wrote
-    "ajet/config/other_modules.py", # AgentJet's modules
+    "ajet/config/references.py", # AgentJet's modules
     "docs/configuration", "docs/public_surface.txt", # generated from the schema, with examples of users' files
 )  # fmt: skip
 CODE = ("scripts", "benchmarks")

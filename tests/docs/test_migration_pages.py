@@ -123,9 +123,9 @@ def test_what_a_row_names_is_there(page):
 
 def understood(flag: str) -> bool:
     """A companion of a run, or a flag that is answered with a sentence."""
-    from ajet.cli.other_flags import NEEDLESS, SAME
+    from ajet.cli.launcher import FLAG_ALIASES, UNNEEDED_FLAGS
 
-    return flag.startswith("--with-") or flag in SAME or flag in NEEDLESS
+    return flag.startswith("--with-") or flag in FLAG_ALIASES or flag in UNNEEDED_FLAGS
 
 
 def test_values_that_the_pages_give_to_keys_are_taken(tmp_path):

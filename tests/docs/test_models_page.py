@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.rope import freeze_rope
+from ajet.engine.models import freeze_rope
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.errors import UserError
 from tests.tiny_models import FAMILIES, tiny

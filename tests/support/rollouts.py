@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from ajet.algorithm import credit
-from ajet.algorithm.overlong import length_of as count_length
+from ajet.algorithm.contract import length_of as count_length
 from ajet.config import Experiment, resolve_reference
 from ajet.config.schema import AjetConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest

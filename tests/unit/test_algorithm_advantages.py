@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ajet.algorithm import credit, opened
-from ajet.algorithm.overlong import length_of
+from ajet.algorithm.contract import length_of
 from ajet.algorithm.recorded_models import NotRecorded, recorded_reference
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cli.other_flags import understood
+from ajet.cli.launcher import translate_flags
 from ajet.config import Experiment, load_experiment
 from ajet.schema.errors import ConfigError, UserError
 
@@ -92,7 +92,7 @@ def test_a_setting_of_agentrl_is_answered_with_ours(tmp_path):
     assert "leave it out" in refused(tmp_path, "ajet: {}\n", "trainer_common.optim.beta1=0.9").do
     for flag, words in (("--num_generations", "rollout.num_repeat"), ("--beta1=0.1", "leave it out")):
         with pytest.raises(UserError, match="There is no option") as caught:
-            understood(["--conf", "x.yaml", flag, "8"])
+            translate_flags(["--conf", "x.yaml", flag, "8"])
         assert words in caught.value.do
 
 

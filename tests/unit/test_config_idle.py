@@ -14,7 +14,7 @@ from ajet.config.idle import idle_lines
 from ajet.config.schema.accepted import ACCEPTED, accepted
 from ajet.config.schema.base import SERVE, walk
 from ajet.config.schema.extended import config_model
-from ajet.config.schema.task_reader import NOT_HELD_OUT
+from ajet.config.schema.tasks import NOT_HELD_OUT
 from ajet.config.why import explain
 from ajet_trinity.descriptor import TRINITY
 from scripts.reference.configuration import configuration_md

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ajet import AgentJetJob
+from ajet.commands.job import PLACES
 from ajet.commands.job_arguments import KEYS
-from ajet.commands.job_data import PLACES
 from ajet.config import load_experiment
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import subsection
-from ajet.config.schema.task_reader import TaskReader
+from ajet.config.schema.tasks import TaskReader
 from ajet.schema.errors import ConfigError, UserError
 
 NEWEST = """

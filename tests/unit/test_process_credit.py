@@ -199,7 +199,7 @@ def test_one_part_and_a_finite_number(wrong):
 
 
 def test_a_verdict_without_parts_is_recorded_as_before():
-    from ajet.record.verdicts import decode_verdict, encode_verdict
+    from ajet.record.episode_codec import decode_verdict, encode_verdict
 
     assert encode_verdict(Verdict(1.0, True, "r")) == {"reward": 1.0, "success": True, "reason": "r"}
     part = ProcessReward(reward=1, text="a", step=2, tokens=(ReplySpan(2, 0, 1),))

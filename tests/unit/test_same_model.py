@@ -18,8 +18,7 @@ from ajet.config.schema.trainer_common import Lora
 from ajet.context_tracker.packing import pack
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.model_source import locate
-from ajet.engine.models import load_model
-from ajet.engine.rope import freeze_rope
+from ajet.engine.models import freeze_rope, load_model
 from ajet.engine.transformers import TransformersEngine, alone
 from ajet.engine.transformers import attention as rows_attention
 from ajet.schema.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.schema.task_judge import TaskJudge
+from ajet.config.schema.tasks import TaskJudge
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, SandboxFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

@@ -11,7 +11,7 @@ from ajet.schema.errors import TaskError, UserError
 from ajet.tokens import Renderer
 from ajet.tokens.rehearsal import TOOL, call, result
 from ajet.train.sft.lessons import lesson_of
-from ajet.train.sft.recorded import require_same_words
+from ajet.train.sft.reading import require_same_words
 from ajet.train.sft.rows import read_files
 from ajet_proof.recorded.prove import prove_episode
 from tests.published_templates import FAMILIES, family

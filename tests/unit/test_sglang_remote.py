@@ -19,9 +19,8 @@ from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import CHANGING, Crossed
-from ajet.engine.sglang.remote_reply import Reply, body_of, scored
-from ajet.engine.sglang.server_weights import SglangWeights
-from ajet.engine.vllm.server_weights import VllmWeights
+from ajet.engine.sglang.remote import Reply, SglangWeights, body_of, scored
+from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
 from tests.local_fixtures import config_of
 

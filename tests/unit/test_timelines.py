@@ -113,7 +113,7 @@ def test_limits_count_what_they_leave_out(calls, longest, most, seed):
 @given(episodes())
 def test_timelines_are_the_same_where_they_lie_in_large_pieces_of_memory(calls):
     expected, _ = timelines(calls)
-    with patch.multiple("ajet.context_tracker.arena", _LARGE=1, _PIECE=8):
+    with patch.multiple("ajet.context_tracker.merge", _LARGE=1, _PIECE=8):
         found, _ = timelines(calls)
     assert list(map(facts, found)) == list(map(facts, expected))
     for timeline in found:

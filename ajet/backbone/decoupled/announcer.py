@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
-from ajet.backbone.decoupled.glance import glance
 from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, Terms
 from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
@@ -33,6 +32,39 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Depths, Kept, Member, SharedStore
     from ajet.task_reader import TaskOrder
+
+SHOWN_SAMPLERS = 32
+"""Samplers that are shown, those that are silent the longest first; all of them are counted."""
+
+
+def glance(
+    depths: Depths, samplers: Sequence[Member], *, free: int, quarantined: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return the store's state as `status.json` has it.
+
+    Ages are as of one look at the store, by its clock, and the look's own time goes with them; a number that nobody
+    reported is absent. `free`: positions that samplers may begin now; `samplers`: those that are at work;
+    `quarantined`: groups that cannot be trained on, by kind.
+    """
+    counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
+    ages = {"lease": depths.oldest_lease, "waiting_group": depths.oldest_closed}
+    refused = {"quarantined": sum(quarantined.values())} if quarantined else {}
+    return {
+        "depths": {"samplers": len(samplers), **counts, "dead": depths.dead, **refused},
+        "oldest": {name: age for name, age in ages.items() if age is not None},
+        "samplers": [_describe_sampler(each) for each in sorted(samplers, key=lambda each: -each.age)[:SHOWN_SAMPLERS]],
+        "looked": time.time(),
+    }
+
+
+def _describe_sampler(member: Member) -> dict[str, Any]:
+    told, found = member.told, {"name": member.name, "leases": member.leases, "age": member.age}
+    if "version" in told:
+        found["version"] = told["version"]
+    if told.get("seconds") and "episodes" in told:
+        found["episodes_per_second"] = told["episodes"] / told["seconds"]
+    return found
+
 
 BACKLOG = 2
 """Batches that may be played ahead where no staleness is too much."""

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from loguru import logger
 
 from ajet.algorithm import opened
-from ajet.backbone.canary import Canary, gap_of
+from ajet.backbone.canary import PROMPT, REPLY, Canary, gap_of
 from ajet.backbone.contract import Rehearsal, Scorer, Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
 from ajet.backbone.local.machine import (
@@ -25,16 +26,19 @@ from ajet.backbone.local.machine import (
 )
 from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.requirements import require_trainable
-from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
+from ajet.backbone.scoring import scored
 from ajet.engine.adapters import Adapters
 from ajet.engine.agreed import Agreed
 from ajet.engine.openmp import leave_team
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
+from ajet.schema.timeline import SampledSpan, Timeline
 
 if TYPE_CHECKING:
+    from ajet.backbone.contract import Scorer
+    from ajet.backbone.local.engines import PausableEngine
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.contract import ChatEngine, TokenEngine
     from ajet.engine.model_source import ModelSource
@@ -162,3 +166,34 @@ def _beginning(config: AjetConfig, source: ModelSource) -> Path | None:
             do="name them there, or remove the model folder's adapters/ to begin without",
         )
     return source.folder if saved else None
+
+
+def scored_reply(
+    engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int, adapters: Sequence[str] = ()
+) -> tuple[Floats, Floats]:
+    """Return the logprobs of the canary's reply at temperature 1 by the engine and by the trainer, [T] each.
+
+    The reply is the engine's most likely tokens after a fixed prompt; with several adapters there is one of each. No
+    cache, count or random number of the run changes. `version`: of the weights.
+    """
+    each: Sequence[str | None] = adapters or [None]
+    both = [_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
+    return np.concatenate([found for found, _ in both]), np.concatenate([own for _, own in both])
+
+
+def _reply(
+    engine: PausableEngine, scorer: Scorer, tokenizer: Any, version: int, adapter: str | None
+) -> tuple[Floats, Floats]:
+    room = engine.max_model_len
+    prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, room - REPLY)]
+    reply, logprobs = engine.greedy(prompt, min(REPLY, room - prompt.size), adapter)
+    ids = np.concatenate([prompt, np.asarray(reply, np.int32)])
+    mask = np.arange(ids.size) >= prompt.size
+    found = np.zeros(ids.size, np.float32)
+    found[mask] = logprobs
+    span = (SampledSpan(0, prompt.size, ids.size),)
+    versions = np.where(mask, version, -1).astype(np.int32)
+    timeline = Timeline(0, "canary", "canary", ids, mask, found, found, versions, span, adapter)
+    sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
+    [own] = scored(scorer, [sample], tokens=ids.size, temperature=1.0)
+    return found[mask], own[mask]

@@ -19,7 +19,7 @@ from rich.table import Table
 from ajet.record.agreement import kappa, kappa_interval
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
-from ajet.train.judge_metrics import correlated
+from ajet.train.accounting import correlated
 
 APART = 5
 """Episodes on the screen that two judges see most differently."""

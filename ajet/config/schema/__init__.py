@@ -1,4 +1,4 @@
-"""Every key under `ajet:`, documented once: one file a section, pydantic models, importable without torch.
+"""Every key under `ajet:`, documented once: pydantic models, importable without torch.
 
 What enters: plain dicts. What leaves: `AjetConfig`. Invariant: a key that is not here is an error, and a key that is
 here does what its description says, is refused with one sentence (`later`) or says where it does nothing, and why

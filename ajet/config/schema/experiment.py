@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 
-from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.context_tracker import ContextTracker
-from ajet.config.schema.data import Data
-from ajet.config.schema.debug import Debug
-from ajet.config.schema.environment import Environment
-from ajet.config.schema.gateway import Gateway
+from ajet.config.schema.base import ONLY_SERVED, OWN_AGENTS, SERVE, Section, key, nowhere, section
+from ajet.config.schema.data import ContextTracker, Data
+from ajet.config.schema.infrastructure import Debug, Gateway, Serve, Store
 from ajet.config.schema.model import Model
-from ajet.config.schema.reasons import ONLY_SERVED, OWN_AGENTS
 from ajet.config.schema.rollout import Rollout
-from ajet.config.schema.serve import Serve
 from ajet.config.schema.sft import Sft
-from ajet.config.schema.store import Store
-from ajet.config.schema.task_judge import TaskJudge
-from ajet.config.schema.task_reader import TaskReader
+from ajet.config.schema.tasks import Environment, TaskJudge, TaskReader
 from ajet.config.schema.trainer_common import TrainerCommon
 
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_VALIDATION, OWN_AGENTS, WHOLE_STEPS
+from ajet.config.schema.base import (
+    CLIENTS_BEGIN,
+    NO_VALIDATION,
+    OWN_AGENTS,
+    SERVE,
+    WHOLE_STEPS,
+    Section,
+    key,
+    nowhere,
+    section,
+)
 
 
 class MultiTurn(Section):

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ajet.config.schema.algorithm import Algorithm
-from ajet.config.schema.base import SERVE, Section, key, section
-from ajet.config.schema.reasons import NO_VALIDATION
+from ajet.config.schema.base import NO_VALIDATION, SERVE, Section, key, section
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.engine.embedded.wheel import WheelModel
 from ajet.engine.model_cache import Progress, kept_entry
 from ajet.schema.errors import UserError

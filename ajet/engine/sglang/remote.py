@@ -7,17 +7,49 @@ that is cut is refused. An id that the model does not know ends such a server: n
 
 from __future__ import annotations
 
+import json
+import secrets
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from ajet.engine.contract import TokenRequest
+from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.remote import RemoteEngine
-from ajet.engine.sglang.remote_reply import Reply, body_of, scored
-from ajet.engine.sglang.server_weights import NAME, SglangWeights
+from ajet.engine.server_weights import ServerWeights
+from ajet.engine.streamed_reply import StreamedReply
 from ajet.schema.bounded_json import load_json
+from ajet.schema.errors import EngineFailure
 
 ROUTE = "/generate"
+
+
+NAME_ROUTE = "/model_info"
+
+
+class SglangWeights(ServerWeights):
+    """The weights of an SGLang server: what it says of them, and how it is given others.
+
+    Every server has a name for its weights (`GET /model_info`) and loads a folder that lies on its machine
+    (`POST /update_weights_from_disk`) while no reply is under way: it breaks them off as it is given a name (its
+    default, `abort_all_requests`), and waits for those that began since. A load and its name are one request: the name
+    is that of the last load.
+    """
+
+    kind = "SGLang"
+    expected = "a server of SGLang 0.5.23 or newer"
+    cannot = "name for its weights"
+
+    def name(self) -> str | None:
+        """See `ServerWeights`; always one."""
+        return str(self._fine(self._asked("GET", NAME_ROUTE)).get("weight_version"))
+
+    def _load(self, folder: Path, name: str) -> str:
+        load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
+        self._fine(
+            self._asked("POST", "/update_weights_from_disk", load), f"to load {folder}, which must lie there too"
+        )
+        return str(self.name())
 
 
 class SglangWire:
@@ -28,7 +60,7 @@ class SglangWire:
     says_sampled_by = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
     says_cut = False
     route = ROUTE
-    name_route = NAME
+    name_route = NAME_ROUTE
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """See `Wire`; less than its context: it keeps some of that for itself."""
@@ -73,3 +105,79 @@ class RemoteSglang(RemoteEngine):
     def __init__(self, base_url: str, **more: Any) -> None:
         """`more`: see RemoteEngine."""
         super().__init__(SglangWire(), base_url, **more)
+
+
+PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+PLAIN |= {"min_new_tokens": 0, "n": 1}
+"""Said, though it is what it would be: else a server's own `--preferred-sampling-params` bend what is drawn."""
+INTERVAL = 32
+"""Tokens between two events, after the first. Each bears the whole reply so far (some 45 bytes a token): one a
+token would be 6 GB for a reply of 16K tokens."""
+
+
+def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+    """The JSON of a streamed request for at most `limit` tokens. Without stop ids it goes on past the model's own end;
+    with some the server stops at that one, too: it knows no other way."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        **PLAIN,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "stream_interval": INTERVAL,
+        # with --enable-deterministic-inference, which alone reads it, requests without one would all draw the same
+        "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
+    }
+    if sampling.json_schema is not None:
+        schema = json.loads(sampling.json_schema)
+        params["json_schema"] = json.dumps(schema or {"type": "object"})
+    return {
+        "input_ids": request.prompt_ids.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+        "top_logprobs_num": sampling.top_logprobs,
+        "extra_key": salt,
+        "stream": True,
+    }
+
+
+class Reply(StreamedReply):
+    """Reads the events of one stream."""
+
+    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+        told = event["meta_info"]
+        if (reason := told["finish_reason"]) is not None:  # a stop string is none that was asked for
+            ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._ended(reason["type"] if ours else None, reason)
+        new = int(told["completion_tokens"]) - self._tokens
+        if new < 0:
+            raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
+        return self._chunk(event["output_ids"], told["output_token_logprobs"], told, new) if new else None
+
+    def _chunk(self, ids: list[int], rows: list[list[Any]], told: dict[str, Any], new: int) -> TokenChunk:
+        if len(ids) < new or len(rows) < new:
+            raise EngineFailure(f"the server counts {new} tokens and sent {len(ids)} with {len(rows)} logprobs")
+        top = told["output_top_logprobs"][-new:] if self._top else []
+        chunk = TokenChunk([], [], [], self._version)
+        for token, (said, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
+            self._add(chunk, token, named, said)
+        # one that a schema ruled out is said to have null: JSON knows no infinity
+        likely = [[(int(token), said) for said, token, *_ in row[: self._top]] for row in top]
+        chunk.top = [[(token, float(said)) for token, said in row if said is not None] for row in likely]
+        return chunk
+
+
+def scored(answer: dict[str, Any], ids: list[int]) -> list[float]:
+    """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+    try:
+        rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
+        if [int(row[1]) for row in rows] != ids:
+            raise ValueError
+        return [min(float(row[0]), 0.0) for row in rows]
+    except (KeyError, TypeError, ValueError, IndexError) as problem:
+        raise EngineFailure("the server scored other tokens than it drew, or none") from problem

@@ -6,16 +6,46 @@ sampled from, with `raw_logprobs` (the default) the one at temperature 1.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from ajet.engine.contract import TokenRequest
 from ajet.engine.remote import RemoteEngine
+from ajet.engine.server_weights import ServerWeights
 from ajet.engine.vllm.remote_reply import Reply, body_of, scored
-from ajet.engine.vllm.server_weights import NAME, VllmWeights
 
 ROUTE = "/inference/v1/generate"
+
+
+NAME_ROUTE = "/weight_info"
+DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+
+
+class VllmWeights(ServerWeights):
+    """The weights of a vLLM server: what it says of them, and how it is given others.
+
+    A server that was started with `VLLM_SERVER_DEV_MODE=1` has a name for its weights (`GET /weight_info`, which is set
+    by whoever changes them) and loads a checkpoint folder that lies on its machine (`POST /collective_rpc`,
+    reload_weights). One without has neither, and its weights stay the same until it is restarted. A load and its name
+    are two requests: a stop between them is noticed after.
+    """
+
+    kind = "vLLM"
+    expected = f"a server of vLLM 0.28, started with {DEV_MODE} where its weights are to be changed"
+    cannot = DEV_MODE
+
+    def name(self) -> str | None:
+        """See `ServerWeights`."""
+        answer = self._asked("GET", NAME_ROUTE)
+        return None if answer.status_code == 404 else str(self._fine(answer).get("weight_version"))
+
+    def _load(self, folder: Path, name: str) -> str:
+        reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        self._fine(self._asked("POST", "/collective_rpc", reload), f"to load {folder}, which must lie there too")
+        self._fine(self._asked("POST", "/reset_prefix_cache"))
+        return str(self.name())
 
 
 class VllmWire:
@@ -26,7 +56,7 @@ class VllmWire:
     says_sampled_by = "start it with --logprobs-mode processed_logprobs"
     says_cut = True
     route = ROUTE
-    name_route = NAME
+    name_route = NAME_ROUTE
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """See `Wire`."""

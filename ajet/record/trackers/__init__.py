@@ -7,10 +7,11 @@ cannot be opened, and `metrics.jsonl` always remains.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
@@ -19,13 +20,14 @@ from ajet.config.plugins import find_all_parts, find_part, find_parts
 from ajet.config.references import class_of
 from ajet.config.schema.choices import is_reference
 from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
-from ajet.record.trackers.patience import within
 from ajet.schema.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome
 
 __all__ = ["TrackedRun", "Tracker", "Trackers", "open_trackers"]
+
+T = TypeVar("T")
 
 
 class Trackers:
@@ -95,3 +97,30 @@ def _patience(kind: type[Any], *, closing: bool = False) -> float | None:
     """Seconds that one of this kind is waited for; a class of the user's need not be derived from ours."""
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience
+
+
+def within(seconds: float | None, call: Callable[[], T], *, what: str) -> T:
+    """Return or raise what `call` does, within `seconds`. None: without a limit, in this thread.
+
+    A call that exceeds the limit runs on in a daemon thread, which keeps no process alive. Raises TimeoutError, which
+    says `what` was waited for.
+    """
+    if seconds is None:
+        return call()
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised below, where somebody sees it
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=f"ajet-{what}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answers[0]

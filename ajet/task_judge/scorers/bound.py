@@ -12,14 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.functions import is_function
-from ajet.environment.agent_config import plain_section
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
-from ajet.task_judge.calling import called
-from ajet.task_judge.judgement import verdict_of
+from ajet.task_judge.judgement import called, verdict_of
 from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, OF_VERL, REFERENCE, ScorerCall
-from ajet.task_judge.trl_reward import from_trl, is_trl_reward
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -48,6 +45,8 @@ class BoundScorer:
         """`found`: the function, or a class that is made with the composed config and `arguments`, or by its
         `of_experiment` if it has one, and then called, as a judge is if it is one; `what`: the key that names it.
         Raises ConfigError."""
+        from ajet.task_judge.trl_reward import from_trl, is_trl_reward
+
         self.name = name
         self._what, self._gamma, self._agentrls = what, experiment.ajet.rollout.gamma, False
         if isinstance(found, type):
@@ -166,6 +165,8 @@ def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
 
 def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
     """Empty where no file is named. Raises ConfigError."""
+    from ajet.environment.agent_config import plain_section
+
     named = experiment.ajet.environment.agent_config
     return plain_section(named, experiment.base, "scorer_agent")[1] if named else {}
 

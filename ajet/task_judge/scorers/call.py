@@ -12,8 +12,7 @@ from typing import Any
 
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.answer_forms import FORMS, form_named
-from ajet.task_judge.extraction import extract_answer, text_of, visible
+from ajet.task_judge.extraction import FORMS, extract_answer, form_named, text_of, visible
 
 ANSWER, REFERENCE = "model_answer", "ground_truth"
 

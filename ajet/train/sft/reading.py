@@ -5,20 +5,25 @@ Invariant: what is left out is said, with where it is; a run that nothing is lef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.schema.errors import TaskError
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.find_run import known_run
+from ajet.schema.errors import TaskError, UserError
 from ajet.schema.messages import text_of
-from ajet.train.sft.lessons import Lesson, lesson_of
-from ajet.train.sft.recorded import find_source_run, lessons_of_run, require_same_words
+from ajet.train.sft.lessons import Lesson, lesson_of, of_record
 from ajet.train.sft.rows import find_files, read_files
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
+    from ajet.config.schema.sft import Sft
+    from ajet.schema.episode import Episode
     from ajet.tokens import Renderer
 
 NAMED = 3
@@ -90,3 +95,86 @@ def _within(lessons: list[Lesson], experiment: Experiment) -> list[Lesson]:
         raise TaskError(f"There is nothing to learn from: {said}.", where=named, do="set ajet.rollout.max_model_len")
     logger.warning("{} and left out: {}", said, named)
     return kept
+
+
+KEY = "ajet.sft.from_run"
+LOOKED_AT = 16
+"""Replies that are read again, to see whose tokens they are."""
+
+
+def lessons_of_run(settings: Sft, root: Path) -> list[Lesson]:
+    """Return the best episodes of each group of a recorded run, or the best and the worst, as lessons.
+
+    Only episodes that were scored and have tokens to learn are taken, in the order in which they were trained; equal
+    rewards are told apart by the episodes' names. No token is encoded again. Raises UserError if the run is not there,
+    or has nothing to learn from.
+    """
+    folder = find_source_run(settings, root)
+    pick = _pairs if settings.objective == "dpo" else _best
+    found = [lesson for group in _groups(folder) for lesson in pick(group, settings)]
+    if not found:
+        wanted = "groups whose episodes have different rewards" if settings.objective == "dpo" else "scored episodes"
+        least = f", of a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
+        raise UserError("This run has nothing to learn from.", where=str(folder), expected=f"{wanted}{least}")
+    return found
+
+
+def find_source_run(settings: Sft, root: Path) -> Path:
+    """Return the folder of the run whose episodes are learned. Raises UserError if it is not there."""
+    assert settings.from_run is not None
+    expected = f"a run with recorded episodes ({KEY}: its name or folder)"
+    return known_run(settings.from_run, root, holding="episodes", expected=expected)
+
+
+def require_same_words(lessons: Sequence[Lesson], words: Renderer, run: str) -> None:
+    """Raises UserError where the ids of a record are another tokenizer's: none of its first replies reads as it was
+    recorded."""
+    replies = (
+        (text, words.decode(call.response_ids))
+        for lesson in lessons
+        for given in lesson.given
+        for call in given.calls
+        if call.trained and call.reply is not None and (text := text_of(given.messages[call.reply]).strip())
+    )
+    looked = [text in read for text, read in islice(replies, LOOKED_AT)]
+    if looked and not any(looked):
+        raise UserError(
+            "The tokens of this run are no words of the model to tune: another tokenizer made them.",
+            where=f"{KEY}: {run}",
+            expected="a run of a model with the same tokenizer",
+            do="set ajet.model.path to such a model, or write the replies to a file of rows (sft.train_files)",
+        )
+
+
+def _groups(folder: Path) -> Iterator[list[Episode]]:
+    """The usable episodes of each group, the best first."""
+    files, seen = EpisodeFiles(folder / "episodes"), set[str]()
+    for step in files.steps():
+        groups: dict[str, list[Episode]] = {}
+        for episode in files.read(step):
+            if episode.uuid in seen:
+                continue  # several steps may have trained on it
+            seen.add(episode.uuid)
+            if episode.scored and any(line.sampled for line in episode.timelines):
+                groups.setdefault(episode.group, []).append(episode)
+        for members in groups.values():
+            yield sorted(members, key=lambda each: (-(each.reward or 0.0), each.uuid))
+
+
+def _best(group: list[Episode], settings: Sft) -> Iterator[Lesson]:
+    for episode in group[: settings.best_of_group]:
+        if settings.min_reward is None or (episode.reward or 0.0) >= settings.min_reward:
+            yield _lesson(episode)
+
+
+def _pairs(group: list[Episode], settings: Sft) -> Iterator[Lesson]:
+    best, worst = group[0], group[-1]
+    enough = settings.min_reward is None or (best.reward or 0.0) >= settings.min_reward
+    if enough and (best.reward or 0.0) > (worst.reward or 0.0):
+        yield _lesson(best, worst)
+
+
+def _lesson(*episodes: Episode) -> Lesson:
+    first = episodes[0]
+    task = first.task.model_copy(update={"task_id": f"{first.task.task_id}@{first.uuid}"})
+    return Lesson(task, tuple(of_record(episode) for episode in episodes), f"episode {first.uuid}")

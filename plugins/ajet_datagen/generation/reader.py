@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.config.cache import cache_root
+from ajet.config.locations import cache_root
 from ajet.config.other_models import other_server
 from ajet.environment.chat_model import Model, configured, model_at
 from ajet.record.progress import Bar, Progress

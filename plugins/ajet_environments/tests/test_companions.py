@@ -26,8 +26,8 @@ import pytest
 from ajet.commands import kept_process
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.companions import RunningCompanion, beside, wanted, why_not
-from ajet_environments.config import Companion
+from ajet_environments.companions import RunningCompanion, beside, why_not
+from ajet_environments.config import Companion, choose_services
 from ajet_environments.confined import Cell
 from ajet_environments.restarts import Watched
 from ajet_sandbox.choose import Trial, chosen_mechanism, tried
@@ -457,13 +457,16 @@ def test_one_that_is_not_ready_is_an_error_and_nothing_stays(tmp_path: Path, lak
 def test_which_are_started(tmp_path: Path) -> None:
     lake, world = {"command": "lake"}, {"command": "world", "only_with_flag": True}
     found = experiment(tmp_path, lake=lake, world=world)
-    assert [*wanted(found, [], {})] == ["lake"] and [*wanted(found, ["world"], {})] == ["lake", "world"]
-    theirs = wanted(found, ["appworld"], {"APPWORLD_PATH": "/opt/appworld", "APPWORLD_SCRIPT": "bash run.sh"})
+    assert [*choose_services(found, [], {})] == ["lake"] and [*choose_services(found, ["world"], {})] == [
+        "lake",
+        "world",
+    ]
+    theirs = choose_services(found, ["appworld"], {"APPWORLD_PATH": "/opt/appworld", "APPWORLD_SCRIPT": "bash run.sh"})
     agentjets = theirs["appworld"]
     assert (agentjets.command, agentjets.cwd) == (["/bin/bash", "-c", "bash run.sh"], "/opt/appworld")
     assert agentjets.ready == "Starting server on"
     with pytest.raises(UserError, match="--with-bfcl names no service") as caught:
-        wanted(found, ["bfcl"], {"BFCL_PATH": "/opt"})
+        choose_services(found, ["bfcl"], {"BFCL_PATH": "/opt"})
     assert "BFCL_SCRIPT" in caught.value.expected and "lake, world" in caught.value.expected
 
 

@@ -23,7 +23,7 @@ from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
 from ajet.task_reader.plain_values import BadRow, read_json
-from ajet.train.judge_metrics import correlated
+from ajet.train.accounting import correlated
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -21,7 +21,7 @@ from ajet_judges.model_judge.store import NAME, JudgeStore
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.model_judge import JudgeModel
+    from ajet.config.schema.model import JudgeModel
 
 JUDGES = "ajet.task_judge.judges"
 

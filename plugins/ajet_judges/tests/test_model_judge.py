@@ -25,7 +25,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
-from ajet.train.judge_metrics import judge_metrics
+from ajet.train.accounting import judge_metrics
 from ajet_judges.judging.check import SHIPPED, read_examples
 from ajet_judges.model_judge import ModelJudge
 from ajet_judges.model_judge.store import NAME

@@ -22,7 +22,7 @@ from ajet.environment.replay import replays_alone
 from ajet.schema.errors import ConfigError, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import POLICYS_OWN, ToolUse
-from ajet.task_judge.answer_forms import AnswerForm, form_of
+from ajet.task_judge.extraction import AnswerForm, form_of
 from ajet.workflow.workflow import Workflow
 from ajet_mcp.agent.conversation import Conversation
 from ajet_mcp.agent.tokens import TokenCounts, forget

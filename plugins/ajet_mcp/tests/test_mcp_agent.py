@@ -14,7 +14,7 @@ from ajet.record import EpisodeFiles
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.task_judge.answer_forms import form_of
+from ajet.task_judge.extraction import form_of
 from ajet.tokens import Renderer
 from ajet.train.options import LaunchOptions
 from ajet_mcp.agent import McpAgentWorkflow

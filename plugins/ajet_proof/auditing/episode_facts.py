@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.record.schema_check import require_schema
+from ajet.record.episode_codec import require_schema
 
 SHOWN = 400
 """Characters of a text."""

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ajet.cli import exit as codes
-from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
+from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
 from ajet.config.schema.base import type_name
 
 
@@ -30,11 +30,11 @@ def list_commands(root: Path) -> Iterator[str]:
         yield f"ajet {_describe_parameter(parameter)}"
     for name, command in group.commands.items():
         yield from _list_command(f"ajet {name}", command)
-    for other, ours in SAME.items():
+    for other, ours in FLAG_ALIASES.items():
         yield f"ajet launch {other}: another name of {ours}"
-    for other in NEEDLESS:
+    for other in UNNEEDED_FLAGS:
         yield f"ajet launch {other}: accepted without effect"
-    for other in INSTEAD:
+    for other in MISSING_FLAGS:
         yield f"ajet launch {other}: refused with advice"
 
 

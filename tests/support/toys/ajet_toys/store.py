@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.store.positions import Positions
+from ajet.store.run_store import Positions
 
 
 class ToyStore:

@@ -1,11 +1,13 @@
-"""`task_reader`: where tasks come from. Each reader that has keys has a section of its own name."""
+"""The sections `task_reader`, `environment` and `task_judge`: tasks, their tools and their rewards.
+
+Each task reader that has keys has a section of its own name.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from ajet.config.schema.base import SERVE, Section, key, section
-from ajet.config.schema.reasons import NO_VALIDATION
+from ajet.config.schema.base import NO_VALIDATION, OWN_AGENTS, SERVE, Section, key, section
 
 NOT_HELD_OUT = {SERVE: NO_VALIDATION}
 
@@ -175,3 +177,119 @@ class TaskReader(Section):
     env_service: EnvService = section(
         EnvService, "An environment service that lists its own tasks.", when=("task_reader.type", "env_service")
     )
+
+
+class Environment(Section):
+    """What agents act in, beside what their own code opens."""
+
+    use: str | None = key(
+        None,
+        "Tools: an MCP address (`http://HOST:PORT/mcp`, or `…/sse`), AgentDock's (`…/mcpapi`), the name of an "
+        "environment that runs here (`ajet env up`), a command that speaks MCP over its pipes (`{python}` is this "
+        "Python), or a file with `mcpServers`, as AWorld and Claude write it. Or a world, of which "
+        "each attempt gets an instance (`workflow_task.gym_env`), created with the task's id: `http://HOST:PORT` of an "
+        "environment service, `openenv:ws://HOST:PORT`, `nemo_gym:http://HOST:PORT`, `gymnasium:ID`, `textarena:ID`, "
+        "or a class of your own (env.py->MyEnv).",
+        idle={SERVE: OWN_AGENTS},
+    )
+    agent_config: str | None = key(
+        None,
+        "A file as AgentRL's `agent_config.yml`: the models of the browse agent and what they condense "
+        "(`rollout.mcp_agent.browse`); null: the model of BROWSE_LLM_BASE_URL, BROWSE_LLM_MODEL_NAME and "
+        "BROWSE_LLM_API_KEY in the environment.",
+        kind="path",
+        idle={SERVE: OWN_AGENTS},
+    )
+    replay: str | None = key(
+        None,
+        "A recorded run, by name or folder, whose tool uses answer in place of the tools; null asks the tools.",
+        kind="path",
+        idle={SERVE: OWN_AGENTS},
+    )
+    replay_miss: Literal["error", "live"] = key(
+        "error",
+        "What becomes of a use that `replay` does not have: error ends the episode as a failure of the environment, "
+        "live asks the tool.",
+        idle={SERVE: OWN_AGENTS},
+    )
+    sandbox: str = key(
+        "auto",
+        "What `tuner.sandbox()` runs code in. auto: the first of bubblewrap, landlock, podman and docker (a "
+        "container for each episode) that works here; none: as this user, with limits and nothing else, which is said "
+        "at each start and kept with each episode; or a reference to a class of your own.",
+        training=False,
+        part="sandbox",
+    )
+
+
+class WeightedScorer(Section):
+    """One of several scorers."""
+
+    name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
+    weight: float = key(1.0, "The reward is the sum of weight times score; 0: recorded only.")
+    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+
+
+class Stage(Section):
+    """From when on, or for which tasks, another scorer decides."""
+
+    scorer: str = key("", "Its name, or a reference.", min_length=1)
+    from_step: int = key(0, "Training step from which on.", ge=0)
+    tag: str | None = key(None, "Only tasks with this tag (`tag` or `tags` of their row); null: all.")
+    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+
+
+class TaskJudge(Section):
+    """Who decides the reward when the workflow leaves it open."""
+
+    judge_type: str = key(
+        "customized_protocol",
+        "One of {names}. customized_protocol calls the class or function named by `judge_protocol`, or the scorers.",
+        named="judge",
+    )
+    judge_protocol: str | None = key(
+        None,
+        "Reference to a BaseJudge or a function `(task, output)`, e.g. `judge.py->MyJudge`; null where the workflow "
+        "sets the reward itself.",
+        kind="reference",
+    )
+    scorer: str | None = key(
+        None,
+        "In place of `judge_protocol`: one of {names}, a name that your code registers, or a reference to a function "
+        "(`scorer.py->mine`). See docs/scorers.md.",
+        kind="reference",
+        lists="scorer",
+    )
+    scorers: list[WeightedScorer] = key(
+        [],
+        "Several, weighted: `{name, weight, arguments}` each. The reward is the sum of weight times score; each score "
+        "is recorded.",
+    )
+    stages: list[Stage] = key(
+        [],
+        "Another scorer from a training step on, or for tasks with a tag: `{from_step, tag, scorer, arguments}` each. "
+        "The last that matches decides; where none does, the scorer of the row or the ones above.",
+    )
+    answer_schema: Literal["answer", "boxed"] | None = key(
+        None,
+        "Where the answer stands in a reply, for scorers and the agent `mcp_agent`, unless the task's own "
+        "`answer_schema` says: in `<answer>` tags, or in `\\boxed{}`; null: whichever of these a reply has, or all "
+        "of it.",
+    )
+    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", "For judges to read: a model to ask.")
+    alien_llm_response_length: int = key(512, "For judges to read: tokens of its reply.", ge=1)
+
+    def named(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """The judges and scorers that decide by this, a name or a reference each, with its path below `ajet`."""
+        found: list[tuple[tuple[str | int, ...], str | None]] = [
+            (("task_judge", "judge_protocol"), self.judge_protocol),
+            (("task_judge", "scorer"), self.scorer),
+            *((("task_judge", "scorers", index, "name"), each.name) for index, each in enumerate(self.scorers)),
+            *((("task_judge", "stages", index, "scorer"), each.scorer) for index, each in enumerate(self.stages)),
+        ]
+        return [(path, name) for path, name in found if name]
+
+    def deciding(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudge:
+        """A copy of these settings with this judge or this scorer, and no other."""
+        chosen: dict[str, Any] = {"judge_protocol": judge_protocol, "scorer": scorer, "scorers": [], "stages": []}
+        return self.model_copy(update={"judge_type": "customized_protocol", **chosen})

@@ -1,0 +1,28 @@
+"""Names that a package offers and loads when they are first used, so that a run imports only what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of `package`, which imports the same names for type checkers alone.
+
+    Args:
+        package: the package's name.
+        modules: a module of the package, and the names that it defines, with commas between them; `NAME:OTHER` is
+            offered as OTHER.
+    """
+    places = {
+        each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split(", ")
+    }
+
+    def load_name(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, defined_as = places[name]
+        return getattr(import_module(f"{package}.{module}"), defined_as.partition(":")[0])
+
+    return load_name
