@@ -19,10 +19,9 @@ from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed
 from ajet.rollout.isolation import loops_handle, worker_handle
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
 from ajet.rollout.isolation.loops_handle import LoopsHandle
 from ajet.rollout.isolation.messages import Home, encode_output
-from ajet.rollout.isolation.values import encoded
 from ajet.rollout.isolation.worker_handle import Ends, Started
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -43,7 +42,7 @@ class Puppet:
         self.channel: Channel
         self.number = -1
 
-    def start(self, home: Home, ends: Ends, worker: str) -> Started:
+    def start(self, home: Home, ends: Ends) -> Started:
         """In the place of a worker's start."""
         self.may_start.wait()
         self.number = os.dup(ends.channel)

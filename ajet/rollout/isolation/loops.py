@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.processors import usable_cpus
@@ -42,7 +43,7 @@ class LoopsIsolation:
 
     def __init__(self, home: Home, processes: int) -> None:
         """`processes`: at most so many are given attempts at a time."""
-        self._home, self._processes = home, processes
+        self._home, self._processes = replace(home, shared=True), processes
         self._lock = threading.Lock()
         self._handles: list[LoopsHandle] = []
         self._where: dict[Attempt, LoopsHandle] = {}

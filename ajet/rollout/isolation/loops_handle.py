@@ -13,7 +13,6 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 
 from loguru import logger
@@ -21,20 +20,19 @@ from loguru import logger
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, failed
-from ajet.rollout.isolation.channel import Message
+from ajet.rollout.isolation.channel import Message, encoded
 from ajet.rollout.isolation.messages import (
+    GRACE,
     Home,
     decode_ended,
     decode_printed,
     encode_failure,
 )
 from ajet.rollout.isolation.process import start_process
-from ajet.rollout.isolation.values import encoded
-from ajet.rollout.isolation.worker_handle import GRACE, WorkerHandle, attempt_handed_on
+from ajet.rollout.isolation.worker_handle import WorkerHandle, attempt_handed_on
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
 
-WORKER = "ajet.rollout.isolation.loops_worker"
 _NEVER_BEGAN = "the process that was to play it could not be started"
 _MOST_WARNINGS = 100
 _MUTE_S = 0.25
@@ -135,7 +133,7 @@ class LoopsHandle:
     def _speak(self) -> None:
         """Start it, and say what is to be said."""
         try:
-            process = WorkerHandle(self._home, partial(start_process, worker=WORKER))
+            process = WorkerHandle(self._home, start_process)
             threading.Thread(target=self._listen, args=(process,), name="ajet-loops-hears", daemon=True).start()
         except (OSError, RuntimeError) as problem:  # no more processes, descriptors or threads
             self._over(f"{_NEVER_BEGAN}: {problem}")

@@ -180,10 +180,10 @@ class ProcessIsolation:
             return attempt in self._busy and not self._closed
 
 
-def start_process(home: Home, ends: Ends, worker: str = WORKER) -> Started:
-    """A worker as a process of this machine. `worker`: the module that it runs."""
+def start_process(home: Home, ends: Ends) -> Started:
+    """Start a worker as a process of this machine."""
     process = subprocess.Popen(
-        program(worker, str(ends.channel), str(ends.life), unbuffered=True),
+        program(WORKER, str(ends.channel), str(ends.life), unbuffered=True),
         stdin=subprocess.DEVNULL,
         stdout=ends.output,
         stderr=ends.output,

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
-from ajet.rollout.isolation.frames import place, stands, users_frame
-from ajet.rollout.isolation.thread import DaemonThreads
+from ajet.rollout.isolation.thread import DaemonThreads, find_user_frame, format_position, locate_code
 
 T = TypeVar("T")
 PATIENCE = 1.0
@@ -58,7 +57,7 @@ class UserLoop:
     def stands(self, task: asyncio.Task[Any]) -> str:
         """Where the person's code stands in one of its tasks: where the loop's thread does, for the one that has it."""
         has_it = asyncio.current_task(self._loop) is task
-        return stands(self._thread.ident if has_it else None, task)
+        return locate_code(self._thread.ident if has_it else None, task)
 
     def close(self) -> None:
         """Cancel everything and end the thread and its loop, if it listens. Idempotent; does not wait."""
@@ -107,12 +106,12 @@ class UserLoop:
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return
-        own = users_frame(frame) or frame
-        inner = f" (in {place(frame)})" if own is not frame else ""
+        own = find_user_frame(frame) or frame
+        inner = f" (in {format_position(frame)})" if own is not frame else ""
         logger.warning(
             "{} blocks the shared loop for over a second at {}{}: all other episodes wait; "
             "await instead, or set rollout.isolation=thread",
             self._what,
-            place(own),
+            format_position(own),
             inner,
         )

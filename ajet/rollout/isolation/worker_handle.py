@@ -25,8 +25,13 @@ from ajet.environment.family import end_family
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
 from ajet.rollout.isolation.messages import (
+    CLOSE,
+    CLOSED,
+    GRACE,
+    ID_BYTES,
+    LOCATE,
     Ended,
     Home,
     decode_ended,
@@ -38,21 +43,11 @@ from ajet.rollout.isolation.messages import (
 )
 from ajet.rollout.isolation.printed import Printed
 from ajet.rollout.isolation.priority import give_way, session_gives_way
-from ajet.rollout.isolation.values import encoded
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import BoundaryError
 from ajet.schema.task import WorkflowOutput
 
-CLOSE, WHERE = b"c", b"?"
-"""What a worker is told beside its channel: to close what its attempt opened, to say where its attempt stands."""
-NUMBER = 8
-"""Bytes of the attempt's number behind the second."""
-CLOSED = b"\0"
-"""What it answers to the first, when it has."""
-GRACE = 2.0
-"""Seconds between asking what a workflow started to end and ending it; before that, seconds that it gets to close what
-its attempt opened."""
 ENDS_S = 2.0
 """Seconds in which a sandbox ends after the worker in it."""
 _burials: WeakSet[threading.Thread] = WeakSet()
@@ -189,7 +184,7 @@ class WorkerHandle:
         said = b""
         with suppress(OSError):
             self._life.settimeout(ANSWERS_S)
-            self._life.sendall(WHERE + number.to_bytes(NUMBER, "big"))
+            self._life.sendall(LOCATE + number.to_bytes(ID_BYTES, "big"))
             while not said.endswith(b"\n") and len(said) < 1 << 16 and (more := self._life.recv(4096)):
                 said += more
         return said.decode(errors="replace").strip() if said.endswith(b"\n") else ""
