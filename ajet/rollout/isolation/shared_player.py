@@ -250,9 +250,13 @@ def open_shared_player(channel: WorkerChannel, home: Home) -> Iterator[SharedPla
         if stream.tail.add(text):
             channel.send_output(stream)
 
-    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
+    _replace_output()
     logger.remove()
     logger.add(sys.stderr)
     logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_printer.get() is None)
     with rare_collections():
         yield SharedPlayer(channel, home)
+
+
+def _replace_output() -> None:
+    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
