@@ -6,8 +6,7 @@ import weakref
 from concurrent.futures import Future
 
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.isolation.loop import LoopIsolation
-from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.isolation.loop import LoopIsolation, UserLoop
 from ajet.schema.task import Task, WorkflowTask
 from tests.rollout_workflows import Asks
 from tests.waiting import until

@@ -158,11 +158,11 @@ class _AttemptLoop(LoopIsolation):
         self._threads = _AttemptThreads()
         self._player, self._owner = player, owner
 
-    async def _noted(self, attempt: Any) -> WorkflowOutput:
+    async def _run(self, attempt: Any) -> WorkflowOutput:
         current_printer.set(attempt)
         try:
             with ending_forks(self._owner):
-                return await super()._noted(attempt)
+                return await super()._run(attempt)
         finally:
             self._player.note_task_end(attempt)
 
