@@ -148,6 +148,13 @@ def test_stopped_attempts_free_their_place(workers: PuppetWorkers) -> None:
     assert until(lambda: [puppet.process.returncode for puppet in workers.puppets].count(None) == 2)
 
 
+def test_attempt_whose_future_was_cancelled_can_be_stopped(workers: PuppetWorkers) -> None:
+    ((attempt, future),) = workers.play()
+    assert workers.has_begun(1) and future.cancel()
+    workers.stop(attempt)
+    assert workers.puppets[0].is_killed
+
+
 def test_worker_that_an_attempt_changed_is_replaced(workers: PuppetWorkers) -> None:
     warnings: list[str] = []
     handler = logger.add(warnings.append, format="{message}", level="WARNING")

@@ -18,7 +18,7 @@ from ajet.config.view import View
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed
-from ajet.rollout.isolation import worker_handle, worker_process
+from ajet.rollout.isolation import messages, worker_handle, worker_process
 from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
 from ajet.rollout.isolation.messages import Home, encode_output
 from ajet.rollout.isolation.worker_handle import WorkerHandle
@@ -179,12 +179,12 @@ class Gone(date):
 @pytest.mark.parametrize("held", [{"number": 10**5000}, {"own": object()}, {"much": "x"}, {"day": Gone(2026, 1, 1)}])
 def test_a_task_that_cannot_be_told_fails_alone(puppet: Puppet, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if "much" in held:
-        monkeypatch.setattr(worker_handle, "LONGEST", 10)
+        monkeypatch.setattr(messages, "LONGEST", 10)
     _, refused = puppet.begin(**held)
     with pytest.raises(EpisodeFailed, match="cannot be handed to another process") as problem:
         refused.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.kind) == ("ajet", "no_data")
-    monkeypatch.setattr(worker_handle, "LONGEST", LONGEST)
+    monkeypatch.setattr(messages, "LONGEST", LONGEST)
     puppet.begin()
     puppet.hear("home")
     assert puppet.hear("attempt").about == 2

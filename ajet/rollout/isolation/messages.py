@@ -26,7 +26,8 @@ from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.record.tool_uses import decode_uses, encode_uses
 from ajet.rollout import bounds
-from ajet.rollout.isolation.channel import encoded
+from ajet.rollout.failure import EpisodeFailed, failed
+from ajet.rollout.isolation.channel import LONGEST, encoded
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import Boundary
@@ -98,6 +99,23 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
     settings = None if config is None else config.to_dict()
     body = {"task": dict(task.task), "of": told, "env": env, "config": settings, "began": began}
     return encoded(body, exact=True)
+
+
+def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
+    """Return what `encode_attempt` does. Raises EpisodeFailed for a task that cannot be sent."""
+    try:
+        body = encode_attempt(task, config, began)
+    except TypeError as problem:
+        raise _refuse_task(f"it holds {problem}") from problem
+    except Exception as problem:  # the border where user code runs: its objects encode themselves
+        raise _refuse_task(bounds.words_of(problem) or type(problem).__name__) from problem
+    if len(body) > LONGEST:
+        raise _refuse_task(f"it is {len(body)} bytes long, of at most {LONGEST}")
+    return body
+
+
+def _refuse_task(why: str) -> EpisodeFailed:
+    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
 
 
 def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:

@@ -8,7 +8,6 @@ memory of all, and would keep whatever else needs the machine waiting.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -51,11 +50,11 @@ class ProcessIsolation(WorkerPool):
             if worker.is_alive:
                 return worker
             worker.close()
-        starting = [worker.start_ends for worker in self._workers if worker.is_starting]
+        starting = [left for worker in self._workers if (left := worker.start_left)]
         if len(starting) < self._most_starts:
             return self._open_worker()
         if self._timer is None:
-            self._timer = threading.Timer(max(0.0, min(starting) - time.monotonic()), self._place_later)
+            self._timer = threading.Timer(min(starting), self._place_later)
             self._timer.daemon = True
             self._timer.start()
         return None

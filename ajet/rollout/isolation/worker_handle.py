@@ -24,7 +24,7 @@ from loguru import logger
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import LONGEST, Message, encoded
+from ajet.rollout.isolation.channel import Message, encoded
 from ajet.rollout.isolation.messages import (
     GRACE,
     Ended,
@@ -33,8 +33,8 @@ from ajet.rollout.isolation.messages import (
     decode_printed,
     decode_question,
     encode_answer,
-    encode_attempt,
     encode_failure,
+    pack_attempt,
 )
 from ajet.rollout.isolation.worker_process import StartWorker, WorkerProcess
 from ajet.schema.endpoint import Endpoint
@@ -119,15 +119,10 @@ class WorkerHandle:
         return len(self._stopped)
 
     @property
-    def is_starting(self) -> bool:
-        """True while its process starts for an attempt, for START_S at most."""
-        waits = self.is_accepting and not self._has_spoken and bool(self._playing)
-        return waits and time.monotonic() - self._created < START_S
-
-    @property
-    def start_ends(self) -> float:
-        """When its start no longer counts, by the monotonic clock."""
-        return self._created + START_S
+    def start_left(self) -> float:
+        """Seconds for which its start still counts, at most; 0 once it has spoken, and without an attempt."""
+        is_starting = self.is_accepting and not self._has_spoken and bool(self._playing)
+        return max(0.0, self._created + START_S - time.monotonic()) if is_starting else 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -219,7 +214,8 @@ class WorkerHandle:
                     self._stopped.pop(played.number, None)  # before it began: there is no end to wait for
                 return False
         try:
-            body = _encode_attempt(played.attempt, with_settings=with_settings)
+            attempt = played.attempt
+            body = pack_attempt(attempt.task, attempt.config if with_settings else None, attempt.began)
         except EpisodeFailed as problem:
             self._finish(played.number, problem)
             return False
@@ -376,23 +372,6 @@ class WorkerHandle:
             self._store_output(played)
         self._on_change(self)
         return lost
-
-
-def _encode_attempt(attempt: Attempt, *, with_settings: bool) -> bytes:
-    """Return the body of `attempt`. Raises EpisodeFailed for a task that is no data."""
-    try:
-        body = encode_attempt(attempt.task, attempt.config if with_settings else None, attempt.began)
-    except TypeError as problem:
-        raise _refuse_task(f"it holds {problem}") from problem
-    except Exception as problem:  # the border where user code runs: its objects encode themselves
-        raise _refuse_task(bounds.words_of(problem) or type(problem).__name__) from problem
-    if len(body) > LONGEST:
-        raise _refuse_task(f"it is {len(body)} bytes long, of at most {LONGEST}")
-    return body
-
-
-def _refuse_task(why: str) -> EpisodeFailed:
-    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
 
 
 def _ask_attempt(attempt: Attempt, kind: str, request: Any) -> Any:

@@ -127,8 +127,9 @@ class WorkerPool(ABC):
                     self._worker_of[attempt] = worker
                     future.add_done_callback(partial(self._forget_attempt, attempt))
 
-    def _forget_attempt(self, attempt: Attempt, _: Future[WorkflowOutput]) -> None:
-        self._worker_of.pop(attempt, None)
+    def _forget_attempt(self, attempt: Attempt, future: Future[WorkflowOutput]) -> None:
+        if not future.cancelled():  # then it goes on until it is stopped
+            self._worker_of.pop(attempt, None)
 
 
 def _fail_stopped(waiting: Iterable[tuple[Attempt, Future[WorkflowOutput]]]) -> None:
