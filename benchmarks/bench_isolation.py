@@ -32,7 +32,7 @@ from ajet.engine.contract import Sampling
 from ajet.gateway import Gateway, TurnRequest
 from ajet.gateway.reply import Reply
 from ajet.rollout import Rollout
-from ajet.rollout.isolation import pace
+from ajet.rollout.isolation import process
 from ajet.schema.task import Task
 from benchmarks.bench_rollout import CALLS, Talks, a_gateway, of_agents, opening
 from tests.support.rollouts import AnswerJudge
@@ -84,9 +84,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--isolation", choices=("process", "sandbox"), default="process")
-    parser.add_argument("--starts", type=int, default=pace.A_PROCESSOR)
+    parser.add_argument("--starts", type=int, default=process.STARTS_PER_PROCESSOR)
     chosen = parser.parse_args()
-    pace.A_PROCESSOR = chosen.starts
+    process.STARTS_PER_PROCESSOR = chosen.starts
     settings = {
         "isolation": chosen.isolation, "max_env_worker": chosen.agents, "num_repeat": 1, "episode_timeout": None,
         "user_workflow": "benchmarks.bench_rollout->Talks",

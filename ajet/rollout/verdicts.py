@@ -17,7 +17,7 @@ from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import lost_tool
 from ajet.rollout.failure import classify, failed
 from ajet.rollout.identity import Identity, workflow_task
-from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.isolation.loop import UserLoop
 from ajet.rollout.process_rewards import Decode, tied
 from ajet.rollout.ranking import Arrived, Ranking
 from ajet.rollout.waiting import first

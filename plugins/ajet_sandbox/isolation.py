@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
-from ajet.config.programs import program
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import Home
-from ajet.rollout.isolation.priority import give_way
-from ajet.rollout.isolation.process import WORKER, ProcessIsolation
-from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
+from ajet.rollout.isolation.process import ProcessIsolation
+from ajet.rollout.isolation.worker_process import Ends, Started, lower_priority, worker_command
 from ajet.schema.commands import installs_extra
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
@@ -89,8 +87,9 @@ class SandboxIsolation(ProcessIsolation):
         super().close()
         self._door.close()
 
-    def _new(self) -> WorkerHandle:
-        return WorkerHandle(self._home, lambda _, ends: self._starter.submit(self._box.start, ends).result())
+    def start_worker(self, home: Home, ends: Ends) -> Started:
+        """Start a worker in a sandbox of its own. Raises SandboxFailure."""
+        return self._starter.submit(self._box.start, ends).result()
 
 
 class Box:
@@ -101,8 +100,7 @@ class Box:
 
     def start(self, ends: Ends) -> Started:
         """A worker in a new one. Raises SandboxFailure."""
-        command = program(WORKER, str(ends.channel), str(ends.life), unbuffered=True)
-        return self._started(command, ends.output, (ends.channel, ends.life))
+        return self._started(worker_command(ends), ends.output, (ends.channel, ends.control))
 
     def probe(self) -> None:
         """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""
@@ -119,7 +117,7 @@ class Box:
             except subprocess.TimeoutExpired:
                 started.process.kill()
                 started.process.wait()
-            started.gone()
+            started.remove()
             os.set_blocking(said, False)
             with suppress(BlockingIOError):
                 words = os.read(said, 4000).decode(errors="replace").strip()
@@ -176,12 +174,12 @@ class Box:
             except OSError:
                 group.remove()
                 group = None
-        give_way(first)
+        lower_priority(first)
         with suppress(BrokenPipeError):  # it has ended: its output says why
             os.write(goes, b"!")
         os.close(goes)
         gone = group.remove if group is not None else lambda: None
-        return Started(process, gone, self._base_url, polite=False)
+        return Started(process, gone, self._base_url, sandboxed=True)
 
     def find_shown(self) -> Shown:
         """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with

@@ -36,7 +36,7 @@ from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts, brea
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.group import GroupPlay
-from ajet.rollout.isolation import priority
+from ajet.rollout.isolation import worker_process
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -297,7 +297,7 @@ async def ask_for_round(*, of: int, closed_after: float) -> None:
 def workers_start_at_once() -> Iterator[None]:
     """Within the block worker processes start at normal priority: at a low one a busy machine takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(priority, "YIELDS", 0)
+        patch.setattr(worker_process, "YIELDS", 0)
         yield
 
 

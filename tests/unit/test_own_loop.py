@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ajet import WorkflowOutput
-from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.isolation.loop import UserLoop
 from ajet.rollout.own_loop import OwnLoop
 from tests.support.rollouts import stage
 from tests.support.served import start_serving

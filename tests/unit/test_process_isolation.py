@@ -1,52 +1,266 @@
+"""Which worker plays an attempt under isolation `process`; the workers are puppets that a test speaks for."""
+
 from __future__ import annotations
 
-import gc
+import os
 import subprocess
-import weakref
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
+from loguru import logger
 
 from ajet.config import Experiment
+from ajet.config.view import View
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.failure import EpisodeFailed
+from ajet.rollout.isolation import process, worker_handle, worker_process
+from ajet.rollout.isolation.channel import Channel, Message, encoded
+from ajet.rollout.isolation.messages import Home, encode_output
 from ajet.rollout.isolation.process import ProcessIsolation
-from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
+from ajet.rollout.isolation.worker_process import Ends, Started
 from ajet.schema.endpoint import Endpoint
-from ajet.schema.task import Task, WorkflowTask
-from tests.rollout_workflows import Asks
+from ajet.schema.errors import SandboxFailure
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.waiting import until
 
 
-class SleepingWorkers(ProcessIsolation):
-    """Its workers say nothing: they start at once."""
-
-    def _new(self) -> WorkerHandle:
-        return WorkerHandle(self._home, _sleeps)
+class Flow:
+    """A workflow that no worker plays."""
 
 
-def _sleeps(home: Home, ends: Ends) -> Started:
-    return Started(subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=(ends.channel,)))
+class Puppet:
+    """A worker whose process only sleeps."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.descriptor, self.output = os.dup(ends.channel), os.dup(ends.output)
+        self.channel = Channel(self.descriptor, self.descriptor)
+        self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+    def hear(self, kind: str) -> Message:
+        """Return the next message, which is of that kind."""
+        found = self.channel.receive()
+        assert found.kind == kind, found
+        return found
+
+    def end(self, number: int, *changes: str) -> None:
+        """Report the end of an attempt."""
+        self.channel.send(number, "ended", encode_output(WorkflowOutput(reward=1.0), list(changes)))
+
+    def disconnect(self) -> None:
+        """Close its descriptors, as the kernel would."""
+        os.close(self.descriptor)
+        os.close(self.output)
+
+    @property
+    def is_killed(self) -> bool:
+        return until(lambda: self.process.returncode is not None)
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_let_go_of_though_nobody_asks_what_was_abandoned() -> None:
-    """With its socket: groups that are asked for one by one may be a million."""
-    experiment = Experiment.from_dict({"ajet": {}}, base=Path.cwd())
-    isolation = SleepingWorkers(experiment, Asks, Endpoint("http://127.0.0.1:9/v1", "key"))
+class PuppetWorkers(ProcessIsolation):
+    """Its workers are puppets, and at most two start at once."""
 
-    def killed() -> weakref.ref[WorkerHandle]:
-        attempt = Attempt(Asks, WorkflowTask(task=Task(main_query="x")), experiment.config, lambda _: None)  # type: ignore[arg-type, return-value]
-        ended = isolation.start(attempt)
-        assert until(lambda: isolation._busy.get(attempt) is not None)
-        worker = isolation._busy[attempt]
-        assert worker is not None
-        isolation.stop(attempt)
-        assert ended.exception() is not None and until(lambda: not worker.alive)
-        return weakref.ref(worker)
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment, Flow, Endpoint("http://127.0.0.1:9/v1", "key"))
+        self._most_starts = 2
+        self.puppets: list[Puppet] = []
+        self.may_start, self.begun = threading.Event(), 0
+        self.may_start.set()
+        self.problem: Exception | None = None
 
+    def start_worker(self, home: Home, ends: Ends) -> Started:
+        self.begun += 1
+        assert self.may_start.wait(60)
+        if self.problem is not None:
+            raise self.problem
+        puppet = Puppet(ends)
+        self.puppets.append(puppet)
+        return Started(puppet.process)
+
+    def play(self, count: int = 1) -> list[tuple[Attempt, Future[WorkflowOutput]]]:
+        """Start so many attempts."""
+        made = []
+        for number in range(count):
+            task = WorkflowTask(task=Task(main_query=str(number)), task_tag="T")
+            attempt = Attempt(Flow, task, View({"ajet": {}}), lambda _: None)  # type: ignore[arg-type, return-value]
+            made.append((attempt, self.start(attempt)))
+        return made
+
+    def has_begun(self, count: int) -> bool:
+        """True if so many workers start in time."""
+        return until(lambda: self.begun >= count and len(self.puppets) >= count)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PuppetWorkers]:
+    monkeypatch.setattr(worker_process, "GRACE", 0.05)
+    rollout = {"user_workflow": "flow.py->Flow", "isolation": "process"}
+    made = PuppetWorkers(Experiment.from_dict({"ajet": {"rollout": rollout}}, base=tmp_path))
+    yield made
+    made.may_start.set()
+    made.close()
+    for puppet in made.puppets:
+        assert puppet.is_killed
+        puppet.disconnect()
+
+
+def test_a_third_starts_when_one_of_two_has_spoken(workers: PuppetWorkers) -> None:
+    workers.play(4)
+    assert workers.has_begun(2) and workers.begun == 2
+    workers.puppets[0].channel.send(1, "context_full", encoded(None))
+    workers.puppets[0].channel.send(1, "context_full", encoded(None))  # it speaks often, and starts once
+    assert workers.has_begun(3)
+    assert workers.begun == 3
+    workers.puppets[1].channel.send(1, "context_full", encoded(None))
+    assert workers.has_begun(4)
+
+
+def test_long_starts_hold_up_no_other(workers: PuppetWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_handle, "START_S", 0.05)
+    workers.play(5)
+    assert workers.has_begun(5)
+
+
+def test_waiting_attempt_gets_the_worker_that_is_free_first(workers: PuppetWorkers) -> None:
+    attempts = workers.play(4)
+    assert workers.has_begun(2)
+    puppet = workers.puppets[0]
+    puppet.channel.send(1, "context_full", encoded(None))
+    assert [puppet.hear(kind).about for kind in ("home", "attempt", "error")] == [0, 1, 1]
+    assert workers.has_begun(3) and workers.begun == 3, "two start, and the fourth attempt waits"
+    puppet.end(1)
+    assert until(lambda: [future.done() for _, future in attempts].count(True) == 1)
+    again = puppet.hear("attempt")
+    assert again.about == 2 and again.body["config"] == {"ajet": {}}, "each attempt has a configuration of its own"
+
+
+def test_stopped_attempts_free_their_place(workers: PuppetWorkers) -> None:
+    attempts = workers.play(4)
+    assert workers.has_begun(2)
+    workers.stop(attempts[2][0])
+    with pytest.raises(EpisodeFailed, match="before its process began"):
+        attempts[2][1].result(60)
+    workers.stop(attempts[0][0])
+    assert workers.has_begun(3) and workers.begun == 3
+    assert until(lambda: [puppet.process.returncode for puppet in workers.puppets].count(None) == 2)
+
+
+def test_attempt_whose_future_was_cancelled_can_be_stopped(workers: PuppetWorkers) -> None:
+    ((attempt, future),) = workers.play()
+    assert workers.has_begun(1) and future.cancel()
+    workers.stop(attempt)
+    assert workers.puppets[0].is_killed
+
+
+def test_worker_that_an_attempt_changed_is_replaced(workers: PuppetWorkers) -> None:
+    warnings: list[str] = []
+    handler = logger.add(warnings.append, format="{message}", level="WARNING")
     try:
-        first, _ = killed(), killed()
-        assert until(lambda: gc.collect() >= 0 and first() is None, seconds=20)
+        for number in range(1, 4):
+            ((attempt, future),) = workers.play()
+            assert workers.has_begun(number)
+            puppet = workers.puppets[-1]
+            os.write(puppet.output, f"of {number}".encode())
+            puppet.end(1, "the environment (X)")
+            future.result(60)
+            assert puppet.is_killed and attempt.printed == f"of {number}"
     finally:
-        isolation.close()
+        logger.remove(handler)
+    assert len(warnings) == 1 and "the environment (X)" in warnings[0], "each kind of change is said once"
+
+
+def test_output_belongs_to_the_attempt_that_wrote_it(workers: PuppetWorkers) -> None:
+    printed = []
+    for number in (1, 2):
+        ((attempt, future),) = workers.play()
+        assert workers.has_begun(1)
+        os.write(workers.puppets[0].output, f"of {number}".encode())
+        workers.puppets[0].end(number)
+        future.result(60)
+        printed.append(attempt.printed)
+    assert printed == ["of 1", "of 2"] and workers.begun == 1
+
+
+def send_bad_end(channel: Channel) -> None:
+    channel.send(1, "ended", encoded({"output": {"reward": "much"}, "left": []}))
+
+
+def send_unknown_kind(channel: Channel) -> None:
+    channel.send(1, "shell", encoded("rm"))
+
+
+def send_for_another(channel: Channel) -> None:
+    channel.send(2, "context_full", encoded(None))
+
+
+def send_warning(channel: Channel) -> None:
+    channel.send(0, "warning", encoded(["believe me\n", 0]))
+
+
+def send_printed(channel: Channel) -> None:
+    channel.send(1, "printed", encoded(["x", 0]))
+
+
+@pytest.mark.parametrize("send", [send_bad_end, send_unknown_kind, send_for_another, send_warning, send_printed])
+def test_worker_that_sends_anything_else_is_killed(workers: PuppetWorkers, send: Callable[[Channel], None]) -> None:
+    ((_, future),) = workers.play()
+    assert workers.has_begun(1)
+    send(workers.puppets[0].channel)
+    with pytest.raises(EpisodeFailed, match="cannot be read here") as problem:
+        future.result(60)
+    failure = problem.value.failure
+    assert (failure.boundary, failure.kind, failure.retryable) == ("agent", "process_died", False)
+    assert workers.puppets[0].is_killed and until(lambda: workers.abandoned == 0)
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"), [(SandboxFailure("none here"), SandboxFailure), (OSError(11, "no more"), EpisodeFailed)]
+)
+def test_start_that_fails_fails_its_attempt(workers: PuppetWorkers, problem: Exception, kind: Any) -> None:
+    workers.problem = problem
+    futures = [future for _, future in workers.play(4)]
+    for future in futures:
+        assert isinstance(future.exception(60), kind)
+    if kind is EpisodeFailed:
+        failure = futures[0].exception().failure  # type: ignore[union-attr]
+        assert (failure.boundary, failure.retryable) == ("ajet", True) and "no more" in failure.message
+    workers.problem = None
+    workers.play()
+    assert workers.has_begun(1)
+
+
+def test_no_worker_starts_after_the_end(workers: PuppetWorkers) -> None:
+    workers.may_start.clear()
+    attempts = workers.play(5)
+    assert until(lambda: workers.begun == 2)
+    workers.close()
+    for _, future in attempts[2:]:
+        assert isinstance(future.exception(60), EpisodeFailed)
+    workers.may_start.set()
+    assert workers.has_begun(2) and all(puppet.is_killed for puppet in workers.puppets)
+    assert isinstance(workers.play()[0][1].exception(60), EpisodeFailed) and workers.begun == 2
+
+
+def test_killed_workers_leave_no_descriptors(workers: PuppetWorkers) -> None:
+    """Though nothing asks what was abandoned: groups that are asked for one by one may be a million."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 4):
+        ((attempt, _),) = workers.play()
+        assert workers.has_begun(number)
+        workers.stop(attempt)
+        assert workers.puppets[-1].is_killed
+    for puppet in workers.puppets:
+        puppet.disconnect()
+    workers.puppets.clear()
+    assert until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_starts_are_as_many_as_processors_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "usable_cpus", lambda: 3)
+    rollout = {"user_workflow": "flow.py->Flow", "isolation": "process"}
+    experiment = Experiment.from_dict({"ajet": {"rollout": rollout}}, base=tmp_path)
+    isolation = ProcessIsolation(experiment, Flow, Endpoint("http://127.0.0.1:9/v1", "key"))
+    assert isolation._most_starts == 6

@@ -29,10 +29,8 @@ from ajet.environment.services import gym_env
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.rollout import bounds
-from ajet.rollout.failure import classify, failed
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message
-from ajet.rollout.isolation.loops_prints import CHATTY, Prints, Tail
-from ajet.rollout.isolation.loops_worker import SharedLine, SharedPlayer, Talk
+from ajet.rollout.failure import EpisodeFailed, classify, failed
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message, decoded, encoded
 from ajet.rollout.isolation.messages import (
     Home,
     decode_attempt,
@@ -44,7 +42,8 @@ from ajet.rollout.isolation.messages import (
     encode_output,
     encode_question,
 )
-from ajet.rollout.isolation.values import decoded, encoded
+from ajet.rollout.isolation.shared_player import AttemptOutput, SharedPlayer
+from ajet.rollout.isolation.worker_channel import CHATTY, OutputStream, OutputTail, WorkerChannel
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ToolFailure
@@ -208,79 +207,113 @@ def frame(head: Any, *blobs: bytes) -> bytes:
     return packed(head, *blobs)
 
 
-@contextmanager
-def a_line_that_is_full() -> Iterator[tuple[SharedLine, threading.Thread, socket.socket]]:
-    """A line, who asks a long question of attempt 1 there, and the other side, which reads nothing of it."""
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkerChannel, socket.socket]]:
+    """A worker's channel, which knows attempt 1, and the rollout's socket."""
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)  # it would hold for this whole process
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = SharedLine(ours.fileno())
-        line.begin(1)
-        asks = threading.Thread(target=line.post, args=(1, "replay", ("look", {"at": "x" * (1 << 22)})), daemon=True)
-        asks.start()
-        assert theirs.recv(8), "it is being sent, and there is no room for it"
-        yield line, asks, theirs
+        channel = WorkerChannel(ours.fileno())
+        channel.begin(1)
+        yield channel, theirs
 
 
-def test_who_listens_never_waits_for_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that nobody reads yet keeps neither another attempt nor an answer waiting: with both sides waiting for
-    the other to read, many agents in one process stood still for ever."""
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)  # it would hold for this whole process
-    with a_line_that_is_full() as (line, asks, theirs):
-        heard = threading.Event()
-        listens = threading.Thread(
-            target=lambda: (line.begin(2), line.hand(Message(1, "ok", None)), heard.set()), daemon=True
-        )
-        listens.start()
-        assert heard.wait(60)
-        while asks.is_alive():
-            theirs.setblocking(False)
-            with suppress(BlockingIOError):
-                theirs.recv(1 << 20)
-        asks.join()
+@contextmanager
+def full_channel(channel: WorkerChannel, theirs: socket.socket) -> Iterator[threading.Thread]:
+    """Within the block a long request is being sent, and the rollout reads nothing of it."""
+    asks = threading.Thread(target=channel.post, args=(1, "replay", ("look", {"at": "x" * (1 << 22)})), daemon=True)
+    asks.start()
+    assert theirs.recv(8), "it is being sent, and there is no room for it"
+    yield asks
+    while asks.is_alive():
+        theirs.setblocking(False)
+        with suppress(BlockingIOError):
+            theirs.recv(1 << 20)
+    asks.join()
 
 
-def spoken(line: SharedLine, text: str, talk: Talk) -> None:
-    talk.tail.add(text)
-    line.say(talk)
+def test_worker_reads_while_its_channel_is_full(sockets: tuple[WorkerChannel, socket.socket]) -> None:
+    """With both sides waiting for the other to read, many agents in one process stood still for ever."""
+    channel, theirs = sockets
+    channel.begin(2)
+    reply = channel.post(2, "context_full", None)
+    assert Channel(theirs.fileno(), theirs.fileno()).receive().kind == "context_full"
+    channel.start_reading()
+    with full_channel(channel, theirs):
+        rollout = Channel(theirs.fileno(), theirs.fileno())
+        rollout.send(2, "ok", encoded(False))
+        rollout.send(3, "attempt", encoded("much" * (1 << 20)))
+        assert reply.result(60).body is False
+        assert channel.next_order().about == 3
 
 
-def test_what_is_printed_while_something_is_sent_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_go_to_the_oldest_request_of_their_attempt(sockets: tuple[WorkerChannel, socket.socket]) -> None:
+    channel, theirs = sockets
+    channel.begin(2)
+    channel.start_reading()
+    replies = [channel.post(*asked) for asked in ((1, "open", None), (2, "open", None), (1, "context_full", None))]
+    rollout = Channel(theirs.fileno(), theirs.fileno())
+    for about, body in ((2, "second"), (1, "first"), (7, "nobody's"), (1, "third")):
+        rollout.send(about, "ok", encoded(body))
+    assert [reply.result(60).body for reply in replies] == ["first", "second", "third"]
+
+
+def test_requests_after_the_end_of_their_attempt_fail(sockets: tuple[WorkerChannel, socket.socket]) -> None:
+    channel, theirs = sockets
+    channel.start_reading()
+    waits = channel.post(1, "open", None)
+    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
+    channel.end(1, b"null")
+    for raises in (lambda: waits.result(60), lambda: channel.post(1, "open", None)):
+        with pytest.raises(EpisodeFailed, match="its episode is over"):
+            raises()
+    rollout = Channel(theirs.fileno(), theirs.fileno())
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(EOFError):
+        channel.next_order()
+    assert [rollout.receive().kind for _ in range(2)] == ["open", "ended"]
+
+
+def print_in(channel: WorkerChannel, text: str, stream: OutputStream) -> None:
+    stream.tail.add(text)
+    channel.send_output(stream)
+
+
+def test_what_is_printed_while_something_is_sent_waits_for_nobody(
+    sockets: tuple[WorkerChannel, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An object that is thrown away in the midst of a message may print: its process stood still for ever. It is told
     before its attempt's end."""
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        line, talk = SharedLine(ours.fileno()), Talk(1, "printed")
-        line.begin(1)
-        send = line._channel.send
-        monkeypatch.setattr(
-            line._channel, "send", lambda *given: (given[1] == "ended" and spoken(line, "gone\n", talk), send(*given))
-        )
-        spoken(line, "there\n", talk)
-        line.ended(1, encode_failure(failed("stopped", "x").failure, []))
-        heard = Channel(theirs.fileno(), theirs.fileno())
-        assert [heard.receive().kind for _ in range(2)] == ["printed", "ended"]
-        assert not line._talk, "of one that has ended nothing more is said"
+    (channel, theirs), stream = sockets, OutputStream(1, "printed")
+    send = channel._channel.send
+    monkeypatch.setattr(
+        channel._channel, "send",
+        lambda *given: (given[1] == "ended" and print_in(channel, "gone\n", stream), send(*given)),
+    )  # fmt: skip
+    print_in(channel, "there\n", stream)
+    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
+    rollout = Channel(theirs.fileno(), theirs.fileno())
+    assert [rollout.receive().kind for _ in range(2)] == ["printed", "ended"]
+    theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):  # of one that has ended nothing more is said
+        rollout.receive()
 
 
-def test_what_is_printed_while_nobody_reads_is_held_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_printed_while_nobody_reads_is_held_up_to_the_bound(
+    sockets: tuple[WorkerChannel, socket.socket],
+) -> None:
     """All of it was: an agent in a thread could fill the memory."""
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        line, talk = SharedLine(ours.fileno()), Talk(1, "printed")
-        line.begin(1)
-        with line._lock:  # somebody sends, and is not read
-            for k in range(1000):
-                spoken(line, f"{k:04}" * 100 + "\n", talk)
-            assert len(line._talk) == 1
-        line._tell()
-        text, cut = Channel(theirs.fileno(), theirs.fileno()).receive().body
-        assert (len(text), cut) == (bounds.PRINTED, 401_000 - bounds.PRINTED) and text.endswith("0999\n")
+    (channel, theirs), stream = sockets, OutputStream(1, "printed")
+    with channel._sending:  # another thread sends, and the rollout reads nothing
+        for k in range(1000):
+            print_in(channel, f"{k:04}" * 100 + "\n", stream)
+    channel.send_output(stream)
+    text, cut = Channel(theirs.fileno(), theirs.fileno()).receive().body
+    assert (len(text), cut) == (bounds.PRINTED, 401_000 - bounds.PRINTED) and text.endswith("0999\n")
 
 
 def test_the_end_of_what_is_printed_is_kept_and_the_rest_is_counted() -> None:
-    tail = Tail()
+    tail = OutputTail()
     assert not tail.add("a") and tail.add("b\n") and tail.take() == ("ab\n", 0) and tail.take() == ("", 0)
     assert tail.add("x" * 30_000 + "y") and tail.take() == ("x" * (bounds.PRINTED - 1) + "y", 30_001 - bounds.PRINTED)
     told = printed = 0
@@ -295,7 +328,7 @@ def test_the_end_of_what_is_printed_is_kept_and_the_rest_is_counted() -> None:
 
 def test_bytes_are_printed_as_text() -> None:
     told = io.StringIO()
-    prints = Prints(told)
+    prints = AttemptOutput(told)
     prints.buffer.write(b"caf\xc3\xa9\n")
     assert told.getvalue() == "caf\xe9\n" and prints.buffer.writable() and prints.writable()
     prints.reconfigure(encoding="utf-8")
@@ -306,32 +339,21 @@ def test_bytes_are_printed_as_text() -> None:
     assert told.getvalue().endswith("on\n"), "it is everybody's"
 
 
-def test_who_listens_has_others_speak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What ends while it is begun or stopped was told by the thread that listens: with both sides waiting for the other
-    to read, many agents in one process stood still for ever."""
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+def test_settings_are_known_though_their_attempt_cannot_begin(
+    sockets: tuple[WorkerChannel, socket.socket], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(Ambient, "__init__", lambda *_: None)
-    with a_line_that_is_full() as (line, asks, theirs):
-        task = WorkflowTask(task=Task(main_query="q"), task_tag="T")
-        bodies = [decoded(encode_attempt(task, config, 0.0)) for config in (View({"a": 1}), None)]
-        bodies[0]["task"]["metadata"] = "none"
-        heard: list[Any] = []
-
-        def listen() -> None:
-            player = SharedPlayer(line, Home("nowhere.py->Flow", tmp_path, (), Endpoint("http://x/v1", "k", "m")))
-            for number, body in enumerate(bodies, start=2):
-                player.hear(Message(number, "attempt", body))
-            player._end(1, None, failed("stopped", "x").failure)
-            heard.append(player._config.a)
-
-        listens = threading.Thread(target=listen, daemon=True)
-        listens.start()
-        listens.join(60)
-        assert heard == [1], "the settings are known although the attempt that brought them was none"
-        theirs.settimeout(60)
-        unread = b""
-        while asks.is_alive() or unread.count(b'"ended"') < 3:
-            unread = unread[-100_000:] + theirs.recv(1 << 20)
+    channel, theirs = sockets
+    task = WorkflowTask(task=Task(main_query="q"), task_tag="T")
+    bodies = [decoded(encode_attempt(task, config, 0.0)) for config in (View({"a": 1}), None)]
+    bodies[0]["task"]["metadata"] = "none"
+    player = SharedPlayer(channel, Home("nowhere.py->Flow", tmp_path, (), Endpoint("http://x/v1", "k", "m"), True))
+    rollout = Channel(theirs.fileno(), theirs.fileno())
+    for number, body in enumerate(bodies, start=2):
+        player.take(Message(number, "attempt", body))
+        ended = rollout.receive()
+        assert (ended.about, ended.kind) == (number, "ended") and "failure" in ended.body
+    assert player.config.a == 1
 
 
 def test_a_fork_closes_nothing_of_its_parents() -> None:
@@ -394,9 +416,9 @@ def test_who_stands_still_is_woken_though_the_signal_of_its_parents_end_is_lost(
     """Standing still takes a look at the parent and a stop, and the parent may end between the two."""
     alone = """
 import os, signal
-from ajet.rollout.isolation import worker_life
-worker_life._wake_when_alone()
-worker_life._wake_every_second()
+from ajet.rollout.isolation import worker
+worker.wake_when_alone()
+worker.wake_every_second()
 for _ in range(2):
     os.kill(os.getpid(), signal.SIGSTOP)
 """

@@ -9,8 +9,13 @@ import psutil
 import pytest
 
 from ajet.rollout.isolation.messages import Home
-from ajet.rollout.isolation.priority import YIELDS, give_way, session_gives_way
-from ajet.rollout.isolation.worker_handle import Started, WorkerHandle
+from ajet.rollout.isolation.worker_process import (
+    YIELDS,
+    Started,
+    WorkerProcess,
+    lower_priority,
+    lower_session_priority,
+)
 from ajet.schema.endpoint import Endpoint
 
 
@@ -28,28 +33,27 @@ def test_a_worker_gives_way_and_so_does_its_session(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         home = Home("flow.py->Flow", tmp_path, (), Endpoint("http://localhost/v1", "key", "default"))
-        worker = WorkerHandle(home, lambda *_: Started(process))
-        assert worker.alive
+        worker = WorkerProcess(home, lambda *_: Started(process))
+        assert worker.is_alive
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19)
         if groups_can_be_told():
             assert Path(f"/proc/{process.pid}/autogroup").read_text().split()[-2:] == ["nice", str(YIELDS)]
     finally:
         process.kill()
         process.wait()
-    give_way(process.pid)
-    session_gives_way(process.pid)  # of one that has ended, nothing
+    lower_priority(process.pid)
+    lower_session_priority(process.pid)  # of one that has ended, nothing
 
 
 ENDS_AT_ONCE = """
 from pathlib import Path
 from ajet.rollout.isolation.messages import Home
-from ajet.rollout.isolation.process import start_process
-from ajet.rollout.isolation.worker_handle import WorkerHandle
+from ajet.rollout.isolation.worker_process import WorkerProcess, start_process
 from ajet.schema.endpoint import Endpoint
 
 home = Home("flow.py->Flow", Path(), (), Endpoint("http://localhost/v1", "key", "default"))
-worker = WorkerHandle(home, start_process)
-print(worker._process.pid)
+worker = WorkerProcess(home, start_process)
+print(worker.pid)
 worker.kill()
 """
 

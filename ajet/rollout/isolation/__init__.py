@@ -1,7 +1,10 @@
 """Where user code runs: `thread`, `loop`, `loops`, `process` or a plug-in's, behind one contract.
 
-In: attempts. Out: a future with the workflow's output, or with what it raised. Invariant: user code never runs on the
-loops of the gateway, the engine or the rollout, so whatever it does, a timeout is noticed and the others go on.
+An isolation takes attempts and returns futures of the workflow's output, or of what it raised. Invariant: user code
+never runs on the loops of the gateway, the engine or the rollout, so that whatever it does, a timeout is noticed and
+other attempts go on. `thread` and `loop` run it in this process; `process`, `loops` and the plug-in's `sandbox` run it
+in workers, with one protocol (`messages`): on the rollout's side WorkerPool, WorkerHandle and WorkerProcess, in the
+worker WorkerChannel, WorkerAttempt and a player.
 """
 
 from __future__ import annotations
@@ -19,32 +22,40 @@ if TYPE_CHECKING:
 
 
 class Isolation(Protocol):
-    """Runs attempts. All members may be called from any thread and return at once. Chosen by `rollout.isolation`, by
-    name or by reference."""
+    """Runs attempts; chosen by `rollout.isolation`, by name or by reference.
+
+    All members may be called from any thread and return at once; `stands` of a remote isolation may take a moment.
+    """
 
     shared: bool
-    """Whether attempts share one event loop, so that one that blocks holds up the others."""
+    """True if attempts share an event loop, so that one that blocks holds up the others."""
 
     apart: bool
-    """Whether attempts are played in other processes than this one, whose environment they see nothing of."""
+    """True if attempts run in other processes, which do not see changes of this process' environment."""
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-        """An isolation for attempts of this workflow. `ambient`: the gateway's, for clients that are given nothing; in
-        an attempt's own environment where there is one. Raises ConfigError for a workflow that it cannot run."""
+        """Return an isolation for attempts of this workflow.
+
+        Args:
+            ambient: The gateway's endpoint for clients that are given none; a remote attempt has it in its environment.
+
+        Raises:
+            ConfigError: It cannot run this workflow.
+        """
         ...
 
     @property
     def abandoned(self) -> int:
-        """Stopped attempts whose code still runs: it could not be ended."""
+        """The number of stopped attempts whose code still runs: it could not be ended."""
         ...
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
-        """Begin. The future carries what `perform` returns or raises; after `stop` it may stay open for ever."""
+        """Begin the attempt. The future carries what `perform` returns or raises; after `stop` it may stay open."""
         ...
 
     def stands(self, attempt: Attempt) -> str:
-        """The line at which the person's code stands now, file:line; "" where that is not known."""
+        """Return the line of user code that the attempt is at, as file:line; "" if that is not known."""
         ...
 
     def stop(self, attempt: Attempt) -> None:
@@ -57,8 +68,7 @@ class Isolation(Protocol):
 
 
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-    """The isolation that `rollout.isolation` names. `ambient`: the gateway's, for clients that are given nothing.
-    Raises UserError."""
+    """Return the isolation that `rollout.isolation` names; see `Isolation.opened`. Raises UserError."""
     found: Isolation = _find_class(experiment).opened(experiment, workflow_class, ambient)
     return found
 

@@ -1,48 +1,65 @@
-"""Channel: messages between the rollout and a worker over a stream of bytes, which a socket, a pipe or a container's
-standard input and output can be.
+"""Messages between the rollout and a worker over a byte stream, and the encoding of their values.
 
-Invariant: one frame a message (the sandbox's frames: lengths, a head, bytes), whose size is bounded before a byte of it
-is kept; the head says which attempt it is about and its kind, the bytes are JSON (`values`).
+The stream is a socket here; a pipe or the standard input and output of a container work as well. Invariants: a message
+is one frame, whose size is checked before it is stored; the frame's head holds the attempt id and the kind, its bytes
+are JSON. What arrives is parsed and never executed or unpickled. Values that JSON does not have (tuples, sets, bytes,
+non-finite numbers, dates, paths, keys that are no strings) keep their type: each is an object with one key that begins
+with `$`. Models and numpy values become what the record makes of them; any other object its `repr`, or a TypeError.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime, time
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, NoReturn
 
-from ajet.rollout.isolation.values import decoded
+import numpy as np
+from pydantic import BaseModel
+
 from ajet.schema.frames import BadFrame, Frames, packed, send
 
 LONGEST = 1 << 28
-"""Bytes of one message: a longer output fails its episode."""
-_PIECE = 1 << 16
+"""Most bytes of one message: an output that is longer fails its episode."""
+DEEPEST = 50
+"""Most levels of lists and mappings; what lies deeper becomes a text, as in the record."""
+_READ_BYTES = 1 << 16
 
 
 class Message(NamedTuple):
-    """A message between the two sides."""
+    """A message of either side."""
 
     about: int
-    """The number of its attempt."""
+    """Id of its attempt; 0 for a message that concerns no attempt."""
     kind: str
     body: Any
 
 
 class Channel:
-    """One end of a channel, by the descriptors that it reads and writes; it closes neither. One reader and one writer
-    at a time."""
+    """One end of a channel. It does not close its descriptors; one thread may read and one may write at a time."""
 
-    def __init__(self, reads: int, writes: int) -> None:
-        self._reads, self._writes = reads, writes
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd, self._write_fd = read_fd, write_fd
         self._frames = Frames(LONGEST)
 
     def send(self, about: int, kind: str, body: bytes) -> None:
-        """`body`: as `values.encoded` makes it. Raises OSError when the other end is gone."""
-        send(self._writes, packed({"about": about, "kind": kind}, body))
+        """Send a message whose body was made by `encoded`. Raises OSError when the other end is gone."""
+        send(self._write_fd, packed({"about": about, "kind": kind}, body))
 
     def receive(self) -> Message:
-        """The next one. Raises EOFError or OSError when the other end is gone, ValueError for what is no message."""
+        """Wait for the next message.
+
+        Raises:
+            EOFError, OSError: The other end is gone.
+            ValueError: The stream holds something else.
+        """
         while (frame := self._frames.take()) is None:
-            more = os.read(self._reads, _PIECE)
+            more = os.read(self._read_fd, _READ_BYTES)
             if not more:
                 raise EOFError
             self._frames.feed(more)
@@ -51,3 +68,97 @@ class Channel:
         if type(about) is not int or not isinstance(kind, str) or len(blobs) != 1:
             raise BadFrame("no message")
         return Message(about, kind, decoded(blobs[0]))
+
+
+def encoded(value: Any, *, exact: bool = False) -> bytes:
+    """Return the value as bytes of JSON.
+
+    Raises:
+        TypeError: `exact` is set, and an object would become its `repr`.
+        ValueError: An integer has more digits than Python writes.
+    """
+    tree = _to_json(value, 0, _refuse_object if exact else repr)
+    return json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def decoded(text: bytes) -> Any:
+    """Return the value that `encoded` wrote. Raises ValueError for any other bytes."""
+    try:
+        return _from_json(json.loads(text.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant))
+    except (TypeError, OverflowError, RecursionError) as problem:
+        raise ValueError(f"no value: {problem}") from problem
+
+
+def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any:
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(float(value))}
+    if depth > DEEPEST:
+        return f"<nested too deeply: {type(value).__name__}>"
+    if isinstance(value, np.generic | np.ndarray):
+        inner = value.tolist()
+        return encode_object(value) if isinstance(inner, np.generic) else _to_json(inner, depth, encode_object)
+    if isinstance(value, BaseModel):
+        return _to_json(dict(value), depth, encode_object)
+    if isinstance(value, Mapping):
+        if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
+            return {key: _to_json(item, depth + 1, encode_object) for key, item in value.items()}
+        rows = [
+            [_to_json(key, depth + 1, encode_object), _to_json(item, depth + 1, encode_object)]
+            for key, item in value.items()
+        ]
+        return {"$map": rows}
+    if isinstance(value, (list, tuple, AbstractSet)):
+        items = [_to_json(item, depth + 1, encode_object) for item in value]
+        if isinstance(value, list):
+            return items
+        return {"$tuple" if isinstance(value, tuple) else "$set" if isinstance(value, set) else "$frozenset": items}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": base64.b64encode(value).decode()}
+    for name, kind in (("$datetime", datetime), ("$date", date), ("$time", time)):
+        if isinstance(value, kind):
+            return {name: value.isoformat()}
+    return {"$path": str(value)} if isinstance(value, PurePath) else encode_object(value)
+
+
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "$float": float,
+    "$map": lambda rows: {_make_key(key): _from_json(item) for key, item in rows},
+    "$tuple": lambda items: tuple(map(_from_json, items)),
+    "$set": lambda items: set(map(_make_key, items)),
+    "$frozenset": lambda items: frozenset(map(_make_key, items)),
+    "$bytes": base64.b64decode,
+    "$datetime": datetime.fromisoformat,
+    "$date": date.fromisoformat,
+    "$time": time.fromisoformat,
+    "$path": Path,
+}
+
+
+def _from_json(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_from_json(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((name, inner),) = tree.items()
+        if name.startswith("$"):
+            if name not in _DECODERS:
+                raise ValueError(f"no kind of value: {name[:40]}")
+            return _DECODERS[name](inner)
+    return {key: _from_json(item) for key, item in tree.items()}
+
+
+def _make_key(tree: Any) -> Any:
+    """Return a key of a mapping or a member of a set; a model there became a dictionary, which cannot be hashed."""
+    value = _from_json(tree)
+    return str(value) if isinstance(value, (dict, list)) else value
+
+
+def _refuse_object(value: Any) -> NoReturn:
+    raise TypeError(f"a {type(value).__qualname__}, which is no data")
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")

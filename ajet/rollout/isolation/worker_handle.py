@@ -1,288 +1,405 @@
-"""WorkerHandle: the rollout's side of a worker, wherever that runs.
+"""The rollout's handle of a worker and of the attempts that it plays: one at a time, or many on one event loop.
 
-Invariants: a worker is ended with all that descends from it (Linux; elsewhere with its process group), by its own
-recorded id, and before that id can be anybody else's. Nothing that it says is believed beyond its size and its form,
-and only of the attempt at hand; one that says anything else is ended, and that attempt has failed.
+Invariants: an attempt that was begun ends once, by the worker's message or by the end of its process. What a worker
+sends is believed only within its size and form, and only for attempts that it plays; a worker that sends anything else
+is killed. Only threads of the handle wait for the process. Where attempts share the worker (`Home.shared`), three
+things differ: an attempt that is stopped is cancelled, and the process is replaced only if the attempt goes on; nobody
+knows which attempt ended the process, so that each of them may be played again; a message that cannot be read fails its
+attempt alone.
 """
 
 from __future__ import annotations
 
-import atexit
-import select
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any
 
-import psutil
+from loguru import logger
 
-from ajet.environment.family import end_family
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message
+from ajet.rollout.isolation.channel import Message, encoded
 from ajet.rollout.isolation.messages import (
+    GRACE,
     Ended,
     Home,
     decode_ended,
+    decode_printed,
     decode_question,
     encode_answer,
-    encode_attempt,
     encode_failure,
-    encode_home,
+    pack_attempt,
 )
-from ajet.rollout.isolation.printed import Printed
-from ajet.rollout.isolation.priority import give_way, session_gives_way
-from ajet.rollout.isolation.values import encoded
+from ajet.rollout.isolation.worker_process import StartWorker, WorkerProcess
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import BoundaryError
 from ajet.schema.task import WorkflowOutput
 
-CLOSE, WHERE = b"c", b"?"
-"""What a worker is told beside its channel: to close what its attempt opened, to say where its attempt stands."""
-NUMBER = 8
-"""Bytes of the attempt's number behind the second."""
-CLOSED = b"\0"
-"""What it answers to the first, when it has."""
-GRACE = 2.0
-"""Seconds between asking what a workflow started to end and ending it; before that, seconds that it gets to close what
-its attempt opened."""
-ENDS_S = 2.0
-"""Seconds in which a sandbox ends after the worker in it."""
-_burials: WeakSet[threading.Thread] = WeakSet()
-ANSWERS_S = 0.5
-"""Seconds in which a worker says where its attempt stands; one that holds on to the interpreter cannot."""
+START_S = 5.0
+"""Seconds after which a start no longer counts: a worker may wait for something else than a processor."""
+UNRESPONSIVE_S = 0.25
+"""Seconds without a reply to LOCATE after which a worker is not asked again."""
+_MOST_WARNINGS = 100
 
 
-class Ends(NamedTuple):
-    """Descriptors that a worker gets."""
+@dataclass(slots=True, eq=False)
+class _PlayedAttempt:
+    """An attempt that the worker plays."""
 
-    channel: int
-    life: int
-    """Of a socket that lives as long as the rollout's process."""
-    output: int
-    """For standard output and error."""
+    number: int
+    attempt: Attempt
+    future: Future[WorkflowOutput]
+    printed: str = ""
+    dropped: int = 0
+    """Characters printed before `printed`."""
 
-
-class Started(NamedTuple):
-    """A worker that was started."""
-
-    process: subprocess.Popen[bytes]
-    gone: Callable[[], None] = lambda: None
-    """Called when it has ended: removes what it lay in."""
-    base_url: str = ""
-    """Where the gateway is from there; "" where it is where it is from here."""
-    polite: bool = True
-    """Whether what its attempt started is asked to end, and given time for it, before it is ended."""
+    def add_printed(self, text: str, cut: int) -> None:
+        joined = self.printed + text
+        self.printed = joined[-bounds.PRINTED :]
+        self.dropped += cut + len(joined) - len(self.printed)
+        self.attempt.printed = bounds.ending(self.printed, bounds.PRINTED, before=self.dropped)
 
 
 class WorkerHandle:
-    """A worker that plays one attempt after the other."""
+    """A worker, which a thread of the handle starts. Thread-safe; no method but `locate` waits for the worker."""
 
-    def __init__(self, home: Home, start: Callable[[Home, Ends], Started]) -> None:
-        self._line, theirs = socket.socketpair()
-        self._life, life = socket.socketpair()
-        self._printed = Printed()
-        with theirs, life:
-            try:
-                self._started = start(home, Ends(theirs.fileno(), life.fileno(), self._printed.theirs))
-            finally:
-                self._printed.begin()
-        self._process = self._started.process
-        if self._started.base_url:
-            home = replace(home, ambient=replace(home.ambient, base_url=self._started.base_url))
-        give_way(self._process.pid)
-        session_gives_way(self._process.pid)
-        self._channel = Channel(self._line.fileno(), self._line.fileno())
-        self._saying = threading.Lock()
-        with suppress(OSError):  # it is gone: its first attempt says so
-            self.say(0, "home", encode_home(home))
-        self._burial = threading.Lock()
-        self._number = 0
+    def __init__(
+        self,
+        home: Home,
+        start: StartWorker,
+        *,
+        on_change: Callable[[WorkerHandle], None] = lambda _: None,
+        warned: set[str] | None = None,
+    ) -> None:
+        """
+        Args:
+            on_change: Called at the worker's first message, before the future of an attempt that ended is set, and
+                when the worker is over.
+            warned: Warnings of workers like it that were logged already.
+        """
+        self._home, self._start, self._on_change = home, start, on_change
+        self._warned = set[str]() if warned is None else warned
+        self._lock = threading.Lock()
+        self._process: WorkerProcess | None = None
+        self._playing: dict[int, _PlayedAttempt] = {}
+        self._numbers: dict[Attempt, int] = {}
+        self._last = 0
+        self._stopped: dict[int, float] = {}
+        """Attempts that were stopped and have not ended, with when that was, the oldest first."""
+        self._watches_stopped = False
+        self._is_unresponsive = False
+        """True if it did not reply to LOCATE in time. Then it gets no attempts once that one is stopped: they would
+        wait as long."""
+        self._created, self._has_spoken = time.monotonic(), False
+        self.is_accepting = True
+        """True while it is given attempts."""
+        self.is_over = False
+        """True once its process has ended, or could not be started."""
         self.changes: list[str] = []
-        """What its last attempt left otherwise than it found it, in words."""
+        """Descriptions of what its last attempt left changed in the process."""
+        self._outgoing: SimpleQueue[_PlayedAttempt | int | None] = SimpleQueue()
+        """Attempts to begin, numbers of those to cancel; None: the end."""
+        threading.Thread(target=self._run, name="ajet-worker", daemon=True).start()
 
     @property
-    def alive(self) -> bool:
-        """Whether the process still runs. One that has ended is not waited for here: its id stays its own until what is
-        left of its group is ended."""
-        if self._process.returncode is not None:
-            return False
-        try:
-            return psutil.Process(self._process.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # somebody else waited for it
-            return False
+    def playing(self) -> int:
+        """The number of attempts that it plays, without those that were stopped."""
+        return len(self._playing)
 
-    def run(self, attempt: Attempt, heard: Callable[[], None] = lambda: None) -> WorkflowOutput:
-        """Serve one attempt until it ends. `heard`: called when it says something. Raises EpisodeFailed."""
-        self._number += 1
-        body = attempt_handed_on(attempt)
+    @property
+    def abandoned(self) -> int:
+        """The number of attempts that were stopped and have not ended."""
+        return len(self._stopped)
+
+    @property
+    def start_left(self) -> float:
+        """Seconds for which its start still counts, at most; 0 once it has spoken, and without an attempt."""
+        is_starting = self.is_accepting and not self._has_spoken and bool(self._playing)
+        return max(0.0, self._created + START_S - time.monotonic()) if is_starting else 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its process runs."""
+        process = self._process
+        return process is not None and process.is_alive
+
+    def begin(self, attempt: Attempt, future: Future[WorkflowOutput]) -> bool:
+        """Have the attempt played, and its outcome put into the future; False if it accepts no more."""
+        with self._lock:
+            if not self.is_accepting:
+                return False
+            self._last += 1
+            played = self._playing[self._last] = _PlayedAttempt(self._last, attempt, future)
+            self._numbers[attempt] = self._last
+            self._outgoing.put(played)
+        return True
+
+    def locate(self, attempt: Attempt) -> str:
+        """Return the line of user code that the attempt is at, or ""."""
+        with self._lock:
+            number, process = self._numbers.get(attempt), self._process
+        if number is None or process is None or self._is_unresponsive:
+            return ""
+        began = time.monotonic()
+        found = process.locate(number)
+        self._is_unresponsive = not found and time.monotonic() - began > UNRESPONSIVE_S
+        return found
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel the attempt, or kill the worker that plays it alone. Its future stays open."""
+        with self._lock:
+            number = self._numbers.pop(attempt, None)
+            if number is None or self._playing.pop(number, None) is None:
+                return
+            self._stopped[number] = time.monotonic()
+            if self._home.shared:
+                self._outgoing.put(number)
+                self.is_accepting = self.is_accepting and not self._is_unresponsive
+                if not self._watches_stopped:
+                    self._watches_stopped = True
+                    self._check_stopped_later(GRACE)
+        if not self._home.shared:
+            attempt.printed = self.output()
+            self.close()
+
+    def close(self) -> None:
+        """Kill the worker, with all that descends from it."""
+        with self._lock:
+            self.is_accepting, process = False, self._process
+        if process is not None:
+            process.kill()
+
+    def output(self) -> str:
+        """Return the end of what was written to the worker's standard output and error."""
+        process = self._process
+        return process.output() if process is not None else ""
+
+    def forget_output(self) -> None:
+        """Drop that output, for the next attempt."""
+        if self._process is not None:
+            self._process.forget_output()
+
+    def _run(self) -> None:
+        """Start the process, and send it what is queued."""
         try:
-            self.say(self._number, "attempt", body)
-            ended = self._served(attempt, heard)
+            process = WorkerProcess(self._home, self._start)
+            threading.Thread(target=self._receive, args=(process,), name="ajet-worker-reads", daemon=True).start()
+        except Exception as problem:  # noqa: BLE001 - raised where the attempts are waited for
+            self._fail_start(problem)
+            return
+        with self._lock:
+            self._process, is_wanted = process, self.is_accepting
+        if not is_wanted:
+            process.kill()
+        settings: object = None
+        while (item := self._outgoing.get()) is not None:
+            with suppress(OSError):  # it is gone: the thread that reads finds that
+                if isinstance(item, int):
+                    process.send(item, "stop", encoded(None))
+                elif self._send_attempt(process, item, with_settings=item.attempt.config is not settings):
+                    settings = item.attempt.config if self._home.shared else None
+
+    def _send_attempt(self, process: WorkerProcess, played: _PlayedAttempt, *, with_settings: bool) -> bool:
+        """Have the worker begin an attempt. with_settings: it does not have this configuration. True if it was sent."""
+        with self._lock:
+            if played.number not in self._playing:
+                if self._home.shared:
+                    self._stopped.pop(played.number, None)  # before it began: there is no end to wait for
+                return False
+        try:
+            attempt = played.attempt
+            body = pack_attempt(attempt.task, attempt.config if with_settings else None, attempt.began)
+        except EpisodeFailed as problem:
+            self._finish(played.number, problem)
+            return False
+        process.send(played.number, "attempt", body)
+        return True
+
+    def _receive(self, process: WorkerProcess) -> None:
+        """Handle the worker's messages until it is gone."""
+        try:
+            while True:
+                message = process.receive()
+                if not self._has_spoken:
+                    self._has_spoken = True
+                    self._on_change(self)
+                self._handle(process, message)
         except (ValueError, EOFError, OSError) as problem:
-            raise failed("process_died", self.died_of(problem)) from problem
-        self.changes = ended.left
-        if isinstance(ended.outcome, Failure):
-            raise EpisodeFailed(ended.outcome)
-        return ended.outcome
+            with self._lock:
+                self.is_accepting = False
+            self._fail_all(process.explain_death(problem))
 
-    def _served(self, attempt: Attempt, heard: Callable[[], None]) -> Ended:
-        """How it ended. Raises ValueError for a message that nobody who plays this attempt has sent."""
-        while True:
-            message = self.hear()
-            heard()
-            if message.about != self._number:
-                raise ValueError("it spoke of another attempt")
-            if message.kind == "ended":
-                return decode_ended(message.body)
-            self.serve(attempt, message)
-
-    def hear(self) -> Message:
-        """The next message. Raises EOFError or OSError when it is gone, ValueError for what is no message."""
-        return self._channel.receive()
-
-    def say(self, about: int, kind: str, body: bytes) -> None:
-        """A message to it. Raises OSError when it is gone. Thread-safe."""
-        with self._saying:
-            self._channel.send(about, kind, body)
-
-    def serve(self, attempt: Attempt, message: Message) -> None:
-        """Answer what is asked in the name of an attempt. Raises ValueError for what nobody asks who plays it."""
-        asked = decode_question(message.kind, message.body)
-        if message.kind == "open":
-            if attempt.session is not None:
-                raise ValueError("it opened its session twice")
-            attempt.stage = "open"
-        self.say(message.about, *self._answer(attempt, message.kind, asked))
-
-    def died_of(self, problem: Exception) -> str:
-        """End one that is gone, or that said what cannot be read; answers what to say of that."""
-        if isinstance(problem, ValueError):
-            self._end()
-            why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
+    def _handle(self, process: WorkerProcess, message: Message) -> None:
+        """Raises ValueError for a message that such a worker does not send."""
+        if message.kind == "warning" and self._home.shared:
+            self._log_warning(*decode_printed(message.body))
+            return
+        with self._lock:
+            played, is_stopped = self._playing.get(message.about), message.about in self._stopped
+        if played is None and not is_stopped:
+            raise ValueError("it spoke of an attempt that it does not play")
+        if message.kind == "ended":
+            ended = self._read_end(message)
+            outcome = ended.outcome
+            self._finish(message.about, EpisodeFailed(outcome) if isinstance(outcome, Failure) else outcome, ended.left)
+        elif message.kind == "printed" and self._home.shared:
+            printed = decode_printed(message.body)
+            if played is not None:
+                played.add_printed(*printed)
+        elif played is None:
+            over = failed("stopped", "its episode is over", boundary="ajet")
+            process.send(message.about, "failed", encode_failure(over.failure, []))
         else:
-            why = f"the workflow's process ended with code {self._end(by_itself=ENDS_S)}"
-        return f"{why}\n{self.printed()}".strip()
+            self._answer(process, played.attempt, message)
 
-    def _answer(self, attempt: Attempt, kind: str, asked: Any) -> tuple[str, bytes]:
-        """To what the process asks for (its session, the endpoint of an agent) or says (a use of a tool)."""
+    def _read_end(self, message: Message) -> Ended:
         try:
-            answer = _asked_of(attempt, kind, asked)
+            return decode_ended(message.body)
+        except ValueError as problem:
+            if not self._home.shared:
+                raise
+            why = f"the output cannot be read in the rollout's process: {problem}"
+            return Ended(failed("wrong_type", why).failure, [])
+
+    def _answer(self, process: WorkerProcess, attempt: Attempt, message: Message) -> None:
+        """Reply to a request."""
+        try:
+            request = decode_question(message.kind, message.body)
+            if message.kind == "open" and attempt.session is not None:
+                raise ValueError("it opened its session twice")
+        except ValueError as problem:
+            if not self._home.shared:
+                raise
+            process.send(message.about, "error", encoded(f"what was asked cannot be read: {problem}"))
+            return
+        try:
+            answer = _ask_attempt(attempt, message.kind, request)
         except Exception as problem:  # noqa: BLE001 - it is raised in the process that asked
             if isinstance(problem, EpisodeFailed | BoundaryError):
-                return "failed", encode_failure(classify(problem), [])
-            return "error", encoded(repr(problem))
-        if isinstance(answer, Endpoint) and self._started.base_url:
-            answer = replace(answer, base_url=self._started.base_url)
-        return "ok", encode_answer(kind, answer)
+                process.send(message.about, "failed", encode_failure(classify(problem), []))
+            else:
+                process.send(message.about, "error", encoded(repr(problem)))
+            return
+        if isinstance(answer, Endpoint) and process.base_url:
+            answer = replace(answer, base_url=process.base_url)
+        process.send(message.about, "ok", encode_answer(message.kind, answer))
 
-    def stands(self, number: int = 0) -> str:
-        """Where the person's code stands in it, as far as it can say so; in the attempt of that number, where it plays
-        several."""
-        said = b""
-        with suppress(OSError):
-            self._life.settimeout(ANSWERS_S)
-            self._life.sendall(WHERE + number.to_bytes(NUMBER, "big"))
-            while not said.endswith(b"\n") and len(said) < 1 << 16 and (more := self._life.recv(4096)):
-                said += more
-        return said.decode(errors="replace").strip() if said.endswith(b"\n") else ""
+    def _log_warning(self, text: str, cut: int) -> None:
+        text = bounds.ending(text, bounds.PRINTED, before=cut).strip()
+        if text not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(text)
+            logger.warning("a process of rollout.isolation loops: {}", text)
 
-    def printed(self) -> str:
-        """The end of what this attempt wrote to standard output and error."""
-        return self._printed.text()
+    def _check_stopped_later(self, seconds: float) -> None:
+        """Not in the thread that sends: a process that stands still keeps that one waiting."""
+        timer = threading.Timer(seconds, self._check_stopped)
+        timer.daemon = True
+        timer.start()
 
-    def forget_printed(self) -> None:
-        """Begin anew for the next attempt."""
-        self._printed.forget()
+    def _check_stopped(self) -> None:
+        """Accept no more attempts if one goes on GRACE after it was stopped."""
+        with self._lock:
+            since = next(iter(self._stopped.values()), None) if self.is_accepting else None
+            left = None if since is None else since + GRACE - time.monotonic()
+            self._watches_stopped = left is not None and left > 0
+            if left is not None and left <= 0:
+                self.is_accepting = False
+        if left is not None and left > 0:
+            self._check_stopped_later(left)
+        self._close_if_done()
 
-    def kill(self) -> None:
-        """End it with all that descends from it; does not wait."""
-        burial = threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True)
-        _burials.add(burial)
-        burial.start()
+    def _finish(self, number: int, outcome: WorkflowOutput | EpisodeFailed, left: list[str] | None = None) -> None:
+        """Set the outcome of an attempt. `left`: what it left changed."""
+        with self._lock:
+            self._stopped.pop(number, None)
+            played = self._playing.pop(number, None)
+            if played is not None:
+                self._numbers.pop(played.attempt, None)
+                self.changes = left or []
+        if played is not None:
+            self._store_output(played)
+            self._on_change(self)
+            _set_outcome(played.future, outcome)
+        self._close_if_done()
 
-    def _end(self, grace: float = 0.0, *, by_itself: float = 0.0) -> int:
-        """End the worker, and wait. Answers how the process ended. by_itself: seconds in which what lies around a
-        worker that is gone ends, too, and says how that ended."""
-        with self._burial:
-            if not self._started.polite and by_itself:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(by_itself)
-            if self._process.returncode is None:  # not waited for: its id is still its own
-                self._have_it_close(GRACE)
-                end_family(self._process.pid, grace if self._started.polite else 0.0)
-                self._life.close()
-            code = self._process.wait()
-            self._started.gone()
-            return code
+    def _store_output(self, played: _PlayedAttempt) -> None:
+        if not self._home.shared:
+            played.attempt.printed = played.attempt.printed or self.output()
 
-    def _have_it_close(self, grace: float) -> None:
-        """Have the worker close what its attempt opened; it says when that is done."""
-        until = time.monotonic() + grace
-        with suppress(OSError):
-            self._life.settimeout(grace)
-            self._life.sendall(CLOSE)
-        ready = select.poll()
-        ready.register(self._life.fileno(), select.POLLIN)
-        process = psutil.Process(self._process.pid)
-        with suppress(OSError, psutil.NoSuchProcess):
-            while process.status() != psutil.STATUS_ZOMBIE and (left := until - time.monotonic()) > 0:
-                if ready.poll(min(50.0, 1000 * left)):
-                    said = self._life.recv(4096)
-                    if not said or said.endswith(CLOSED):
-                        return
+    def _close_if_done(self) -> None:
+        """Kill the worker once it accepts no more attempts and plays none."""
+        with self._lock:
+            process = None if self.is_accepting or self._playing else self._process
+        if process is not None and process.is_alive:
+            process.kill()
 
+    def _fail_start(self, problem: Exception) -> None:
+        if isinstance(problem, OSError | RuntimeError):  # no more processes, descriptors or threads
+            self._fail_all(f"the process that was to play it could not be started: {problem}", retryable=True)
+            return
+        for played in self._end():
+            _set_outcome(played.future, problem)
 
-def attempt_handed_on(attempt: Attempt, *, settings: bool = True) -> bytes:
-    """What a worker is told of an attempt. settings: with the configuration. Raises EpisodeFailed for a task that
-    cannot be told."""
-    try:
-        body = encode_attempt(attempt.task, attempt.config if settings else None, attempt.began)
-    except TypeError as problem:
-        raise _not_handed_on(f"it holds {problem}") from problem
-    except Exception as problem:  # the border where user code runs: its objects speak for themselves
-        raise _not_handed_on(bounds.words_of(problem) or type(problem).__name__) from problem
-    if len(body) > LONGEST:
-        raise _not_handed_on(f"it is {len(body)} bytes long, of at most {LONGEST}")
-    return body
+    def _fail_all(self, why: str, *, retryable: bool | None = None) -> None:
+        """Fail all attempts: the process is gone. retryable: None if that depends on who may have ended it."""
+        lost = self._end()
+        others = f" (it played {len(lost)} episodes)" if len(lost) > 1 else ""
+        head, _, output = why.partition("\n")
+        nobodys = self._home.shared if retryable is None else retryable
+        for played in lost:
+            message = "\n".join(filter(None, (head + others, played.printed.strip(), output)))
+            if nobodys:
+                problem = EpisodeFailed(Failure("ajet", "process_died", message, retryable=True))
+            else:
+                problem = failed("process_died", message)
+            _set_outcome(played.future, problem)
 
-
-def _not_handed_on(why: str) -> EpisodeFailed:
-    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
-
-
-@atexit.register
-def _bury() -> None:
-    """A worker that has closed its things stands still until it is ended: who is about to end one does so before this
-    process is gone."""
-    until = time.monotonic() + 2 * GRACE + ENDS_S
-    for burial in tuple(_burials):
-        burial.join(max(0.0, until - time.monotonic()))
+    def _end(self) -> list[_PlayedAttempt]:
+        """Note that the process is gone; return the attempts that it played."""
+        with self._lock:
+            self.is_accepting, self.is_over = False, True
+            lost = list(self._playing.values())
+            self._playing, self._numbers, self._stopped = {}, {}, {}
+        self._outgoing.put(None)
+        for played in lost:
+            self._store_output(played)
+        self._on_change(self)
+        return lost
 
 
-def _asked_of(attempt: Attempt, kind: str, asked: Any) -> Any:
+def _ask_attempt(attempt: Attempt, kind: str, request: Any) -> Any:
+    """Return the answer to a request."""
     if kind == "open":
-        attempt.open(asked)
+        attempt.open(request)
         return None
     assert attempt.session is not None
     if kind == "context_full":
         return attempt.session.context_full()
     if kind == "replay":
         assert attempt.replay is not None
-        return attempt.replay(*asked)
+        return attempt.replay(*request)
     if kind == "replayed_tools":
         assert attempt.replay is not None
         return attempt.replay.tools()
     if kind == "pin":
-        return attempt.pin(asked)
+        return attempt.pin(request)
     if kind == "tool_used":
-        attempt.session.tool_used(asked)
+        attempt.session.tool_used(request)
         return None
-    return attempt.session(*asked)
+    return attempt.session(*request)
+
+
+def _set_outcome(future: Future[WorkflowOutput], outcome: WorkflowOutput | Exception) -> None:
+    if not future.set_running_or_notify_cancel():  # the rollout waits for it no more
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

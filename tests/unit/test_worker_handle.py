@@ -18,17 +18,16 @@ from ajet.config.view import View
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed
-from ajet.rollout.isolation import loops_handle, worker_handle
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message
-from ajet.rollout.isolation.loops_handle import LoopsHandle
+from ajet.rollout.isolation import messages, worker_handle, worker_process
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
 from ajet.rollout.isolation.messages import Home, encode_output
-from ajet.rollout.isolation.values import encoded
-from ajet.rollout.isolation.worker_handle import Ends, Started
+from ajet.rollout.isolation.worker_handle import WorkerHandle
+from ajet.rollout.isolation.worker_process import Ends, Started
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.waiting import until
 
-HOME = Home("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"))
+HOME = Home("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"), shared=True)
 
 
 class Puppet:
@@ -38,12 +37,12 @@ class Puppet:
         self.may_start = threading.Event()
         self.may_start.set()
         self.started = threading.Event()
-        self.handle: LoopsHandle
+        self.handle: WorkerHandle
         self.process: subprocess.Popen[bytes]
         self.channel: Channel
         self.number = -1
 
-    def start(self, home: Home, ends: Ends, worker: str) -> Started:
+    def start(self, home: Home, ends: Ends) -> Started:
         """In the place of a worker's start."""
         self.may_start.wait()
         self.number = os.dup(ends.channel)
@@ -82,10 +81,9 @@ CONFIG = View({"ajet": {}})
 @pytest.fixture
 def puppet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Puppet]:
     made = Puppet()
-    monkeypatch.setattr(loops_handle, "start_process", made.start)
-    for module in (loops_handle, worker_handle):
+    for module in (worker_handle, worker_process):
         monkeypatch.setattr(module, "GRACE", 0.05)
-    made.handle = LoopsHandle(HOME, set())
+    made.handle = WorkerHandle(HOME, made.start)
     yield made
     assert made.started.wait(60)
     made.handle.close()
@@ -98,7 +96,7 @@ def test_a_process_that_stands_still_in_the_midst_of_a_message_is_ended(puppet: 
     puppet.hear("home")
     assert os.read(puppet.number, 8), "it is being sent, and there is no room for it"
     puppet.handle.stop(attempt)
-    assert until(lambda: not puppet.handle.takes)
+    assert until(lambda: not puppet.handle.is_accepting)
     assert puppet.is_ended() and until(lambda: puppet.handle.abandoned == 0)
 
 
@@ -107,7 +105,7 @@ def test_it_is_ended_when_the_last_that_it_plays_is_stopped(puppet: Puppet) -> N
     first, second = puppet.begin()[0], puppet.begin()[0]
     assert [puppet.hear(kind).about for kind in ("home", "attempt", "attempt")] == [0, 1, 2]
     puppet.handle.stop(first)
-    assert until(lambda: not puppet.handle.takes)
+    assert until(lambda: not puppet.handle.is_accepting)
     assert puppet.process.poll() is None, "it plays the second one"
     puppet.handle.stop(second)
     assert puppet.is_ended()
@@ -117,28 +115,27 @@ def test_one_that_does_not_even_say_where_an_attempt_stands_is_given_no_others(
     puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the next two seconds were, and were late as it was."""
-    monkeypatch.setattr(loops_handle, "GRACE", 600.0)
-    monkeypatch.setattr(loops_handle, "_MUTE_S", 0.0)
+    monkeypatch.setattr(worker_handle, "GRACE", 600.0)
+    monkeypatch.setattr(worker_handle, "UNRESPONSIVE_S", 0.0)
     first, second = puppet.begin()[0], puppet.begin()[0]
     assert [puppet.hear(kind).about for kind in ("home", "attempt", "attempt")] == [0, 1, 2]
-    assert puppet.handle.stands(first) == "" and puppet.handle.takes
+    assert puppet.handle.locate(first) == "" and puppet.handle.is_accepting
     puppet.handle.stop(first)
-    assert not puppet.handle.takes and puppet.handle.playing == 1
+    assert not puppet.handle.is_accepting and puppet.handle.playing == 1
     puppet.handle.stop(second)
 
 
 def test_one_that_was_stopped_before_it_was_told_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops_handle, "GRACE", 600.0)
-    monkeypatch.setattr(worker_handle, "GRACE", 0.05)
+    monkeypatch.setattr(worker_handle, "GRACE", 600.0)
+    monkeypatch.setattr(worker_process, "GRACE", 0.05)
     made = Puppet()
     made.may_start.clear()
-    monkeypatch.setattr(loops_handle, "start_process", made.start)
-    made.handle = LoopsHandle(HOME, set())
+    made.handle = WorkerHandle(HOME, made.start)
     attempt, future = made.begin()
     made.handle.stop(attempt)
     assert made.handle.abandoned == 1
     made.may_start.set()
-    assert until(lambda: made.handle.abandoned == 0) and made.handle.takes and not future.done()
+    assert until(lambda: made.handle.abandoned == 0) and made.handle.is_accepting and not future.done()
     made.hear("home")
     assert made.hear("stop").about == 1
     made.handle.close()
@@ -159,7 +156,7 @@ def test_what_is_said_of_one_attempt_and_cannot_be_read_is_its_own_failure(puppe
     with pytest.raises(EpisodeFailed, match="cannot be read") as problem:
         bad.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.retryable) == ("agent", False)
-    assert good.result(60).reward == 1.0 and puppet.handle.takes
+    assert good.result(60).reward == 1.0 and puppet.handle.is_accepting
     assert attempt.printed.startswith("(103 characters before this were cut)") and attempt.printed.endswith("xend")
 
 
@@ -182,12 +179,12 @@ class Gone(date):
 @pytest.mark.parametrize("held", [{"number": 10**5000}, {"own": object()}, {"much": "x"}, {"day": Gone(2026, 1, 1)}])
 def test_a_task_that_cannot_be_told_fails_alone(puppet: Puppet, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if "much" in held:
-        monkeypatch.setattr(worker_handle, "LONGEST", 10)
+        monkeypatch.setattr(messages, "LONGEST", 10)
     _, refused = puppet.begin(**held)
     with pytest.raises(EpisodeFailed, match="cannot be handed to another process") as problem:
         refused.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.kind) == ("ajet", "no_data")
-    monkeypatch.setattr(worker_handle, "LONGEST", LONGEST)
+    monkeypatch.setattr(messages, "LONGEST", LONGEST)
     puppet.begin()
     puppet.hear("home")
     assert puppet.hear("attempt").about == 2

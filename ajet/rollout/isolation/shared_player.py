@@ -1,0 +1,262 @@
+"""A worker that plays many attempts at a time, on one event loop: isolation `loops`.
+
+Invariants: what isolation `loop` promises holds within this process. What is printed in an attempt's tasks and threads
+is sent in its name, by the context that it is printed in, and printing waits for nobody; a thread that user code starts
+itself has no context, and its output goes where standard output went. The end of a task is told apart from that of its
+future: an attempt that was stopped is reported only when its task is over.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TextIO
+
+from loguru import logger
+
+from ajet.config import resolve_reference
+from ajet.rollout.failure import classify, failed
+from ajet.rollout.garbage_collection import rare_collections
+from ajet.rollout.isolation.channel import Message
+from ajet.rollout.isolation.loop import LoopIsolation
+from ajet.rollout.isolation.messages import Home, decode_attempt, decode_settings
+from ajet.rollout.isolation.thread import ThreadIsolation
+from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, end_fork, ending_forks
+from ajet.rollout.isolation.worker_channel import NO_ATTEMPT, OutputStream, WorkerChannel
+from ajet.schema.episode import Failure
+from ajet.schema.task import WorkflowOutput
+from ajet.workflow.ambient import Ambient
+from ajet.workflow.function import KEY, as_workflow
+
+
+class Printer(Protocol):
+    """What receives the output of the code that runs in a context."""
+
+    owner: int
+    """The process that it belongs to; one that was forked from it prints to the real stream."""
+
+    def add_output(self, text: str) -> None:
+        """Send what was printed."""
+        ...
+
+
+current_printer: ContextVar[Printer | None] = ContextVar("ajet_current_printer", default=None)
+"""The attempt whose code runs in this context."""
+
+
+class SharedAttempt(WorkerAttempt):
+    """One of many attempts in this worker."""
+
+    def __init__(self, channel: WorkerChannel, number: int, *more: Any) -> None:
+        super().__init__(channel, number, *more)
+        self.owner = channel.owner
+        self._output = OutputStream(number, "printed")
+        self.has_ended = False
+        """True once its task is over, whatever its future says."""
+
+    def add_output(self, text: str) -> None:
+        """Send what was printed, line by line as long as it is not too much."""
+        if self._output.tail.add(text):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of its output."""
+        self._channel.send_output(self._output)
+
+
+class SharedPlayer:
+    """Plays many attempts at a time with the workflow of one home."""
+
+    def __init__(self, channel: WorkerChannel, home: Home) -> None:
+        self._channel, self._home = channel, home
+        self._loop = _AttemptLoop(self, channel.owner)
+        self._attempts: dict[int, tuple[SharedAttempt, Future[WorkflowOutput]]] = {}
+        self.config: Any = None
+        self._workflow_class: type[Any] | None = None
+        """None until it could be imported."""
+        self._ambient = Ambient(home.ambient)
+
+    def take(self, order: Message) -> None:
+        """Begin an attempt, or cancel one."""
+        if order.kind == "attempt":
+            self._begin(order.about, order.body)
+        elif (found := self._attempts.get(order.about)) is not None:
+            self._loop.stop(found[0])  # type: ignore[arg-type]
+
+    def locate(self, number: int) -> str:
+        """Return the line of user code that the attempt of that number is at, or ""."""
+        found = self._attempts.get(number)
+        return "" if found is None else self._loop.stands(found[0])  # type: ignore[arg-type]
+
+    def close_resources(self) -> Sequence[threading.Thread]:
+        """Start to close what attempts opened; return the threads that do it."""
+        held = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
+        return [resources.close_beside() for resources in held]
+
+    def note_task_end(self, attempt: SharedAttempt) -> None:
+        """Report the end of an attempt whose task is over, if its future was cancelled before."""
+        attempt.has_ended = True
+        found = self._attempts.get(attempt.number)
+        if found is not None and found[1].cancelled():
+            self._report(*found)
+
+    def _begin(self, number: int, body: Any) -> None:
+        self._channel.begin(number)
+        attempt: SharedAttempt | None = None
+        try:
+            self.config = decode_settings(body) or self.config  # sent once, whatever becomes of this attempt
+            task, _, began = decode_attempt(body)
+            if self._workflow_class is None:
+                home = self._home
+                self._workflow_class = resolve_reference(home.reference, base=home.base, what=KEY, made=as_workflow)
+            attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
+            future = self._loop.start(attempt)  # type: ignore[arg-type]
+        except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
+            self._send_end(number, attempt, classify(problem, "construct"))
+            return
+        self._attempts[number] = attempt, future
+        future.add_done_callback(lambda done: self._report(attempt, done))
+
+    def _report(self, attempt: SharedAttempt, future: Future[WorkflowOutput]) -> None:
+        """Report the attempt's end; a cancelled future is no end while the task goes on."""
+        if future.cancelled():
+            if attempt.has_ended:
+                self._send_end(attempt.number, attempt, failed("stopped", "it was stopped", boundary="ajet").failure)
+            return
+        problem = future.exception()
+        if os.getpid() != self._channel.owner:
+            end_fork(problem)
+        outcome = future.result() if problem is None else classify(problem, attempt.stage, attempt.task.task)
+        self._send_end(attempt.number, attempt, outcome)
+
+    def _send_end(self, number: int, attempt: SharedAttempt | None, outcome: WorkflowOutput | Failure) -> None:
+        self._attempts.pop(number, None)
+        if attempt is not None:
+            attempt.flush()
+        self._channel.end(number, encode_end(outcome, []))
+
+
+class _AttemptThreads(ThreadIsolation):
+    """Threads of attempts whose `execute` is a plain function."""
+
+    def _run(self, attempt: Any, *more: Any) -> None:
+        current_printer.set(attempt)
+        super()._run(attempt, *more)
+
+
+class _AttemptLoop(LoopIsolation):
+    """The event loop of this worker; it tells the player when a task is over."""
+
+    def __init__(self, player: SharedPlayer, owner: int) -> None:
+        super().__init__()
+        self._threads = _AttemptThreads()
+        self._player, self._owner = player, owner
+
+    async def _run(self, attempt: Any) -> WorkflowOutput:
+        current_printer.set(attempt)
+        try:
+            with ending_forks(self._owner):
+                return await super()._run(attempt)
+        finally:
+            self._player.note_task_end(attempt)
+
+
+class AttemptOutput(io.TextIOBase):
+    """Standard output or error: what an attempt writes is sent in its name, the rest goes to the real stream."""
+
+    def __init__(self, real: TextIO) -> None:
+        self._real = real
+        self.buffer = _BinaryOutput(self)
+
+    def write(self, text: Any) -> int:
+        """Send or write the text. Raises TypeError where it is called, for what is no text."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        printer = current_printer.get()
+        if printer is None or os.getpid() != printer.owner:
+            return self._real.write(text)
+        printer.add_output(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the real stream."""
+        self._real.flush()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the real stream."""
+        return self._real.fileno()
+
+    def isatty(self) -> bool:
+        """Return False: the real stream is a pipe."""
+        return False
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing: other attempts use the stream."""
+
+    def reconfigure(self, **_: Any) -> None:
+        """Do nothing: what is sent is text, in no encoding."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the real stream."""
+        return self._real.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """The error handling of the real stream."""
+        return self._real.errors
+
+
+class _BinaryOutput(io.BufferedIOBase):
+    """The `buffer` of an `AttemptOutput`, for code that writes bytes."""
+
+    def __init__(self, output: AttemptOutput) -> None:
+        self._output = output
+
+    def write(self, given: Any) -> int:
+        """Write the bytes as UTF-8 text."""
+        found = bytes(given)
+        self._output.write(found.decode("utf-8", "replace"))
+        return len(found)
+
+    def flush(self) -> None:
+        """Flush the real stream."""
+        self._output.flush()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+
+@contextmanager
+def open_shared_player(channel: WorkerChannel, home: Home) -> Iterator[SharedPlayer]:
+    """Yield a player, and send the output of its attempts as theirs.
+
+    What an attempt logs is printed in its name; a warning of no attempt is sent for the log of the run.
+    """
+    stream = OutputStream(NO_ATTEMPT, "warning")
+
+    def warn(text: str) -> None:
+        if stream.tail.add(text):
+            channel.send_output(stream)
+
+    _replace_output()
+    logger.remove()
+    logger.add(sys.stderr)
+    logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_printer.get() is None)
+    with rare_collections():
+        yield SharedPlayer(channel, home)
+
+
+def _replace_output() -> None:
+    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)

@@ -1,0 +1,181 @@
+"""A worker that plays one attempt at a time, in its main thread: isolations `process` and `sandbox`.
+
+Invariant: the end of each attempt reports what it left changed in this process: folder, environment, threads, children,
+standard output. The rollout replaces such a worker. Threads and children that are about to end get a moment for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from ajet.config import resolve_reference
+from ajet.rollout.attempt import is_plain, perform, perform_plain
+from ajet.rollout.failure import classify
+from ajet.rollout.isolation.channel import Message
+from ajet.rollout.isolation.messages import Home, decode_attempt
+from ajet.rollout.isolation.thread import DaemonThreads, locate_code
+from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, ending_forks
+from ajet.rollout.isolation.worker_channel import WorkerChannel
+from ajet.schema.episode import Failure
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.ambient import entering
+from ajet.workflow.function import KEY, as_workflow
+
+SETTLE_S = 0.3
+"""Seconds that threads and children get to end after an attempt."""
+NAMED = 8
+"""Most variables, threads or children that one description names."""
+
+
+class SinglePlayer:
+    """Plays attempts one after another."""
+
+    def __init__(self, channel: WorkerChannel, home: Home) -> None:
+        self._channel, self._home = channel, home
+        self._attempt: WorkerAttempt | None = None
+        """The current one, or the last."""
+        self._task: asyncio.Task[Any] | None = None
+        """Its task, if its code is asynchronous."""
+        entering(home.ambient)
+
+    def take(self, order: Message) -> None:
+        """Play the attempt to its end and report that."""
+        self._channel.begin(order.about)
+        before, outcome = self._play(order.about, *decode_attempt(order.body))
+        with suppress(OSError, ValueError):  # user code may have closed it
+            sys.stdout.flush()
+        entering(self._home.ambient)
+        self._channel.end(order.about, encode_end(outcome, before.find_changes() if before is not None else []))
+
+    def locate(self, number: int) -> str:
+        """Return the line of user code that the current attempt is at, or ""."""
+        return locate_code(threading.main_thread().ident, self._task)
+
+    def close_resources(self) -> Sequence[threading.Thread]:
+        """Start to close what the current attempt opened; return the threads that do it."""
+        return [] if self._attempt is None else [self._attempt.resources.close_beside()]
+
+    def _play(
+        self, number: int, task: WorkflowTask, config: Any, began: float
+    ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
+        """Return this process' state before the attempt, if it got so far, and the attempt's outcome."""
+        attempt: WorkerAttempt | None = None
+        before: ProcessState | None = None
+        owner = self._channel.owner
+        try:
+            with ending_forks(owner):
+                workflow_class = resolve_reference(
+                    self._home.reference, base=self._home.base, what=KEY, made=as_workflow
+                )
+                from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
+
+                before = ProcessState.capture()
+                attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=entering)
+                self._attempt, self._task = attempt, None
+                if is_plain(attempt):
+                    return before, perform_plain(attempt)
+                return before, asyncio.run(self._perform(attempt))
+        except BaseException as problem:  # noqa: BLE001 - the border where user code runs
+            return before, classify(problem, attempt.stage if attempt else "construct", task.task)
+
+    async def _perform(self, attempt: WorkerAttempt) -> WorkflowOutput:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())
+        self._task = asyncio.current_task()
+        with ending_forks(self._channel.owner):
+            return await perform(attempt)
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What a process hands on from one attempt to the next, as it was at one moment."""
+
+    folder: str | None
+    environment: dict[str, str]
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    output: tuple[tuple[int, int] | None, ...]
+
+    @classmethod
+    def capture(cls) -> ProcessState:
+        """Return the state of this process now."""
+        return cls(
+            _find_folder(), dict(os.environ), frozenset(threading.enumerate()), frozenset(_find_children()),
+            _find_output_files(),
+        )  # fmt: skip
+
+    def find_changes(self) -> list[str]:
+        """Return descriptions of what has changed since, after waiting for what is about to end."""
+        until = time.monotonic() + SETTLE_S
+        while (changes := self._describe_changes()) and not self._has_lasting_changes and time.monotonic() < until:
+            time.sleep(0.01)
+        return changes
+
+    @property
+    def _has_lasting_changes(self) -> bool:
+        """True if something changed that does not end by itself."""
+        return _find_folder() != self.folder or os.environ != self.environment or _find_output_files() != self.output
+
+    def _describe_changes(self) -> list[str]:
+        found = []
+        if _find_folder() != self.folder:
+            found.append(f"the working directory ({_find_folder() or 'deleted'})")
+        now = dict(os.environ)
+        names = sorted(name for name in {*now, *self.environment} if now.get(name) != self.environment.get(name))
+        if names:
+            found.append(f"the environment ({_join_names(names)})")
+        threads = [thread.name for thread in threading.enumerate() if thread not in self.threads]
+        if threads:
+            found.append(f"threads ({_join_names(threads)})")
+        children = [str(pid) for pid in sorted(set(_find_children()) - self.children)]
+        if children:
+            found.append(f"processes ({_join_names(children)})")
+        if _find_output_files() != self.output:
+            found.append("standard output")
+        return found
+
+
+def _find_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
+    """Return device and inode of standard output and error; None for a closed one."""
+    found: list[tuple[int, int] | None] = []
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            about = os.fstat(number)
+            found.append(None if stream is None or stream.closed else (about.st_dev, about.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+def _find_children() -> list[int]:
+    """Return the living children of this process, and collect those that have ended."""
+    living = []
+    for child in psutil.Process().children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.append(child.pid)
+                continue
+            os.waitpid(child.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue
+    return living
+
+
+def _join_names(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

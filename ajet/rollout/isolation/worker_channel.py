@@ -1,0 +1,206 @@
+"""A worker's end of the channel: requests and replies of its attempts, and what they print.
+
+Invariants: a thread of its own reads all the time and never writes, so that neither side waits for the other to read;
+a reply goes to the oldest open request of its attempt; only the worker process itself writes here, a process that user
+code forked from it has no channel. No request is sent for an attempt after its end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from ajet.rollout import bounds
+from ajet.rollout.failure import EpisodeFailed, failed
+from ajet.rollout.isolation.channel import Channel, Message, encoded
+from ajet.rollout.isolation.messages import decode_answer, decode_failure, encode_question
+
+NO_ATTEMPT = 0
+"""Attempt id of output that belongs to no attempt."""
+CHATTY = 8 * bounds.PRINTED
+"""Characters after which an attempt's output is sent in parts of the bound's length, no longer line by line."""
+
+
+class OutputTail:
+    """The end of output that is not sent yet, bounded. Thread-safe, without a lock."""
+
+    def __init__(self) -> None:
+        self._parts: deque[str] = deque()
+        self._held = self._cut = self._taken = 0
+
+    def add(self, text: str) -> bool:
+        """Add text; return True if the tail should be sent now."""
+        self._parts.append(text)
+        held = self._held = self._held + len(text)
+        if held > 2 * bounds.PRINTED:
+            self._parts.appendleft(self._join_parts())
+        return held >= bounds.PRINTED or ("\n" in text and self._taken < CHATTY)
+
+    def take(self) -> tuple[str, int]:
+        """Return the text, and the number of characters before it that are lost."""
+        text = self._join_parts()
+        cut, self._cut, self._held = self._cut, 0, 0
+        self._taken += len(text) + cut
+        return text, cut
+
+    def _join_parts(self) -> str:
+        parts = []
+        with suppress(IndexError):
+            while True:
+                parts.append(self._parts.popleft())
+        joined = "".join(parts)
+        kept = joined[-bounds.PRINTED :]
+        self._cut += len(joined) - len(kept)
+        self._held = len(kept)
+        return kept
+
+
+class OutputStream:
+    """Output of one attempt, or of none, on its way to the rollout."""
+
+    def __init__(self, attempt: int, kind: str) -> None:
+        """`kind`: of its messages, `printed` or `warning`."""
+        self.attempt, self.kind, self.tail = attempt, kind, OutputTail()
+        self.is_queued = False
+
+
+class WorkerChannel:
+    """The channel of this worker. Thread-safe."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor = descriptor
+        self._channel = Channel(descriptor, descriptor)
+        self._sending = threading.Lock()
+        self._registry = threading.Lock()
+        """Guards `_waiting`; never held while something is sent, which may take long."""
+        self._waiting: dict[int, deque[Future[Message]]] = {}
+        """Open requests of each attempt that has not ended, the oldest first."""
+        self._output: deque[OutputStream] = deque()
+        """Streams with output that is not sent yet, each once."""
+        self._orders: SimpleQueue[Message | Exception] = SimpleQueue()
+        self.owner = os.getpid()
+        os.register_at_fork(after_in_child=self._disconnect)
+
+    def receive(self) -> Message:
+        """Wait for the next message; not after `start_reading`."""
+        return self._channel.receive()
+
+    def start_reading(self) -> None:
+        """Read from now on in a thread."""
+        threading.Thread(target=self._read, name="ajet-channel", daemon=True).start()
+
+    def next_order(self) -> Message:
+        """Wait for the next `attempt` or `stop`. Raises EOFError or OSError when the rollout's process is gone."""
+        order = self._orders.get()
+        if isinstance(order, Exception):
+            raise order
+        return order
+
+    def begin(self, attempt: int) -> None:
+        """Accept requests of the attempt from now on."""
+        with self._registry:
+            self._waiting[attempt] = deque()
+
+    def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
+        """Send a request and return a future of its reply. Raises EpisodeFailed."""
+        if os.getpid() != self.owner:
+            raise failed("forked", "a forked process asked for a model: make its client before the fork")
+        body = encode_question(kind, value)
+        reply: Future[Message] = Future()
+        with self._sending:
+            with self._registry:
+                waiting = self._waiting.get(attempt)
+                if waiting is None:
+                    raise _make_over_error()
+                waiting.append(reply)
+            self._channel.send(attempt, kind, body)
+        self._send_output()
+        return reply
+
+    def ask(self, attempt: int, kind: str, value: Any) -> Any:
+        """Send a request and wait for its reply in this thread. Raises EpisodeFailed."""
+        return read_reply(kind, self.post(attempt, kind, value).result())
+
+    def is_open(self, attempt: int) -> bool:
+        """True if this very process may still send for the attempt."""
+        return os.getpid() == self.owner and attempt in self._waiting
+
+    def send_output(self, stream: OutputStream) -> None:
+        """Send what is in the stream's tail, now or by the thread that is sending.
+
+        It never waits: a destructor may print in the very thread that holds the lock.
+        """
+        if not stream.is_queued:
+            stream.is_queued = True
+            self._output.append(stream)
+        self._send_output()
+
+    def end(self, attempt: int, body: bytes) -> None:
+        """Send the attempt's end, once; its open requests fail."""
+        with self._sending:
+            self._write_output()
+            with self._registry:
+                waiting = self._waiting.pop(attempt, None)
+            if waiting is not None:
+                self._channel.send(attempt, "ended", body)
+        self._send_output()
+        for reply in waiting or ():
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(_make_over_error())
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive()
+                if message.kind in ("attempt", "stop"):
+                    self._orders.put(message)
+                else:
+                    self._hand_over(message)
+        except Exception as problem:  # noqa: BLE001 - raised in the thread that waits for orders
+            self._orders.put(problem)
+
+    def _hand_over(self, message: Message) -> None:
+        with self._registry:
+            waiting = self._waiting.get(message.about)
+            reply = waiting.popleft() if waiting else None
+        if reply is not None and reply.set_running_or_notify_cancel():
+            reply.set_result(message)
+
+    def _send_output(self) -> None:
+        while self._output and self._sending.acquire(blocking=False):
+            try:
+                self._write_output()
+            finally:
+                self._sending.release()
+
+    def _write_output(self) -> None:
+        while self._output:
+            stream = self._output.popleft()
+            stream.is_queued = False  # before its tail is taken: what is printed from now on queues it again
+            tail = stream.tail.take()
+            if tail[0] and (stream.attempt == NO_ATTEMPT or self.is_open(stream.attempt)):
+                self._channel.send(stream.attempt, stream.kind, encoded(tail))
+
+    def _disconnect(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, self._descriptor, inheritable=False)
+        os.close(nothing)
+
+
+def read_reply(kind: str, reply: Message) -> Any:
+    """Return the value of the reply to a request of that kind. Raises EpisodeFailed."""
+    if reply.kind == "ok":
+        return decode_answer(kind, reply.body)
+    if reply.kind == "failed":
+        raise EpisodeFailed(decode_failure(reply.body))
+    raise failed("endpoint", reply.body, boundary="ajet")
+
+
+def _make_over_error() -> EpisodeFailed:
+    return failed("stopped", "its episode is over", boundary="ajet")

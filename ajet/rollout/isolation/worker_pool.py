@@ -1,0 +1,160 @@
+"""Workers of a rollout, and which of them plays an attempt: what `process`, `sandbox` and `loops` share.
+
+Invariants: attempts are placed in the order in which they came, by the isolation's `_choose_worker`, and again when a
+worker changes; nothing here waits for a worker, so that all methods return at once. Inside a worker clients reach the
+gateway over its loopback port. Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.rollout.attempt import Attempt
+from ajet.rollout.failure import failed
+from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.worker_handle import WorkerHandle
+from ajet.rollout.isolation.worker_process import Ends, Started, start_process
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class WorkerPool(ABC):
+    """An isolation that plays attempts in workers."""
+
+    apart = True
+
+    @classmethod
+    def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
+        """Raise ConfigError if another process could not import the workflow."""
+        find_home(workflow_class, experiment, Endpoint("", ""))
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock = threading.RLock()
+        self._workers: list[WorkerHandle] = []
+        """Those whose processes have not ended, the oldest first."""
+        self._waiting: deque[tuple[Attempt, Future[WorkflowOutput]]] = deque()
+        """Attempts that no worker has got yet."""
+        self._worker_of: dict[Attempt, WorkerHandle] = {}
+        self._warned: set[str] = set()
+        """Warnings that were logged, of what is logged once."""
+        self._closed = False
+
+    @property
+    def abandoned(self) -> int:
+        """The number of attempts that were stopped and have not ended, with or without their process."""
+        with self._lock:
+            return sum(worker.abandoned for worker in self._workers)
+
+    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+        """Begin the attempt, at once or when a worker is free for it."""
+        future: Future[WorkflowOutput] = Future()
+        with self._lock:
+            if self._closed:
+                future.set_exception(failed("stopped", "the rollout was closed", boundary="ajet"))
+                return future
+            self._waiting.append((attempt, future))
+        self._place_waiting()
+        return future
+
+    def stands(self, attempt: Attempt) -> str:
+        """Return the line of user code that the attempt is at; see Isolation."""
+        worker = self._worker_of.get(attempt)
+        return worker.locate(attempt) if worker is not None else ""
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel the attempt, or kill its process; see WorkerHandle."""
+        with self._lock:
+            worker = self._worker_of.pop(attempt, None)
+            waiting = [each for each in self._waiting if each[0] is attempt]
+            for each in waiting:
+                self._waiting.remove(each)
+        if worker is not None:
+            worker.stop(attempt)
+        _fail_stopped(waiting)
+        self._place_waiting()
+
+    def close(self) -> None:
+        """Kill all workers."""
+        with self._lock:
+            self._closed = True
+            workers, waiting = tuple(self._workers), tuple(self._waiting)
+            self._waiting.clear()
+        for worker in workers:
+            worker.close()
+        _fail_stopped(waiting)
+
+    def start_worker(self, home: Home, ends: Ends) -> Started:
+        """Start a worker's process, in a thread of its handle. Raises OSError, SandboxFailure."""
+        return start_process(home, ends)
+
+    @abstractmethod
+    def _choose_worker(self) -> WorkerHandle | None:
+        """Return the worker for the first attempt that waits; None if it has to wait. The lock is held."""
+
+    def _open_worker(self) -> WorkerHandle:
+        """Return a new worker, whose process starts now. The lock is held."""
+        worker = WorkerHandle(self._home, self.start_worker, on_change=self._note_change, warned=self._warned)
+        self._workers.append(worker)
+        return worker
+
+    def _note_change(self, worker: WorkerHandle) -> None:
+        """Handle a worker's first message, an attempt's end in it, and the end of its process."""
+        if worker.is_over:
+            with self._lock:
+                self._workers = [each for each in self._workers if each is not worker]
+        self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        with self._lock:
+            while self._waiting and not self._closed and (worker := self._choose_worker()) is not None:
+                attempt, future = self._waiting[0]
+                if worker.begin(attempt, future):
+                    self._waiting.popleft()
+                    self._worker_of[attempt] = worker
+                    future.add_done_callback(partial(self._forget_attempt, attempt))
+
+    def _forget_attempt(self, attempt: Attempt, future: Future[WorkflowOutput]) -> None:
+        if not future.cancelled():  # then it goes on until it is stopped
+            self._worker_of.pop(attempt, None)
+
+
+def _fail_stopped(waiting: Iterable[tuple[Attempt, Future[WorkflowOutput]]]) -> None:
+    """Fail attempts that no worker got."""
+    for _, future in waiting:
+        if future.set_running_or_notify_cancel():
+            why = "the episode was stopped before its process began"
+            future.set_exception(failed("stopped", why, boundary="ajet"))
+
+
+def find_home(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
+    """Return where another process finds the class. Raises ConfigError if it cannot."""
+    paths = tuple(path or str(Path.cwd()) for path in sys.path)
+    base = experiment.base
+    reference = experiment.ajet.rollout.user_workflow
+    name = workflow_class.__qualname__
+    if isinstance(reference, str) and reference.replace(":", "->").rpartition("->")[2].strip() == name:
+        return Home(reference, base, paths, ambient)
+    source = inspect.getsourcefile(workflow_class)
+    if "." in name or source is None:
+        raise ConfigError(
+            f"The workflow {name} cannot be imported by another process.",
+            where=f"ajet.rollout.isolation: {experiment.ajet.rollout.isolation}",
+            expected="a class at the top level of a file",
+        )
+    if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:
+        return Home(f"{workflow_class.__module__}->{name}", base, paths, ambient)
+    return Home(f"{Path(source).resolve()}->{name}", base, paths, ambient)
