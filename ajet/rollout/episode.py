@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ajet import context_tracker
 from ajet.rollout import bounds
@@ -22,9 +22,12 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.local_time import utc_offset
 from ajet.schema.timeline import Timeline
 
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
 
-def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: Any) -> Episode:
-    """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
+
+def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
+    """Build the episode, its tokens accounted for."""
     capture, output = played.capture, played.output
     if output:
         warn_of_near_names(output)
@@ -69,7 +72,7 @@ def _bounded(verdict: Verdict) -> Verdict:
     return replace(verdict, reason=bounds.beginning(verdict.reason), details=bounds.metadata(verdict.details))
 
 
-def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[str]]:
+def account(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
     """The timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
     policy = settings.context_tracker.timeline_merging_policy
     lines: Sequence[Timeline]

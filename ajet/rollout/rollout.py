@@ -35,7 +35,7 @@ from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.gateway import Gateway
     from ajet.rollout.teaching import Teacher
     from ajet.task_judge import Judge
@@ -289,7 +289,7 @@ def _left(
     return [each for each in left if each[2]]
 
 
-def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
+def _rounds_of(gateway: Gateway, settings: AjetConfig) -> RoundEngine | None:
     rollout = settings.rollout
     if not rollout.deterministic:
         return None

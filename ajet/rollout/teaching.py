@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ajet.schema.errors import TeacherFailure
 from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
     from ajet.rollout.attempt_result import AttemptResult
     from ajet.rollout.identity import Identity
     from ajet.schema.episode import Verdict
@@ -44,9 +45,9 @@ class Teacher(Protocol):
 
 
 class Teaching:
-    """Asks one teacher about all attempts that are trained on. `settings` is the experiment's `ajet` section."""
+    """Asks one teacher about all attempts that are trained on."""
 
-    def __init__(self, teacher: Teacher, settings: Any) -> None:
+    def __init__(self, teacher: Teacher, settings: AjetConfig) -> None:
         self._teacher, self._settings = teacher, settings
 
     async def ask(

@@ -24,7 +24,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
 
 KEY = "ajet.rollout.train_turn"
 
@@ -77,12 +77,11 @@ async def built(
     identity: Identity,
     played: AttemptResult,
     verdict: Verdict | None,
-    settings: Any,
+    settings: AjetConfig,
     choice: TrainTurn | None,
     stopped: asyncio.Future[str],
 ) -> Episode:
-    """The episode of an attempt, with the turns that train. `settings` is the experiment's `ajet` section; `stopped`
-    ends the asking."""
+    """The episode of an attempt, with the turns that train. `stopped` ends the asking."""
     episode = build_episode(identity, played, verdict, settings)
     if choice is None or not episode.scored or played.capture is None:
         return episode

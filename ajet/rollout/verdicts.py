@@ -27,6 +27,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judgement import with_process
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
     from ajet.gateway import Capture
     from ajet.rollout.breaker import Turn
     from ajet.rollout.group import GroupPlay
@@ -40,8 +41,8 @@ RETRY_PAUSE = 0.2
 class Verdicts:
     """Asks one judge for all episodes."""
 
-    def __init__(self, judge: Judge, settings: Any, decode: Decode | None) -> None:
-        """`settings` is the experiment's `ajet` section; `decode` gives the text of sampled ids, if there are any."""
+    def __init__(self, judge: Judge, settings: AjetConfig, decode: Decode | None) -> None:
+        """`decode` gives the text of sampled ids, if there are any."""
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
         self._compares = getattr(judge, "ranks", None) is not None
         self._loop = UserLoop("ajet-judges", "a judge")

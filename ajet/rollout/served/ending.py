@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loguru import logger
 
@@ -25,6 +25,7 @@ from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
     from ajet.gateway import Capture, Gateway
 
 
@@ -43,14 +44,13 @@ class Endings:
         self,
         gateway: Gateway,
         verdicts: Verdicts,
-        settings: Any,
+        settings: AjetConfig,
         keeper: Keeper | None,
         train_turn: TrainTurn | None,
         *,
         ranks: bool = False,
     ) -> None:
-        """`settings` is the experiment's `ajet` section; `ranks`: attempts of a group get their verdicts together,
-        later."""
+        """`ranks`: attempts of a group get their verdicts together, later."""
         self._ranks = ranks
         self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
         self._train_turn = train_turn

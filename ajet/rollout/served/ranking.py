@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
@@ -22,6 +22,9 @@ from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
 
 WAITS = "no score yet: it is ranked when all attempts of its group are in"
 
@@ -38,11 +41,11 @@ class GroupRanking:
     def __init__(
         self,
         verdicts: Verdicts,
-        settings: Any,
+        settings: AjetConfig,
         train_turn: TrainTurn | None,
         ended: Callable[[OpenGroup, Sequence[Episode], Failure | None], None],
     ) -> None:
-        """`settings` is the experiment's `ajet` section; `ended` is told of each group that was begun, once: who was
+        """`ended` is told of each group that was begun, once: who was
         ranked (nobody, where it was stopped), and why there is no ranking."""
         self._verdicts, self._settings, self._train_turn, self._ended = verdicts, settings, train_turn, ended
         self._asked: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
