@@ -17,16 +17,12 @@ from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
 from ajet.environment.replay import Replay, replayed_run
 from ajet.environment.services.threads import in_thread
-from ajet.rollout.attempt import Attempt
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import timed_out
+from ajet.rollout.attempt import Attempt, AttemptResult, Identity
 from ajet.rollout.checks import open_checks
-from ajet.rollout.failure import classify
+from ajet.rollout.failure import classify, classify_timeout, find_failure
 from ajet.rollout.group import GroupPlay
-from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.verdicts import by_the_calls
-from ajet.rollout.waiting import first
+from ajet.rollout.own_loop import wait_first
 from ajet.rollout.worlds import Worlds
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient
@@ -75,7 +71,7 @@ class Attempts:
         """Play it. What it holds of a world is the caller's to `release`, once it is judged."""
         played = AttemptResult(started=time.time())
         timeout = self._settings.rollout.episode_timeout
-        played.task = task = workflow_task(identity)
+        played.task = task = identity.make_task()
         await self._worlds.enter(played, group.stopped)
         if played.aborted or played.failure:
             played.ended = time.time()
@@ -93,7 +89,7 @@ class Attempts:
         future = asyncio.wrap_future(self.isolation.start(attempt))
         ended, stood = False, ""
         try:
-            await first(future, group.stopped, timeout=left)
+            await wait_first(future, group.stopped, timeout=left)
             ended = future.done()
             if not ended and not group.stopped.done():
                 stood = await self._stands(attempt)
@@ -110,13 +106,13 @@ class Attempts:
                 played.aborted = group.stopped.result()
             else:
                 shared = self.isolation.shared
-                played.failure = timed_out(timeout, played, shared_loop=shared, stood=stood)
+                played.failure = classify_timeout(timeout, played, shared_loop=shared, stood=stood)
             return played
         try:
             played.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
             played.failure = classify(problem, attempt.stage, attempt.task.task)
-        played.failure = by_the_calls(played)
+        played.failure = find_failure(played)
         return played
 
     async def _stands(self, attempt: Attempt) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.rollout.waiting import first
+from ajet.rollout.own_loop import wait_first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Breaker:
                 return True
             wait = asyncio.ensure_future(self._changed.wait())
             left = None if self._probing else max(0.0, self._next_probe - time.monotonic())
-            await first(wait, stopped, timeout=left)
+            await wait_first(wait, stopped, timeout=left)
             wait.cancel()
         return False
 
@@ -115,7 +115,7 @@ class Breaker:
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._doubtful.append((doubt, self._ended))
         turn.leave()
-        await first(doubt, stopped)
+        await wait_first(doubt, stopped)
         self._under_way.add(turn)
         return doubt.done() and doubt.result()
 

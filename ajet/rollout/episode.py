@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from ajet import context_tracker
 from ajet.rollout import bounds
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import verdict_on_failure
-from ajet.rollout.identity import Identity
+from ajet.rollout.attempt import AttemptResult, Identity
+from ajet.rollout.failure import score_failure
 from ajet.rollout.own_metrics import metadata_of, numbers_of, warn_of_near_names
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.local_time import utc_offset
@@ -32,7 +31,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
     if output:
         warn_of_near_names(output)
     if played.aborted or played.failure:
-        verdict = verdict_on_failure(played, settings.rollout.policy_failure_reward)
+        verdict = score_failure(played, settings.rollout.policy_failure_reward)
     episode = Episode(
         uuid=identity.uuid,
         task=identity.task,

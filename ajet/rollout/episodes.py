@@ -11,17 +11,16 @@ from collections.abc import Callable
 
 from ajet.config.schema import AjetConfig
 from ajet.engine.contract import Sampling
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.attempts import Attempts
 from ajet.rollout.breaker import Breaker, Turn
 from ajet.rollout.group import GroupPlay
-from ajet.rollout.identity import Identity
+from ajet.rollout.own_loop import wait_first
 from ajet.rollout.play import Play
 from ajet.rollout.slots import Slots
 from ajet.rollout.teaching import Teaching
 from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts
-from ajet.rollout.waiting import first
 from ajet.schema.episode import Episode
 
 
@@ -71,7 +70,7 @@ class Episodes:
         while True:
             seat = slots.ask()
             try:
-                await first(seat, group.stopped)
+                await wait_first(seat, group.stopped)
                 if group.stopped.done():
                     played = AttemptResult(aborted=group.stopped.result(), attempts=number)
                 else:
@@ -116,7 +115,7 @@ class Episodes:
             failure = played.failure
             if failure is None or not failure.retryable or number > self._settings.rollout.max_retries:
                 return played
-            await first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
+            await wait_first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
             if group.stopped.done():
                 return played
             turn.ended(failure)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
+from ajet.rollout.attempt import Identity
 from ajet.rollout.attempts import Attempts
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.episodes import Episodes
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
-from ajet.rollout.identity import Identity
 from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.play import Closed, GivenBack, Play, PlayTally, Wanted
 from ajet.rollout.rounds import RoundEngine

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ajet import context_tracker
-from ajet.rollout.blame import verdict_on_failure
-from ajet.rollout.failure import classify
+from ajet.rollout.failure import classify, score_failure
 from ajet.schema.call import Call, Floats
 from ajet.schema.errors import TeacherFailure
 from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.rollout.attempt_result import AttemptResult
-    from ajet.rollout.identity import Identity
+    from ajet.rollout.attempt import AttemptResult, Identity
     from ajet.schema.episode import Verdict
 
 
@@ -58,7 +56,7 @@ class Teaching:
         if identity.split != "train" or capture is None or played.aborted:
             return
         if played.failure is not None:
-            verdict = verdict_on_failure(played, self._settings.rollout.policy_failure_reward)
+            verdict = score_failure(played, self._settings.rollout.policy_failure_reward)
         if verdict is None or verdict.reward is None:
             return
         asked = asyncio.ensure_future(self._told(capture.calls))

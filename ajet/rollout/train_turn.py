@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.config import resolve_reference
 from ajet.config.functions import is_function, require_callable_with
 from ajet.environment.services.threads import in_thread
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.episode import build_episode
 from ajet.rollout.failure import classify
-from ajet.rollout.identity import Identity
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure

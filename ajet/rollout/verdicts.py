@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.threads import in_thread
-from ajet.rollout import bounds
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import lost_tool
-from ajet.rollout.failure import classify, failed
-from ajet.rollout.identity import Identity, workflow_task
+from ajet.rollout.attempt import AttemptResult, Identity
+from ajet.rollout.failure import classify
 from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.own_loop import wait_first
 from ajet.rollout.process_rewards import Decode, tied
 from ajet.rollout.ranking import Arrived, Ranking
-from ajet.rollout.waiting import first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -28,7 +24,6 @@ from ajet.task_judge.judgement import with_process
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.gateway import Capture
     from ajet.rollout.breaker import Turn
     from ajet.rollout.group import GroupPlay
     from ajet.task_judge import Judge
@@ -60,7 +55,7 @@ class Verdicts:
         for number in range(self._rollout.max_retries + 1):
             asked: list[asyncio.Task[Any]] = []
             judging = asyncio.wrap_future(self._loop.submit(self._verdict(task, self._output(played), asked)))
-            await first(judging, stopped, timeout=timeout)
+            await wait_first(judging, stopped, timeout=timeout)
             if not judging.done():
                 stood = "" if stopped.done() or not asked else self._loop.stands(asked[0])
                 judging.cancel()
@@ -82,7 +77,7 @@ class Verdicts:
                 return verdict
             if not played.failure.retryable or number == self._rollout.max_retries:
                 break
-            await first(stopped, timeout=RETRY_PAUSE * 2**number)
+            await wait_first(stopped, timeout=RETRY_PAUSE * 2**number)
             if stopped.done():
                 played.aborted = stopped.result()
                 break
@@ -176,9 +171,9 @@ class Verdicts:
     ) -> Verdict | None:
         """The verdict by comparison, or None with `played.failure` or `played.aborted` set."""
         told = ranking.of(identity.repeat, self.arrived(identity, played), turn)
-        await first(told, stopped)
+        await wait_first(told, stopped)
         if not told.done() and stopped.result() == "group_deadline":  # those that are in are compared
-            await first(told)
+            await wait_first(told)
         if not told.done():
             played.aborted = stopped.result()
             return None
@@ -202,41 +197,6 @@ class Verdicts:
 
 def judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
     """The task as its judge is told it."""
-    task = played.task or workflow_task(identity)
+    task = played.task or identity.make_task()
     uses = played.capture.tool_uses if played.capture is not None else []
     return task.model_copy(update={"tool_results": [f"{use.name}: {use.result}" for use in uses]})
-
-
-def by_the_calls(played: AttemptResult) -> Failure | None:
-    """What the captured calls and uses of tools say about how the attempt ended, against what it raised or
-    returned."""
-    capture, failure = played.capture, played.failure
-    if capture is not None and capture.terminated is not None:
-        return None
-    if capture is not None and capture.calls and capture.calls[-1].finish == "error":
-        last = capture.calls[-1]
-        text = failure.traceback if failure else ""
-        message = last.error or "the model call failed"
-        return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
-    if failure is None and (capture is None or not capture.calls):
-        refusals = capture.refusals if capture is not None else []
-        if refusals:
-            said = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
-            return failed(
-                "calls_refused", f"the workflow ended without a reply: its calls were refused: {said}"
-            ).failure
-        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
-    if capture is not None and (failure is None or failure.policy) and (lost := lost_tool(capture.tool_uses)):
-        return lost if failure is None else replace(lost, traceback=failure.traceback)
-    return failure if failure is None or capture is None else _with_refusal(failure, capture)
-
-
-def _with_refusal(failure: Failure, capture: Capture) -> Failure:
-    """The agent's failure, with the refusal that its last request met: who does not look at a reply's status raises
-    at what it lacks."""
-    if failure.boundary != "agent" or not capture.unanswered:
-        return failure
-    if capture.unanswered in failure.message:
-        return failure
-    said = f"{failure.message} (its last call was refused: {capture.unanswered})"
-    return bounds.failure(replace(failure, message=said))

@@ -17,9 +17,9 @@ from loguru import logger
 from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import Chosen, chosen
 from ajet.environment.services.threads import in_thread
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.failure import classify
-from ajet.rollout.waiting import first
+from ajet.rollout.own_loop import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.deadline import MOST_RESERVED_S
@@ -57,7 +57,7 @@ class Worlds:
         env = GymEnv(self._chosen.service, task.task_id)
         params = {**self._chosen.params, **({"metadata": task.task.metadata} if task.task.metadata else {})}
         opening = asyncio.ensure_future(in_thread(env.create, None, params))
-        await first(opening, stopped, timeout=self._timeout)
+        await wait_first(opening, stopped, timeout=self._timeout)
         if not opening.done():
             opening.add_done_callback(lambda _: self._leave(env))
             if stopped.done():

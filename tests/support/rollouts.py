@@ -311,13 +311,13 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
     Args:
         of: The module that waits.
     """
-    kept = of.first
+    kept = of.wait_first
 
     async def come() -> None:
         while not when():
             await asyncio.sleep(0.01)
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         if timeout is None:  # it waits for a slot
             await kept(*futures)
             return
@@ -326,7 +326,7 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
         late.cancel()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of, "first", first)
+        patch.setattr(of, "wait_first", wait_first)
         yield
 
 
@@ -348,14 +348,14 @@ def judge_time_is_up(when: Callable[[], bool]) -> Any:
 @contextmanager
 def judge_time_limits() -> Iterator[list[float | None]]:
     """Yield the list of the seconds that judges are given, one for each verdict."""
-    limits, kept = list[float | None](), verdicts.first
+    limits, kept = list[float | None](), verdicts.wait_first
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         limits.append(timeout)
         await kept(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "first", first)
+        patch.setattr(verdicts, "wait_first", wait_first)
         yield limits
 
 
@@ -426,14 +426,14 @@ def group_ends_during_retry_pause() -> Iterator[None]:
     """Within the block a group's deadline passes while a failed attempt pauses before the next."""
     pauses = threading.Event()
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         if timeout == 3600.0:
             pauses.set()
-        await verdicts.first(*futures, timeout=timeout)
+        await verdicts.wait_first(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch, deadline_passes(pauses.is_set):
         patch.setattr(episodes, "RETRY_PAUSE", 3600.0)
-        patch.setattr(episodes, "first", first)
+        patch.setattr(episodes, "wait_first", wait_first)
         yield
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.group import closes_late
 from ajet.rollout.served.episode import Served
 from ajet.rollout.served.group import OpenGroup

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.served.admission import Admission

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
+from ajet.rollout.failure import find_failure
 from ajet.rollout.served.episode import Served
 from ajet.rollout.served.ranking import WAITS
 from ajet.rollout.served.store_calls import ask_store
 from ajet.rollout.train_turn import TrainTurn, built
-from ajet.rollout.verdicts import Verdicts, by_the_calls
+from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
@@ -64,7 +65,7 @@ class Endings:
         played.capture = await asyncio.wrap_future(self._gateway.call(close()))
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
-            played.failure = by_the_calls(played)
+            played.failure = find_failure(played)
         if self._ranks and served.group is not None and self._verdicts.ranks(played):
             verdict: Verdict | None = Verdict(None, None, WAITS)
         else:

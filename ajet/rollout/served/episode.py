@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.identity import Identity
+from ajet.rollout.attempt import Identity
 from ajet.rollout.served.group import OpenGroup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Episode

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.gateway import Capture
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.served.episode import ServedIdentity
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.train_turn import TrainTurn, built
