@@ -34,7 +34,6 @@ from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture
-    from ajet.rollout.attempt import AttemptResult
 
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
@@ -139,9 +138,8 @@ def _is_from_outside(problem: BaseException) -> bool:
     return False
 
 
-def find_failure(played: AttemptResult) -> Failure | None:
-    """Return the failure of an attempt by its captured calls and tool uses, and by what it raised or returned."""
-    capture, failure = played.capture, played.failure
+def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
+    """Return the failure of an attempt by its captured calls and tool uses; `failure` is what its code raised."""
     if capture is not None and capture.terminated is not None:
         return None
     if capture is not None and capture.calls and capture.calls[-1].finish == "error":
@@ -187,22 +185,20 @@ def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
     return None
 
 
-def score_failure(played: AttemptResult, reward: float | None) -> Verdict | None:
+def score_failure(failure: Failure, capture: Capture | None, reward: float | None) -> Verdict | None:
     """Return the verdict on a failed attempt: `reward` where the policy is to blame, else None.
 
     Args:
         reward: The setting `rollout.policy_failure_reward`.
     """
-    if reward is None or played.aborted or not _is_policy_failure(played):
+    if reward is None or not _is_policy_failure(failure, capture):
         return None
-    assert played.failure is not None
-    return Verdict(reward, False, f"failed by the policy's own doing: {played.failure.kind}")
+    return Verdict(reward, False, f"failed by the policy's own doing: {failure.kind}")
 
 
-def _is_policy_failure(played: AttemptResult) -> bool:
+def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
     """True if the context was full, the agent's code raised at a reply, or the time was lost over one."""
-    failure, capture = played.failure, played.capture
-    if failure is None or failure.boundary != "agent" or capture is None:
+    if failure.boundary != "agent" or capture is None:
         return False
     if not any(call.trained and len(call.response_ids) for call in capture.calls):
         return False
@@ -210,8 +206,10 @@ def _is_policy_failure(played: AttemptResult) -> bool:
     return refused or failure.policy
 
 
-def classify_timeout(seconds: float | None, played: AttemptResult, *, shared_loop: bool, stood: str = "") -> Failure:
-    """Return the failure of an attempt that took too long.
+def classify_timeout(
+    seconds: float | None, capture: Capture | None, began: float, ended: float, *, shared_loop: bool, stood: str = ""
+) -> Failure:
+    """Return the failure of an attempt that took longer than `seconds`.
 
     The place where it stood at the end is to blame if that is the engine or a tool, else the place of most time.
 
@@ -221,14 +219,14 @@ def classify_timeout(seconds: float | None, played: AttemptResult, *, shared_loo
     """
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
     message += f"; it stood at {stood}" if stood else ""
-    if played.capture is None or not played.capture.calls:
+    if capture is None or not capture.calls:
         return Failure("agent", "timeout", message)
-    spent, at_end = measure_places(played.capture.calls, played.capture.messages, played.started, played.ended)
+    spent, at_end = measure_places(capture.calls, capture.messages, began, ended)
     most: Culprit = max(spent, key=lambda place: spent[place])
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
     message += f"; {shares}; at the end in the {at_end}" if shares else ""
     blamed = at_end if at_end in ("engine", "tool") else most
-    if blamed == "engine" and (earlier := _find_engine_error(played.capture.calls)):
+    if blamed == "engine" and (earlier := _find_engine_error(capture.calls)):
         return Failure("engine", "timeout", f"{message}; its call before had failed: {earlier}", own=True)
     if blamed == "engine" or blamed == "tool":
         return Failure(blamed, "timeout", message)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.failure import classify_timeout, measure_places
 from ajet.schema.call import Call
 
@@ -57,8 +56,7 @@ def test_time_that_ran_out_while_a_failing_engine_was_asked_again_says_nothing_o
     calls.append(a_call(len(calls), 4.0, 10.0, reply=None, finish=last))
     for call in calls:
         call.error = "http://h/v1 hangs" if call.finish == "error" else None
-    capture = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
-    played = AttemptResult(capture=capture, started=0.0, ended=10.0)  # type: ignore[arg-type]
-    failure = classify_timeout(10.0, played, shared_loop=False)
+    capture: Any = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
+    failure = classify_timeout(10.0, capture, 0.0, 10.0, shared_loop=False)
     assert (failure.boundary, failure.kind, failure.own) == ("engine", "timeout", own)
     assert ("its call before had failed: http://h/v1 hangs" in failure.message) == own

@@ -32,7 +32,9 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
-from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts, breaker, episodes, verdicts
+from ajet.rollout import ClosedGroup as Closed
+from ajet.rollout import ReturnedTask as GivenBack
+from ajet.rollout import Rollout, RoundEngine, attempt_runner, breaker, episode_player, verdicts
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.group import GroupPlay
@@ -302,7 +304,7 @@ def workers_start_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
+def time_is_up(when: Callable[[], bool], of: Any = attempt_runner) -> Iterator[None]:
     """Within the block an attempt that runs when this becomes true is late.
 
     It is as if `rollout.episode_timeout` had passed then (one must be set): a limit that is long enough for a busy
@@ -372,7 +374,7 @@ def tool_deadline_leaves(seconds: float) -> Iterator[None]:
 def cancelled_attempts_have_time() -> Iterator[None]:
     """Within the block a cancelled attempt may take a minute to close what it opened."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "HANGS_S", 60.0)
+        patch.setattr(attempt_runner, "HANGS_S", 60.0)
         yield
 
 
@@ -381,7 +383,7 @@ def attempts_start_at(moment: datetime) -> Iterator[None]:
     """Within the block the clock of attempts stands still at this moment."""
     stands = SimpleNamespace(time=moment.timestamp, monotonic=time.monotonic)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "time", stands)
+        patch.setattr(attempt_runner, "time", stands)
         yield
 
 
@@ -432,8 +434,8 @@ def group_ends_during_retry_pause() -> Iterator[None]:
         await verdicts.wait_first(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch, deadline_passes(pauses.is_set):
-        patch.setattr(episodes, "RETRY_PAUSE", 3600.0)
-        patch.setattr(episodes, "wait_first", wait_first)
+        patch.setattr(episode_player, "RETRY_PAUSE", 3600.0)
+        patch.setattr(episode_player, "wait_first", wait_first)
         yield
 
 
@@ -444,7 +446,7 @@ def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
     async def come(group: GroupPlay) -> None:
         while not when():
             await asyncio.sleep(0.01)
-        group._overdue()
+        group._pass_deadline()
 
     def began(group: GroupPlay) -> None:
         if not group._began:

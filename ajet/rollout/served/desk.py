@@ -19,6 +19,7 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.served.admission import Admission
 from ajet.rollout.served.beginning import Beginnings, told
@@ -32,7 +33,6 @@ from ajet.rollout.served.held_out import HeldOutTasks
 from ajet.rollout.served.ranking import GroupRanking, waits
 from ajet.rollout.served.results import Results
 from ajet.rollout.served.store_calls import ask_store
-from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
@@ -75,10 +75,10 @@ class Desk:
         self._backlog = backlog
         self._verdicts = Verdicts(judge, settings, gateway.decode)
         self._breaker = Breaker(settings.rollout.breaker)
-        turns = TrainTurn.of(experiment)
+        builder = EpisodeBuilder.open(experiment)
         ranks = self._verdicts.compares and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranking = GroupRanking(self._verdicts, settings, turns, self._ranked)
-        self._endings = Endings(gateway, self._verdicts, settings, keeper, turns, ranks=ranks)
+        self._ranking = GroupRanking(self._verdicts, builder, settings.seed, self._ranked)
+        self._endings = Endings(gateway, self._verdicts, builder, keeper, ranks=ranks)
         self._open: dict[str, Served] = {}
         self._admission = Admission(settings, self._breaker, self._open, self._complete, backlog)
         self._beginnings = Beginnings(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)

@@ -15,18 +15,17 @@ from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
+from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.failure import find_failure
 from ajet.rollout.served.episode import Served
 from ajet.rollout.served.ranking import WAITS
 from ajet.rollout.served.store_calls import ask_store
-from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
     from ajet.gateway import Capture, Gateway
 
 
@@ -45,16 +44,14 @@ class Endings:
         self,
         gateway: Gateway,
         verdicts: Verdicts,
-        settings: AjetConfig,
+        builder: EpisodeBuilder,
         keeper: Keeper | None,
-        train_turn: TrainTurn | None,
         *,
         ranks: bool = False,
     ) -> None:
         """`ranks`: attempts of a group get their verdicts together, later."""
         self._ranks = ranks
-        self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
-        self._train_turn = train_turn
+        self._gateway, self._verdicts, self._builder, self._keeper = gateway, verdicts, builder, keeper
 
     async def judge(self, served: Served, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
@@ -65,12 +62,12 @@ class Endings:
         played.capture = await asyncio.wrap_future(self._gateway.call(close()))
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
-            played.failure = find_failure(played)
+            played.failure = find_failure(played.capture, played.failure)
         if self._ranks and served.group is not None and self._verdicts.ranks(played):
             verdict: Verdict | None = Verdict(None, None, WAITS)
         else:
             verdict = await self._verdicts.of(served.identity, played, served.stopped)
-        return await built(served.identity, played, verdict, self._settings, self._train_turn, served.stopped)
+        return await self._builder.build(served.identity, played, verdict, served.stopped)
 
     async def record(self, served: Served) -> None:
         """Put it on the disk. Raises Refused where that cannot be done now."""

@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from ajet.gateway import Capture
 from ajet.rollout.attempt import AttemptResult
+from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.served.episode import ServedIdentity
 from ajet.rollout.served.group import OpenGroup
-from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import WorkflowOutput
-
-if TYPE_CHECKING:
-    from ajet.config import AjetConfig
 
 WAITS = "no score yet: it is ranked when all attempts of its group are in"
 
@@ -41,13 +37,13 @@ class GroupRanking:
     def __init__(
         self,
         verdicts: Verdicts,
-        settings: AjetConfig,
-        train_turn: TrainTurn | None,
+        builder: EpisodeBuilder,
+        seed: int,
         ended: Callable[[OpenGroup, Sequence[Episode], Failure | None], None],
     ) -> None:
         """`ended` is told of each group that was begun, once: who was
         ranked (nobody, where it was stopped), and why there is no ranking."""
-        self._verdicts, self._settings, self._train_turn, self._ended = verdicts, settings, train_turn, ended
+        self._verdicts, self._builder, self._seed, self._ended = verdicts, builder, seed, ended
         self._asked: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
 
     @property
@@ -81,7 +77,7 @@ class GroupRanking:
         waiting = {episode.repeat: episode for episode in group.episodes if waits(episode)}
         again = {repeat: (_identity(episode), _played(episode)) for repeat, episode in waiting.items()}
         arrived = {repeat: self._verdicts.arrived(*again[repeat]) for repeat in sorted(again)}
-        found = await self._verdicts.rank(arrived, f"{self._settings.seed}/{group.lease.order}")
+        found = await self._verdicts.rank(arrived, f"{self._seed}/{group.lease.order}")
         ranked = {repeat: await self._made(*again[repeat], _of(found, repeat)) for repeat in again}
         group.episodes = [ranked.get(episode.repeat, episode) for episode in group.episodes]
         return list(ranked.values()), found if isinstance(found, Failure) else None
@@ -91,7 +87,7 @@ class GroupRanking:
             played.failure = found
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         verdict = found if isinstance(found, Verdict) else None
-        return await built(identity, played, verdict, self._settings, self._train_turn, stopped)
+        return await self._builder.build(identity, played, verdict, stopped)
 
 
 def _of(found: Mapping[int, Verdict] | Failure, repeat: int) -> Verdict | Failure:
