@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ajet.environment.pinned import Pin, Pins
 from ajet.rollout.failure import Stage, failed
@@ -31,10 +31,14 @@ from ajet.workflow.resources import Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.engine.contract import Sampling
     from ajet.environment.replay import Walk
-    from ajet.gateway import Capture, Session
+    from ajet.gateway import Capture, Gateway, Session
+    from ajet.schema.call import Call
     from ajet.workflow.tuner import ModelTuner
 
+T = TypeVar("T")
 NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
 
 
@@ -104,6 +108,43 @@ class AttemptResult:
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
         """Make the result of an attempt that was not played here."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
+
+
+def open_session(
+    gateway: Gateway,
+    settings: AjetConfig,
+    inspect: Callable[[Call, dict[str, Any]], list[str]] | None,
+    identity: Identity,
+    *,
+    sampling: Sampling,
+    trainable: Collection[str] | None,
+    began: float,
+) -> Session:
+    """Open the gateway's session of an attempt.
+
+    Args:
+        inspect: Checks of replies; see `open_checks`.
+        trainable: Agents that train; None: all.
+        began: Its start by the system clock.
+    """
+    return gateway.open(
+        identity.uuid,
+        key=(settings.seed, identity.order, identity.repeat),
+        sampling=sampling,
+        trainable=trainable,
+        inspect=inspect,
+        terminate_on_inspect=settings.rollout.agent_madness_termination,
+        began=began,
+    )
+
+
+async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
+    """Call a function on the gateway's own loop: waiting for that loop here would hold up all episodes."""
+
+    async def call() -> T:
+        return function()
+
+    return await asyncio.wrap_future(gateway.call(call()))
 
 
 class Attempt:

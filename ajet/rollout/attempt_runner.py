@@ -24,7 +24,7 @@ from ajet.environment.replay import Replay, replayed_run
 from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import Chosen, chosen
 from ajet.environment.services.threads import in_thread
-from ajet.rollout.attempt import Attempt, AttemptResult, Identity
+from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify, classify_timeout, find_failure
 from ajet.rollout.isolation import Isolation, open_isolation
@@ -37,7 +37,7 @@ from ajet.workflow.resources import Resources
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.gateway import Capture, Gateway, Session
+    from ajet.gateway import Gateway, Session
 
 HANGS_S = 1.5
 """Seconds that a stopped attempt may take to close its resources; then they are closed for it."""
@@ -96,7 +96,7 @@ class AttemptRunner:
         future = asyncio.wrap_future(self.isolation.start(attempt))
         stood = await self._await_end(attempt, future, stopped)
         ended = stood is None
-        played.capture = await self._close_session(attempt)
+        played.capture = await call_on_gateway(self._gateway, attempt.close)
         played.ended = time.time()
         played.printed = attempt.printed
         if not ended:
@@ -118,11 +118,17 @@ class AttemptRunner:
     def _make_attempt(
         self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
     ) -> Attempt:
+        def open_own_session(trainable: Collection[str] | None) -> Session:
+            return open_session(
+                self._gateway, self._settings, self._inspect, identity,
+                sampling=sampling, trainable=trainable, began=played.started,
+            )  # fmt: skip
+
         attempt = Attempt(
             self._workflow_class,
             task,
             self._config,
-            lambda trainable: self._open_session(identity, sampling, trainable, played.started),
+            open_own_session,
             self._replay.walk(identity.task, identity.repeat) if self._replay is not None else None,
             self._pins,
         )
@@ -156,27 +162,6 @@ class AttemptRunner:
         if not self.isolation.apart:
             return self.isolation.stands(attempt)
         return await in_thread(self.isolation.stands, attempt)
-
-    async def _close_session(self, attempt: Attempt) -> Capture | None:
-        """Close the session on the gateway's own loop: waiting for that loop here would hold up all attempts."""
-
-        async def close() -> Capture | None:
-            return attempt.close()
-
-        return await asyncio.wrap_future(self._gateway.call(close()))
-
-    def _open_session(
-        self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None, began: float
-    ) -> Session:
-        return self._gateway.open(
-            identity.uuid,
-            key=(self._settings.seed, identity.order, identity.repeat),
-            sampling=sampling,
-            trainable=trainable,
-            inspect=self._inspect,
-            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
-            began=began,
-        )
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release the environment instance of an attempt."""

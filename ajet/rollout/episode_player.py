@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ajet.engine.contract import Sampling
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.attempt_runner import AttemptRunner
-from ajet.rollout.breaker import Breaker, Turn
+from ajet.rollout.breaker import Breaker, BreakerTurn
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.group import GroupPlay, Play, Slots
 from ajet.rollout.own_loop import wait_first
@@ -49,7 +49,7 @@ class EpisodePlayer:
         on_end: Callable[[Episode], None] | None = None,
     ) -> None:
         """Play one episode; `on_end` gets it in place of the play's events."""
-        turn = self._breaker.begins()
+        turn = self._breaker.open_turn()
         try:
             episode = await self._play_to_end(play, group, slots, identity, sampling, turn)
         finally:
@@ -63,7 +63,7 @@ class EpisodePlayer:
         group.ended(episode)
 
     async def _play_to_end(
-        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling, turn: Turn
+        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling, turn: BreakerTurn
     ) -> Episode:
         """Play attempts in a slot and judge the last; play again those that an outage took."""
         number = 0
@@ -83,13 +83,13 @@ class EpisodePlayer:
                 await self._teaching.ask(identity, played, verdict, group.stopped)
             if played.attempts > number and not is_reported:
                 turn.ended(played.failure, aborted=played.aborted is not None)
-            if not await turn.taken(played.failure, group.stopped):
+            if not await turn.was_outage(played.failure, group.stopped):
                 return await self._builder.build(identity, played, verdict, group.stopped)
             number = played.attempts
             _count_retry(play, played)
 
     async def _play_attempts(
-        self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling, turn: Turn, before: int
+        self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling, turn: BreakerTurn, before: int
     ) -> AttemptResult:
         """Play attempts until one ends well or in a way that another would not mend; report all others to the breaker.
 
@@ -100,7 +100,7 @@ class EpisodePlayer:
         """
         number = 1
         while True:
-            await turn.admitted(group.stopped)
+            await turn.wait_admitted(group.stopped)
             if group.stopped.done():
                 return AttemptResult(aborted=group.stopped.result(), attempts=before + number - 1)
             played = await self._attempts.play(identity, sampling, group.stopped)
@@ -117,7 +117,7 @@ class EpisodePlayer:
             number += 1
 
     async def _judge(
-        self, group: GroupPlay, identity: Identity, played: AttemptResult, turn: Turn
+        self, group: GroupPlay, identity: Identity, played: AttemptResult, turn: BreakerTurn
     ) -> tuple[Verdict | None, bool]:
         """Return the verdict, and whether the attempt's end was reported to the breaker before it."""
         verdict, is_reported = None, False

@@ -27,7 +27,7 @@ from ajet.task_judge.judgement import with_process
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.rollout.breaker import Turn
+    from ajet.rollout.breaker import BreakerTurn
     from ajet.task_judge import Judge
 
 OTHERS_BEFORE = "no score: others of its group were judged before, and it is compared with all of them or none"
@@ -53,7 +53,7 @@ class Ranking:
     def __init__(self, repeats: int, ask: Ask, on_arrival: Callable[[], None]) -> None:
         """`on_arrival` is called when another attempt waits."""
         self._repeats, self._ask, self._on_arrival = repeats, ask, on_arrival
-        self._waiting: dict[int, tuple[Arrived, asyncio.Future[Verdict | Failure], Turn]] = {}
+        self._waiting: dict[int, tuple[Arrived, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
         self._over: set[int] = set()
         self._asking: asyncio.Task[None] | None = None
 
@@ -62,7 +62,7 @@ class Ranking:
         """The number of attempts that have arrived and have no verdict yet."""
         return len(self._waiting)
 
-    def add(self, repeat: int, arrived: Arrived, turn: Turn) -> asyncio.Future[Verdict | Failure]:
+    def add(self, repeat: int, arrived: Arrived, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
         """Add an attempt; return the future of its verdict."""
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
         self._waiting[repeat] = (arrived, verdict, turn)
@@ -255,7 +255,12 @@ class Verdicts:
         return None
 
     async def compared(
-        self, ranking: Ranking, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str], turn: Turn
+        self,
+        ranking: Ranking,
+        identity: Identity,
+        played: AttemptResult,
+        stopped: asyncio.Future[str],
+        turn: BreakerTurn,
     ) -> Verdict | None:
         """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
         ranked = ranking.add(identity.repeat, self.arrived(identity, played), turn)

@@ -413,7 +413,7 @@ def outages_pause(seconds: float, on_lost: Callable[[], None] = lambda: None) ->
 
     def counted(self: Breaker, failure: Failure | None, **more: Any) -> None:
         ended(self, failure, **more)
-        if breaker.lost(failure):
+        if breaker.is_lost(failure):
             on_lost()
 
     with pytest.MonkeyPatch.context() as patch:

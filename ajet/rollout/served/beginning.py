@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from ajet.rollout.attempt import open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, shown
@@ -46,13 +47,13 @@ class Beginnings:
         named, order = group.name if group is not None else "", lease.order
         identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
         began = time.time()
-        session = self._gateway.open(
-            identity.uuid,
-            key=(self._settings.seed, order, repeat),
+        session = open_session(
+            self._gateway,
+            self._settings,
+            self._inspect,
+            identity,
             sampling=split_sampling(self._settings, "validation" if given else "train"),
             trainable=opening.trainable if opening.trains else (),
-            inspect=self._inspect,
-            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
             began=began,
         )
         endpoint = session(opening.agent, opening.agent, None)

@@ -6,7 +6,6 @@ end that is not recorded is told to nobody as one.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt import AttemptResult
+from ajet.rollout.attempt import AttemptResult, call_on_gateway
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.failure import find_failure
 from ajet.rollout.served.episode import Served
@@ -26,7 +25,7 @@ from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
-    from ajet.gateway import Capture, Gateway
+    from ajet.gateway import Gateway
 
 
 class Keeper(Protocol):
@@ -55,11 +54,7 @@ class Endings:
 
     async def judge(self, served: Served, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
-
-        async def close() -> Capture:
-            return served.session.close()
-
-        played.capture = await asyncio.wrap_future(self._gateway.call(close()))
+        played.capture = await call_on_gateway(self._gateway, served.session.close)
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
             played.failure = find_failure(played.capture, played.failure)
