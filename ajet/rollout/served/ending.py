@@ -16,7 +16,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult, call_on_gateway
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.failure import find_failure
-from ajet.rollout.served.episode import Served
+from ajet.rollout.served.episode import ServedEpisode
 from ajet.rollout.served.ranking import WAITS
 from ajet.rollout.served.store_calls import ask_store
 from ajet.rollout.verdicts import Verdicts
@@ -52,7 +52,7 @@ class Endings:
         self._ranks = ranks
         self._gateway, self._verdicts, self._builder, self._keeper = gateway, verdicts, builder, keeper
 
-    async def judge(self, served: Served, played: AttemptResult) -> Episode:
+    async def judge(self, served: ServedEpisode, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
         played.capture = await call_on_gateway(self._gateway, served.session.close)
         played.started, played.ended = served.began, time.time()
@@ -64,7 +64,7 @@ class Endings:
             verdict = await self._verdicts.of(served.identity, played, served.stopped)
         return await self._builder.build(served.identity, played, verdict, served.stopped)
 
-    async def record(self, served: Served) -> None:
+    async def record(self, served: ServedEpisode) -> None:
         """Put it on the disk. Raises Refused where that cannot be done now."""
         if self._keeper is None:
             return
@@ -86,14 +86,14 @@ class Endings:
                 served.unrecorded = time.monotonic()
                 logger.warning("the end of episode {} is not recorded yet: {}", served.made.uuid, error)
             raise Refused(
-                f"The episode's end could not be recorded: {_why(error)} Send the same request again.",
+                f"The episode's end could not be recorded: {_describe_error(error)} Send the same request again.",
                 status=503,
                 code="not_recorded",
                 retry_after=1,
             ) from error
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Without the paths of this machine."""
     if isinstance(error, UserError):
         return error.what
