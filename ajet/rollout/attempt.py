@@ -1,8 +1,9 @@
-"""Attempt: one try at an episode, from making the workflow to its output, wherever an isolation runs it.
+"""Attempt: one try at an episode: which one it is, how an isolation runs it, and what it leaves behind.
 
-Invariants: a workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets`
-count) and is closed exactly once, by the rollout; an attempt that was closed before it came to open its session
-never opens one. What it opened is closed with it (`Resources`).
+Invariants: ids are made of the place in the run alone, so that playing a step again writes no second episode. A
+workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets` count) and is
+closed exactly once, by the rollout; an attempt that was closed before it came to open its session never opens one.
+Resources that it opened are closed with it (`Resources`). Worker processes import this module: it stays small.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import asyncio
 import inspect
 import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ajet.environment.pinned import Pin, Pins
 from ajet.rollout.failure import Stage, failed
 from ajet.schema.endpoint import Endpoints
+from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import playing
 from ajet.workflow.deadline import Deadline
 from ajet.workflow.function import is_of_function
@@ -27,9 +31,120 @@ from ajet.workflow.resources import Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.engine.contract import Sampling
     from ajet.environment.replay import Walk
-    from ajet.gateway import Capture, Session
+    from ajet.gateway import Capture, Gateway, Session
+    from ajet.schema.call import Call
     from ajet.workflow.tuner import ModelTuner
+
+T = TypeVar("T")
+NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The place of one episode in its run."""
+
+    run: str
+    split: Split
+    step: int
+    task: Task
+    order: int
+    index: int
+    """The task's place within its play."""
+    repeat: int
+
+    @property
+    def uuid(self) -> str:
+        """The episode's id: the same for the same repeat of the same run."""
+        return uuid.uuid5(NAMESPACE, f"{self._group_path()}/{self.repeat}").hex
+
+    @property
+    def group(self) -> str:
+        """The group's id: the same for all its repeats, also where they are played again."""
+        return uuid.uuid5(NAMESPACE, self._group_path()).hex
+
+    def _group_path(self) -> str:
+        return f"{self.run}/{self.split}/{self.step}/{self.order}"
+
+    def make_task(self) -> WorkflowTask:
+        """Make the task as `execute` and the judge receive it."""
+        return WorkflowTask(
+            task=self.task,
+            episode_uuid=self.uuid,
+            task_id=self.task.task_id,
+            env_type=self.task.env_type,
+            task_batch_index=self.index,
+            task_thread_index=self.repeat,
+            task_tag=f"T{self.task.task_id}#R{self.repeat}",
+            step=self.step,
+        )
+
+
+@dataclass(slots=True)
+class AttemptResult:
+    """Everything that an attempt leaves behind, until it is an episode.
+
+    Exactly one of output, failure and aborted says how it ended, except where a check ended it (`capture.terminated`).
+    """
+
+    output: WorkflowOutput | None = None
+    failure: Failure | None = None
+    aborted: str | None = None
+    """Why ajet stopped it."""
+    capture: Capture | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    since: float = field(default_factory=time.monotonic)
+    """Its begin by this process's monotonic clock: limits go by it, the record by the system clock."""
+    attempts: int = 1
+    task: WorkflowTask | None = None
+    """The workflow's task; None if no workflow was begun."""
+    printed: str = ""
+    """Standard output of the workflow, where the isolation captures it."""
+
+    @classmethod
+    def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
+        """Make the result of an attempt that was not played here."""
+        return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
+
+
+def open_session(
+    gateway: Gateway,
+    settings: AjetConfig,
+    inspect: Callable[[Call, dict[str, Any]], list[str]] | None,
+    identity: Identity,
+    *,
+    sampling: Sampling,
+    trainable: Collection[str] | None,
+    began: float,
+) -> Session:
+    """Open the gateway's session of an attempt.
+
+    Args:
+        inspect: Checks of replies; see `open_checks`.
+        trainable: Agents that train; None: all.
+        began: Its start by the system clock.
+    """
+    return gateway.open(
+        identity.uuid,
+        key=(settings.seed, identity.order, identity.repeat),
+        sampling=sampling,
+        trainable=trainable,
+        inspect=inspect,
+        terminate_on_inspect=settings.rollout.agent_madness_termination,
+        began=began,
+    )
+
+
+async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
+    """Call a function on the gateway's own loop: waiting for that loop here would hold up all episodes."""
+
+    async def call() -> T:
+        return function()
+
+    return await asyncio.wrap_future(gateway.call(call()))
 
 
 class Attempt:
@@ -44,15 +159,20 @@ class Attempt:
         replay: Walk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """`replay`: what answers in place of tools. `pin`: what pins them for the run."""
+        """Prepare the attempt.
+
+        Args:
+            replay: Recorded tool uses that answer in place of the tools.
+            pin: Pins the answers of tools for the run.
+        """
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
         self.resources = Resources()
-        """What it opened in this process."""
+        """Resources that it opened in this process."""
         self.printed = ""
-        """What the workflow printed, where the isolation keeps it."""
+        """Standard output of the workflow, where the isolation captures it."""
         self.replay = replay
         self.pin: Pin = pin if pin is not None else Pins()
         self._open_session = open_session
@@ -61,11 +181,11 @@ class Attempt:
 
     @property
     def passed(self) -> float:
-        """See `Performable`."""
+        """Seconds since the attempt began, by the monotonic clock."""
         return time.monotonic() - self.since
 
     def open(self, trainable: Collection[str] | None) -> Session:
-        """The attempt's session; None or no targets at all: every agent trains."""
+        """Open the attempt's session; None or no targets at all: every agent trains."""
         self.stage = "open"
         with self._lock:
             if self._closed:
@@ -121,38 +241,38 @@ class Performable(Protocol):
 
 
 def is_plain(attempt: Performable) -> bool:
-    """Whether `execute` is a plain function: it then gets a thread without a running event loop."""
+    """True if `execute` is a plain function: it then gets a thread without a running event loop."""
     return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
 
 
 async def perform(attempt: Performable) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
-    with no_exit():
+    with _fail_on_exit():
         async with aclosing(attempt.resources):
-            workflow, trainable = _made(attempt)
-            tuner = _tuner(attempt, await attempt.aopen(trainable), trainable)
-            with playing(tuner.endpoints), environment_kept(attempt.task):
-                return _checked(workflow, await workflow.execute(attempt.task, tuner))
+            workflow, trainable = _make_workflow(attempt)
+            tuner = _make_tuner(attempt, await attempt.aopen(trainable), trainable)
+            with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
+                return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
 def perform_plain(attempt: Performable) -> WorkflowOutput:
-    """Perform the attempt by a plain `execute`; one that returns a coroutine is run to its end."""
-    with no_exit(), closing(attempt.resources):
-        workflow, trainable = _made(attempt)
-        tuner = _tuner(attempt, attempt.open(trainable), trainable)
-        with playing(tuner.endpoints), environment_kept(attempt.task):
+    """Run a plain `execute` to its output; a coroutine that it returns is run to its end."""
+    with _fail_on_exit(), closing(attempt.resources):
+        workflow, trainable = _make_workflow(attempt)
+        tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
+        with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
             output = workflow.execute(attempt.task, tuner)
             if inspect.isawaitable(output):
-                output = asyncio.run(_closed(output, attempt.resources))
-        return _checked(workflow, output)
+                output = asyncio.run(_await_output(output, attempt.resources))
+        return _check_output(workflow, output)
 
 
-def _made(attempt: Performable) -> tuple[Any, Collection[str] | None]:
+def _make_workflow(attempt: Performable) -> tuple[Any, Collection[str] | None]:
     workflow = attempt.workflow_class()
     return workflow, getattr(workflow, "trainable_targets", None) or None
 
 
-def _tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
+def _make_tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
     from ajet.workflow.tuner import ModelTuner
 
     limits = attempt.config.ajet.rollout
@@ -170,7 +290,7 @@ def _tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str
     return tuner
 
 
-def _checked(workflow: Any, output: Any) -> WorkflowOutput:
+def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
     if isinstance(output, WorkflowOutput):
         return output
     name, expected = f"{type(workflow).__name__}.execute", "a WorkflowOutput"
@@ -187,15 +307,14 @@ def _checked(workflow: Any, output: Any) -> WorkflowOutput:
     raise failed("wrong_type", f"{name} returned {given}; expected {expected}")
 
 
-async def _closed(output: Awaitable[Any], resources: Resources) -> Any:
+async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
     async with aclosing(resources):
         return await output
 
 
 @contextmanager
-def environment_kept(task: WorkflowTask) -> Iterator[None]:
-    """An attempt whose environment was lost has failed by that, whatever its code made of it: a reward, an exception of
-    its own. Raises EnvironmentFailure."""
+def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
+    """Raise EnvironmentFailure if the environment was lost, whatever the agent's code returns or raises."""
     env = task.gym_env
     try:
         yield
@@ -208,8 +327,8 @@ def environment_kept(task: WorkflowTask) -> Iterator[None]:
 
 
 @contextmanager
-def no_exit() -> Iterator[None]:
-    """`sys.exit` in user code ends its episode, not the event loop that other episodes share."""
+def _fail_on_exit() -> Iterator[None]:
+    """End the episode at `sys.exit` in user code, not the event loop that other episodes share."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:

@@ -1,6 +1,6 @@
-"""How much of an attempt's own words is kept: what user code raises, prints or returns has no size of its own.
+"""Size limits of texts and metadata of user code: exceptions, prints and results may have any size.
 
-Invariant: nothing that an attempt says makes its record longer than these bounds together; what was cut says how much
+Invariant: no text of an attempt makes its record longer than these bounds together; a text that was cut says how much
 of it is missing.
 """
 
@@ -18,7 +18,7 @@ MESSAGE = 16_000
 TRACEBACK = 20_000
 """Characters kept of a traceback, the last ones."""
 PRINTED = 8_000
-"""Characters kept of what an attempt wrote to its standard output and error, the last ones."""
+"""Characters kept of an attempt's standard output and error, the last ones."""
 VALUE = 1 << 16
 """Characters of JSON kept of one value of the metadata."""
 METADATA = 1 << 20
@@ -26,26 +26,28 @@ METADATA = 1 << 20
 
 
 def beginning(text: str, most: int = MESSAGE) -> str:
-    """The first `most` characters."""
+    """Return the first `most` characters."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
 
 
 def ending(text: str, most: int, *, before: int = 0, unit: str = "characters") -> str:
-    """The last `most` characters; `before`: how much was lost before `text`, in `unit`."""
+    """Return the last `most` characters; `before` is the amount lost before `text`, in `unit`."""
     cut = max(0, len(text) - most) + before
     return f"({cut} {unit} before this were cut) …\n{text[-most:]}" if cut else text
 
 
 def failure(given: Failure) -> Failure:
-    """A failure whose texts are bounded."""
+    """Return the failure with bounded texts."""
     if len(given.message) <= MESSAGE and len(given.traceback) <= TRACEBACK:
         return given
     return replace(given, message=beginning(given.message), traceback=ending(given.traceback, TRACEBACK))
 
 
 def metadata(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a workflow. A value that is too long becomes the beginning of its JSON (of its text, for a
-    string); `cut` then names it."""
+    """Return the metadata of a workflow with bounded values.
+
+    A value that is too long becomes the beginning of its JSON, or of its text; the key `cut` then names it.
+    """
     kept: dict[str, Any] = {}
     cut: list[str] = []
     room = METADATA
@@ -65,7 +67,7 @@ def metadata(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words_of(problem: BaseException) -> str:
-    """The message of an exception; one whose own `__str__` raises says that it does."""
+    """Return the message of an exception, also if its own `__str__` raises."""
     try:
         return str(problem)
     except Exception as error:  # noqa: BLE001 - user code, too

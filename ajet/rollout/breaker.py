@@ -1,4 +1,4 @@
-"""Breaker: pauses new attempts while what is outside of the model fails.
+"""Breaker: pauses new attempts during an outage of anything outside of the model.
 
 Invariant: it opens when, of the last `window` attempts that ended, more than `share` were lost to the engine, a tool,
 the environment, the sandbox or the judge, in a way that another attempt may mend. While it is open nothing begins but
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.rollout.waiting import first
+from ajet.rollout.own_loop import wait_first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the first probe; each further one waits twice as long, up to the longest."""
 
 
-def lost(failure: Failure | None) -> bool:
-    """Whether an attempt ended by something outside that may mend."""
+def is_lost(failure: Failure | None) -> bool:
+    """True if an attempt ended by a failure outside of the model that another attempt may mend."""
     return failure is not None and failure.retryable and failure.boundary in OUTSIDE
 
 
 class Breaker:
-    """Pauses new attempts of one rollout while what is outside of the model fails."""
+    """Pauses new attempts of one rollout or server during an outage."""
 
     def __init__(self, settings: BreakerSettings, *, on: bool = True) -> None:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
@@ -42,11 +42,11 @@ class Breaker:
             self._share = None
         self._recent: deque[str] = deque(maxlen=self._window)
         """Of the last attempts: the boundary that each was lost at, or ""."""
-        self._under_way: set[Turn] = set()
+        self._under_way: set[BreakerTurn] = set()
         """Episodes that are played, or wait for their turn."""
         self._ended = 0
         self._doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
-        """Of lost attempts, the first one first: whether an outage took them, and how many had ended by then."""
+        """Of lost attempts, in order: whether an outage took them, and how many attempts had ended by then."""
         self._opened: float | None = None
         self._pause, self._next_probe, self._probing = FIRST_PAUSE, 0.0, False
         self._changed = asyncio.Event()
@@ -54,58 +54,58 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing may begin."""
+        """True if no attempt but a probe may begin."""
         return self._opened is not None
 
     @property
     def why(self) -> str:
-        """The failure for which it was opened."""
+        """Why it was opened last."""
         return self._why
 
-    def begins(self) -> Turn:
-        """An episode is to be played, and may wait for its turn."""
-        turn = Turn(self)
+    def open_turn(self) -> BreakerTurn:
+        """Return the turn of an episode that is to be played, and may wait."""
+        turn = BreakerTurn(self)
         self._under_way.add(turn)
         return turn
 
     def may_probe(self) -> bool:
-        """Whether the next attempt may begin although it is open: then it is the probe."""
+        """True if the next attempt may begin although the breaker is open: then it is the probe."""
         if self._probing or time.monotonic() < self._next_probe:
             return False
         self._probing = True
         return True
 
-    async def admitted(self, stopped: asyncio.Future[str]) -> bool:
-        """Wait until an attempt may begin, or is `stopped`. Answers whether it is the probe."""
+    async def wait_admitted(self, stopped: asyncio.Future[str]) -> bool:
+        """Wait until an attempt may begin, or is `stopped`; True if it is the probe."""
         while self.is_open and not stopped.done():
             if self.may_probe():
                 return True
             wait = asyncio.ensure_future(self._changed.wait())
             left = None if self._probing else max(0.0, self._next_probe - time.monotonic())
-            await first(wait, stopped, timeout=left)
+            await wait_first(wait, stopped, timeout=left)
             wait.cancel()
         return False
 
     def ended(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
-        """An attempt has ended. `aborted`: it says nothing."""
+        """Take the end of an attempt; an aborted one counts for nothing."""
         if aborted:
             if probe:
                 self._probing = False
-                self._change()
+                self._notify_waiting()
             return
-        is_lost = lost(failure)
+        was_lost = is_lost(failure)
         self._ended += 1
         if probe:
-            self._probed(is_lost)
+            self._take_probe(was_lost)
         elif not self.is_open:
-            self._recent.append(failure.boundary if is_lost and failure is not None else "")
-            self._look()
+            self._recent.append(failure.boundary if was_lost and failure is not None else "")
+            self._open_if_many_lost()
         while self._doubtful and self._ended - self._doubtful[0][1] >= self._window:
             doubt, _ = self._doubtful.popleft()
             if not doubt.done():
                 doubt.set_result(False)
 
-    async def _took(self, turn: Turn, stopped: asyncio.Future[str]) -> bool:
+    async def _find_outage(self, turn: BreakerTurn, stopped: asyncio.Future[str]) -> bool:
         if self._share is None or stopped.done():
             return False
         if self.is_open:
@@ -115,22 +115,22 @@ class Breaker:
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._doubtful.append((doubt, self._ended))
         turn.leave()
-        await first(doubt, stopped)
+        await wait_first(doubt, stopped)
         self._under_way.add(turn)
         return doubt.done() and doubt.result()
 
-    def _leaves(self, turn: Turn) -> None:
+    def _discard_turn(self, turn: BreakerTurn) -> None:
         self._under_way.discard(turn)
         if not self._under_way:
-            self._settle(False)
+            self._settle_doubts(False)
 
-    def _settle(self, outage: bool) -> None:
+    def _settle_doubts(self, outage: bool) -> None:
         for doubt, _ in self._doubtful:
             if not doubt.done():
                 doubt.set_result(outage)
         self._doubtful.clear()
 
-    def _look(self) -> None:
+    def _open_if_many_lost(self) -> None:
         if self._share is None or len(self._recent) < self._window:
             return
         boundaries = Counter(boundary for boundary in self._recent if boundary)
@@ -142,68 +142,70 @@ class Breaker:
             f"the {boundary} ({count})" for boundary, count in boundaries.most_common()
         )
         logger.warning("no new attempts: {} (rollout.breaker); one is tried now and then until one is not", self._why)
-        self._settle(True)
-        self._change()
+        self._settle_doubts(True)
+        self._notify_waiting()
 
-    def _probed(self, is_lost: bool) -> None:
+    def _take_probe(self, was_lost: bool) -> None:
         self._probing = False
         if self._opened is None:
             return
         now = time.monotonic()
-        if not is_lost:
+        if not was_lost:
             logger.warning("attempts go on after {:.0f} s: one was not lost", now - self._opened)
-            self._close()
+            self._close_breaker()
         elif now - self._opened > self._patience:
             logger.error("attempts go on although they are lost: rollout.breaker.patience is over")
             self._share = None
-            self._close()
+            self._close_breaker()
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._next_probe = now + self._pause
             logger.warning("still no new attempts: {}; the next is tried in {:.0f} s", self._why, self._pause)
-            self._change()
+            self._notify_waiting()
 
-    def _close(self) -> None:
+    def _close_breaker(self) -> None:
         self._opened = None
         self._recent.clear()
-        self._change()
+        self._notify_waiting()
 
-    def _change(self) -> None:
+    def _notify_waiting(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-class Turn:
-    """One episode's turn at the breaker. Whoever has it and leaves without a word of its probe gives the probe back."""
+class BreakerTurn:
+    """One episode's turn at the breaker; leaving it without reporting a probe's end returns the probe."""
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker, self._probes = breaker, False
 
     @property
     def probes(self) -> bool:
-        """Whether the attempt that was admitted is the breaker's probe, of which nothing has been said yet."""
+        """True if the admitted attempt is the breaker's probe, and its end is not reported yet."""
         return self._probes
 
-    async def admitted(self, stopped: asyncio.Future[str]) -> None:
+    async def wait_admitted(self, stopped: asyncio.Future[str]) -> None:
         """Wait until its next attempt may begin, or it is `stopped`."""
-        self._probes = await self._breaker.admitted(stopped)
+        self._probes = await self._breaker.wait_admitted(stopped)
 
     def ended(self, failure: Failure | None, *, aborted: bool = False) -> None:
-        """The attempt that was admitted has ended. See Breaker."""
+        """Report the end of the admitted attempt."""
         probe, self._probes = self._probes, False
         self._breaker.ended(failure, probe=probe, aborted=aborted)
 
-    async def taken(self, failure: Failure | None, stopped: asyncio.Future[str]) -> bool:
-        """Its last attempt has ended: whether an outage took it, so that it is to be played again. Waits until that is
-        known, or it is `stopped`."""
-        return lost(failure) and await self._breaker._took(self, stopped)
+    async def was_outage(self, failure: Failure | None, stopped: asyncio.Future[str]) -> bool:
+        """True if an outage took the last attempt, which is then played again.
+
+        Waits until that is known, or the episode is `stopped`.
+        """
+        return is_lost(failure) and await self._breaker._find_outage(self, stopped)
 
     def back(self) -> None:
-        """Go on after waiting for others, which the turn had left for."""
+        """Continue after a wait for other attempts, for which the turn was left."""
         self._breaker._under_way.add(self)
 
     def leave(self) -> None:
-        """End the turn, however the attempt ended, or while it waits for others. Idempotent."""
+        """End the turn, or interrupt it while it waits for other attempts. Idempotent."""
         if self._probes:
             self.ended(None, aborted=True)
-        self._breaker._leaves(self)
+        self._breaker._discard_turn(self)

@@ -1,35 +1,90 @@
-"""From what an attempt left behind to an `Episode`, filled in full.
+"""An ended attempt and its verdict in, one `Episode` out, filled in full.
 
-Invariant: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
-Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted.
-What user code says of it (metadata, errors, a judge's reason) is bounded.
+Invariants: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
+Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted. A
+number of a workflow's `log_metrics`, however deep, is a metric; everything else, and fields of its own that an output
+has, is recorded with its metadata. Texts of user code (metadata, errors, a judge's reason) are bounded.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from difflib import get_close_matches
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from ajet import context_tracker
+from ajet.record.seldom import Seldom
 from ajet.rollout import bounds
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import verdict_on_failure
-from ajet.rollout.identity import Identity
-from ajet.rollout.own_metrics import metadata_of, numbers_of, warn_of_near_names
+from ajet.rollout.attempt import AttemptResult, Identity
+from ajet.rollout.failure import classify, score_failure
+from ajet.rollout.own_loop import wait_first
+from ajet.rollout.train_turn import TrainTurn
+from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.local_time import utc_offset
+from ajet.schema.task import WorkflowOutput
 from ajet.schema.timeline import Timeline
 
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
 
-def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: Any) -> Episode:
-    """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
+_near_names = Seldom(every=600)
+
+
+class EpisodeBuilder:
+    """Builds the episodes of a rollout or of a server, with the turns that train."""
+
+    def __init__(self, settings: AjetConfig, train_turn: TrainTurn | None) -> None:
+        """`train_turn` None: every turn trains."""
+        self._settings, self._train_turn = settings, train_turn
+
+    @classmethod
+    def open(cls, experiment: Experiment) -> EpisodeBuilder:
+        """Open the builder with the user's `train_turn`. Raises ConfigError and UnresolvedReference."""
+        return cls(experiment.ajet, TrainTurn.of(experiment))
+
+    async def build(
+        self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
+    ) -> Episode:
+        """Build the episode of an attempt; `stopped` ends the choice of turns."""
+        episode = build_episode(identity, played, verdict, self._settings)
+        if self._train_turn is None or not episode.scored or played.capture is None:
+            return episode
+        choosing = asyncio.ensure_future(self._train_turn.choose_calls(episode))
+        await wait_first(choosing, stopped)
+        if not choosing.done():
+            choosing.cancel()
+            played.aborted = stopped.result()
+            return build_episode(identity, played, verdict, self._settings)
+        try:
+            played.capture = replace(played.capture, calls=choosing.result())
+        except Exception as problem:  # noqa: BLE001 - the border where a user's function fails
+            played.failure = classify(problem, "judge")
+            if played.failure.boundary == "agent":
+                played.failure.boundary = "judge"
+        return build_episode(identity, played, verdict, self._settings)
+
+
+def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
+    """Build the episode, its tokens accounted for."""
     capture, output = played.capture, played.output
+    numbers: dict[str, float] = {}
+    metadata: dict[str, Any] = {}
     if output:
         warn_of_near_names(output)
+        numbers, rest = _split_metrics(output.log_metrics)
+        metadata = {**(output.model_extra or {}), **({"log_metrics": rest} if rest else {}), **output.metadata}
     if played.aborted or played.failure:
-        verdict = verdict_on_failure(played, settings.rollout.policy_failure_reward)
+        verdict = None
+    if played.failure and not played.aborted:
+        verdict = score_failure(played.failure, capture, settings.rollout.policy_failure_reward)
     episode = Episode(
         uuid=identity.uuid,
         task=identity.task,
@@ -42,21 +97,21 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
         ending=played.aborted or "",
         failure=bounds.failure(played.failure) if played.failure else None,
-        verdict=None if verdict is None else _bounded(verdict),
+        verdict=None if verdict is None else _bound_verdict(verdict),
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
         tool_uses=list(capture.tool_uses) if capture else [],
         checks=list(capture.checks) if capture else [],
-        metadata=bounds.metadata(metadata_of(output)) if output else {},
-        metrics=numbers_of(output) if output else {},
+        metadata=bounds.metadata(metadata),
+        metrics=numbers,
         printed=played.printed,
         attempts=played.attempts,
         started=played.started,
         ended=played.ended,
         utc_offset=utc_offset(played.started),
     )
-    timelines, untrained = account(episode, settings)
+    timelines, untrained = _account_tokens(episode, settings)
     episode = replace(episode, timelines=timelines, untrained=untrained)
     sampled = sum(timeline.sampled for timeline in episode.timelines) + sum(episode.untrained.values())
     assert sampled == episode.sampled_tokens, (
@@ -65,22 +120,55 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
     return episode
 
 
-def _bounded(verdict: Verdict) -> Verdict:
+def _bound_verdict(verdict: Verdict) -> Verdict:
     return replace(verdict, reason=bounds.beginning(verdict.reason), details=bounds.metadata(verdict.details))
 
 
-def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[str]]:
-    """The timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
-    policy = settings.context_tracker.timeline_merging_policy
-    lines: Sequence[Timeline]
-    lines, untrained = context_tracker.timelines(episode.calls, ignore_tools=policy.ignore_tools)
+def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
+    """Return the timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
     if not episode.scored:
+        ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
+        lines, untrained = context_tracker.timelines(episode.calls, ignore_tools=ignored)
         rest = sum(timeline.sampled for timeline in lines)
         untrained["no_score" if episode.status == "completed" else "failed"] += rest
         return [], +untrained
-    longest = settings.data.max_prompt_length + settings.data.max_response_length
-    lines, too_long = context_tracker.cut_over_length(lines, longest)
-    lines, too_many = context_tracker.choose(
+    lines, untrained = cut_timelines(episode.calls, settings)
+    chosen, too_many = context_tracker.choose(
         lines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
     )
-    return list(lines), untrained + too_long + too_many
+    return list(chosen), untrained + too_many
+
+
+def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
+    """Return the timelines of the calls, cut to the longest trainable length, and the tokens in none by reason."""
+    ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
+    lines, untrained = context_tracker.timelines(calls, ignore_tools=ignored)
+    longest = settings.data.max_prompt_length + settings.data.max_response_length
+    lines, too_long = context_tracker.cut_over_length(lines, longest)
+    return lines, untrained + too_long
+
+
+def warn_of_near_names(output: WorkflowOutput) -> None:
+    """Warn of a field whose name is nearly one that means something, once in ten minutes for each name."""
+    for name in output.model_extra or {}:
+        near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
+        if near and _near_names.due(name):
+            logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
+
+
+def _split_metrics(given: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the finite numbers, those of nested mappings as `outer/inner`, and all other values."""
+    numbers: dict[str, float] = {}
+    rest: dict[str, Any] = {}
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            inner, others = _split_metrics(value, f"{name}/")
+            numbers |= inner
+            rest |= others
+        elif isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and hasattr(value, "dtype")):
+            number = float(value)
+            (numbers if math.isfinite(number) else rest)[name] = number
+        else:
+            rest[name] = value
+    return numbers, rest

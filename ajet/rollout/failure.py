@@ -1,26 +1,39 @@
-"""From whatever ended an attempt to a `Failure`: classified once, here.
+"""Failures: how an attempt ended that did not end well, classified once, here, and what such an attempt is worth.
 
 Invariant: the boundary says whose side failed. A `BoundaryError` names its own, wherever the workflow let it through;
 a model call that the engine failed is the engine's; what the user's code raises otherwise is the agent's; what
 happens outside that code is ajet's. Nothing that passed through the user's code is ajet's `own` failure, whatever class
 it has. Only what declares itself retryable is played again. Texts are bounded.
+
+When in doubt it was not the policy. An exception of the network, the file system or a time limit is never the policy's
+failure, and neither is time spent in a model call (how long one takes depends on the load) or in a tool. The policy is
+blamed only for an episode in which it sampled something.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
+import linecache
 import traceback
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ajet.client.proxies import explain_problem
 from ajet.rollout import bounds
-from ajet.rollout.blame import from_outside
-from ajet.rollout.unawaited import explain_unawaited
 from ajet.schema.advice import advise_on
-from ajet.schema.episode import Episode, Failure
+from ajet.schema.call import Call
+from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
 from ajet.schema.task import Task
+from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture
 
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
@@ -39,8 +52,15 @@ _ADVICE = (
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
 )
 """What an exception's words most often mean, and what to do."""
+REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
+"""Refusals of the gateway that the policy causes: the context is full, or no reply matched a strict schema."""
+_OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
+_OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
+_BOUNDARIES: dict[ToolError, Boundary] = {"environment": "environment", "sandbox": "sandbox"}
+
 Stage = Literal["construct", "open", "execute", "judge"]
 """What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
+Culprit = Literal["start", "engine", "tool", "agent"]
 
 
 class EpisodeFailed(AjetError):
@@ -58,8 +78,11 @@ def failed(
     boundary: Literal["agent", "engine", "ajet"] = "agent",
     ended: BaseException | None = None,
 ) -> EpisodeFailed:
-    """A failure that has no exception of its own. `ended`: what ended the user's code, whose lines are in its
-    traceback."""
+    """Make a failure that no exception stands for.
+
+    Args:
+        ended: What ended the user's code; its lines become the traceback.
+    """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
     own = boundary != "agent"
     return EpisodeFailed(
@@ -68,7 +91,7 @@ def failed(
 
 
 def classify(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
-    """The failure that an exception means. `task`: of the attempt, where it is known."""
+    """Return the failure that an exception means; `task` is the attempt's, where it is known."""
     if isinstance(problem, EpisodeFailed):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
@@ -77,36 +100,178 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, BoundaryError):
             own = stage == "open" or (stage == "judge" and bool(cause.own))
-            told = cause.boundary == "agent" and stage == "execute"
-            kind, said = type(cause).__name__, bounds.words_of(cause)
+            policy = cause.boundary == "agent" and stage == "execute"
+            kind, message = type(cause).__name__, bounds.words_of(cause)
             side = cause.boundary if cause.boundary in get_args(Boundary) else "agent"  # a class of the user's own
             again = bool(cause.retryable)
-            return bounds.failure(Failure(side, kind, said, again, text, own=own, policy=told))
+            return bounds.failure(Failure(side, kind, message, again, text, own=own, policy=policy))
         seen.add(id(cause))
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
     if stage == "execute":
         advice = next((advice for words, advice in _ADVICE if words in message), "") or advise_on(problem, task)
         if "'coroutine' object" in message:
-            advice = explain_unawaited(problem)
+            advice = _explain_unawaited(problem)
         message += f" ({advice})" if advice else ""
     if explained := explain_problem(problem):
         message = f"{explained} ({message})"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
     boundary: Boundary = "ajet" if stage == "open" else "agent"
-    policy = stage == "execute" and not from_outside(problem)
+    policy = stage == "execute" and not _is_from_outside(problem)
     kind, own = type(problem).__name__, stage == "open"
     return bounds.failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
 
 
+def _is_from_outside(problem: BaseException) -> bool:
+    """True if an exception of the agent's code, or one of its causes, comes from the world around the agent."""
+    seen: set[int] = set()
+    cause: BaseException | None = problem
+    while cause is not None and id(cause) not in seen:
+        names = [each.__name__ for each in type(cause).__mro__]
+        if isinstance(cause, _OUTSIDE) or any(part in name for part in _OUTSIDE_NAMES for name in names):
+            return True
+        if isinstance(getattr(cause, "status_code", None), int):  # an HTTP client's: the gateway knows its own
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
+    """Return the failure of an attempt by its captured calls and tool uses; `failure` is what its code raised."""
+    if capture is not None and capture.terminated is not None:
+        return None
+    if capture is not None and capture.calls and capture.calls[-1].finish == "error":
+        last = capture.calls[-1]
+        text = failure.traceback if failure else ""
+        message = last.error or "the model call failed"
+        return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
+    if failure is None and (capture is None or not capture.calls):
+        refusals = capture.refusals if capture is not None else []
+        if refusals:
+            listed = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
+            return failed(
+                "calls_refused", f"the workflow ended without a reply: its calls were refused: {listed}"
+            ).failure
+        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
+    if capture is not None and (failure is None or failure.policy) and (lost := _find_lost_tool(capture.tool_uses)):
+        return lost if failure is None else replace(lost, traceback=failure.traceback)
+    return failure if failure is None or capture is None else _add_refusal(failure, capture)
+
+
+def _add_refusal(failure: Failure, capture: Capture) -> Failure:
+    """Add the refusal of the last call: code that ignores a reply's status raises at a part that the reply lacks."""
+    if failure.boundary != "agent" or not capture.unanswered:
+        return failure
+    if capture.unanswered in failure.message:
+        return failure
+    message = f"{failure.message} (its last call was refused: {capture.unanswered})"
+    return bounds.failure(replace(failure, message=message))
+
+
+def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
+    """Return the failure of a tool that failed from outside and never answered again.
+
+    The outcome of such an attempt says nothing about the model, whatever the agent made of it.
+    """
+    answered: set[str] = set()
+    for use in reversed(uses):
+        if use.error in OUTSIDE and use.name not in answered:
+            boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
+            message = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
+            return Failure(boundary, f"tool_{use.error}", bounds.beginning(message), retryable=True)
+        answered.add(use.name)
+    return None
+
+
+def score_failure(failure: Failure, capture: Capture | None, reward: float | None) -> Verdict | None:
+    """Return the verdict on a failed attempt: `reward` where the policy is to blame, else None.
+
+    Args:
+        reward: The setting `rollout.policy_failure_reward`.
+    """
+    if reward is None or not _is_policy_failure(failure, capture):
+        return None
+    return Verdict(reward, False, f"failed by the policy's own doing: {failure.kind}")
+
+
+def _is_policy_failure(failure: Failure, capture: Capture | None) -> bool:
+    """True if the context was full, the agent's code raised at a reply, or the time was lost over one."""
+    if failure.boundary != "agent" or capture is None:
+        return False
+    if not any(call.trained and len(call.response_ids) for call in capture.calls):
+        return False
+    refused = capture.refused in REFUSALS and failure.kind not in ("timeout", "process_died")
+    return refused or failure.policy
+
+
+def classify_timeout(
+    seconds: float | None, capture: Capture | None, began: float, ended: float, *, shared_loop: bool, stood: str = ""
+) -> Failure:
+    """Return the failure of an attempt that took longer than `seconds`.
+
+    The place where it stood at the end is to blame if that is the engine or a tool, else the place of most time.
+
+    Args:
+        shared_loop: True if episodes hold each other up, so that no episode's time is its own.
+        stood: The line of the user's code that had been reached.
+    """
+    message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
+    message += f"; it stood at {stood}" if stood else ""
+    if capture is None or not capture.calls:
+        return Failure("agent", "timeout", message)
+    spent, at_end = measure_places(capture.calls, capture.messages, began, ended)
+    most: Culprit = max(spent, key=lambda place: spent[place])
+    shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
+    message += f"; {shares}; at the end in the {at_end}" if shares else ""
+    blamed = at_end if at_end in ("engine", "tool") else most
+    if blamed == "engine" and (earlier := _find_engine_error(capture.calls)):
+        return Failure("engine", "timeout", f"{message}; its call before had failed: {earlier}", own=True)
+    if blamed == "engine" or blamed == "tool":
+        return Failure(blamed, "timeout", message)
+    return Failure("agent", "timeout", message, policy=blamed == "agent" and not shared_loop)
+
+
+def measure_places(
+    calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
+) -> tuple[dict[Culprit, float], Culprit]:
+    """Return the seconds spent in each place, and the place at the end.
+
+    Times are the record's, by the system clock. The start lasts until the first call; after a reply with tool calls
+    the place is the tool until its agent sends the next request; other time between calls is the agent's own code.
+    """
+    spent: dict[Culprit, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
+    place: Culprit = "start"
+    waiting: dict[str, bool] = {}
+    cursor = began
+    for call in sorted(calls, key=lambda call: call.started):
+        start, end = max(call.started, began), min(call.ended or ended, ended)
+        spent[place] += max(0.0, start - cursor)
+        spent["engine"] += max(0.0, end - max(start, cursor))
+        reply = messages[call.reply] if call.reply is not None else {}
+        waiting[call.agent] = bool(reply.get("tool_calls"))
+        cursor = max(cursor, end)
+        place = "tool" if any(waiting.values()) else "agent"
+    spent[place] += max(0.0, ended - cursor)
+    unfinished = any(not call.is_delivered and (call.ended or ended) >= ended - 0.05 for call in calls)
+    return spent, "engine" if unfinished else place
+
+
+def _find_engine_error(calls: Sequence[Call]) -> str:
+    """Return the error of the call before one that never ended: a failing engine, tried until the time was over."""
+    *before, last = sorted(calls, key=lambda call: call.started)
+    error = before[-1].error if before and before[-1].finish == "error" else None
+    return error or "" if last.finish == "aborted" else ""
+
+
 def all_failed(episodes: Sequence[Episode]) -> bool:
-    """Whether there are some, and none has a reward or ended without a failure."""
+    """True if there are episodes and each of them failed without a reward."""
     return bool(episodes) and all(episode.failure and not episode.scored for episode in episodes)
 
 
 def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
-    """Raises UserError when all did and none has a reward for it, with the first one's reason."""
+    """Raise UserError with the first one's reason if all episodes of a step failed and none has a reward for it."""
     if not all_failed(episodes):
         return
     first = episodes[0].failure
@@ -118,3 +283,50 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
         expected="at least one episode that ends with a reward",
         do='run the same with --backbone debug (in Python backbone="debug"): it shows each episode and its traceback',
     )
+
+
+def _explain_unawaited(problem: BaseException) -> str:
+    """Return which line lacks the `await` at a call whose coroutine was used as its result, and how to write it.
+
+    The coroutine is closed: Python would otherwise warn of it later, and name a line of its own.
+    """
+    frame, name = None, ""
+    for found, local in _close_unstarted(problem.__traceback__):
+        frame, name = found, local
+    if frame is None:
+        return "an `await` is missing where it was made"
+    file, function = frame.f_code.co_filename, frame.f_code.co_name
+    line = _find_assignment(file, name, frame.f_lineno)
+    missing = f"an `await` is missing {f'at {Path(file).name}:{line}' if line else 'where it was made'}"
+    if frame.f_code.co_flags & inspect.CO_COROUTINE:
+        return missing
+    return (
+        f"{missing}: write `async def {function}(…):` and `await` the call; or keep `def` and use "
+        "`openai.OpenAI(base_url=…, api_key=…)` with `tuner.as_oai_baseurl_apikey()`"
+    )
+
+
+def _close_unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, str]]:
+    """Close the unstarted coroutines in local variables of the frames; yield each frame and variable."""
+    while trace is not None:
+        for name, value in list(trace.tb_frame.f_locals.items()):
+            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
+                yield trace.tb_frame, name
+        trace = trace.tb_next
+
+
+def _find_assignment(file: str, name: str, before: int) -> int:
+    """Return the last line up to `before` that assigns to this name; 0 where the source is not available."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return 0
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id == name and node.lineno <= before
+    ]
+    return max(lines, default=0)

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from walking over modules and waiting episodes again and again.
+"""Fewer runs of Python's garbage collector, which would scan modules and waiting episodes again and again.
 
 Invariant: collections go on, at longer intervals, while a play lasts; afterwards the thresholds are what they were.
 Ten thousand waiting episodes hold millions of objects, none of them garbage: with Python's own thresholds almost half
@@ -20,7 +20,7 @@ _before = gc.get_threshold()
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Within the block (and others that overlap it) Python collects reference cycles rarely."""
+    """Collect reference cycles rarely within the block, and within others that overlap it."""
     global _users, _before
     with _lock:
         if not _users:
@@ -39,8 +39,10 @@ def rare_collections() -> Iterator[None]:
 
 @contextmanager
 def frozen_start() -> Iterator[None]:
-    """Within the block collections leave alone what the process has made before: modules and parts are half a million
-    objects, over which a full collection walks for 0.3 s while no client is answered."""
+    """Exclude objects that exist already from collections within the block.
+
+    Modules and parts are half a million objects: a full collection scans them for 0.3 s while no client is answered.
+    """
     if gc.get_freeze_count():  # a backbone has done so, and undoes it
         yield
         return

@@ -1,8 +1,8 @@
-"""What a verdict says of parts of an attempt, tied to the tokens that these parts are.
+"""Rewards for parts of an attempt, tied to the tokens of these parts.
 
 Invariant: a reward of a part has at least one sampled token of a call that is trained, or the attempt has no verdict: a
-part that is not there is the mistake of whoever scored it, and is never left out in silence. A list of rewards is one a
-call, or one an agent, where there are as many; otherwise nobody can say what each is for, and only their sum counts.
+missing part is the mistake of the scorer, and is never left out in silence. A list of rewards has one for each call, or
+one for each agent; of a list of any other length only the sum counts.
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ if TYPE_CHECKING:
 
 Decode = Callable[[Ids], str]
 T = TypeVar("T")
-MOST = 4096
-"""Of one attempt."""
+MAX_PARTS = 4096
+"""Rewards of parts of one attempt."""
 
 
 def tied(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
-    """The verdict, its process rewards with their tokens. `decode` gives the text of sampled ids. Raises JudgeFailure
-    for a part that the attempt does not have."""
+    """Return the verdict, its process rewards with their tokens.
+
+    Args:
+        decode: Gives the text of sampled ids; None: nothing is trained.
+
+    Raises:
+        JudgeFailure: The attempt lacks a part.
+    """
     if decode is None:  # nothing of it is trained: parts have no tokens
         return replace(verdict, turns=())
     calls = [call for call in capture.calls if call.is_step] if capture else []
     uses = capture.tool_uses if capture else []
-    parts = [*_of_list(verdict.turns, calls), *verdict.process]
+    parts = [*_split_list(verdict.turns, calls), *verdict.process]
     messages = capture.messages if capture else []
-    if len(parts) > MOST:
-        raise JudgeFailure(f"{len(parts)} rewards of parts of one attempt; at most {MOST}")
-    everybodys = capture.calls if capture else []
-    found = [_tied(part, calls, everybodys, uses, messages, decode) for part in parts]
+    if len(parts) > MAX_PARTS:
+        raise JudgeFailure(f"{len(parts)} rewards of parts of one attempt; at most {MAX_PARTS}")
+    all_calls = capture.calls if capture else []
+    found = [_tie_part(part, calls, all_calls, uses, messages, decode) for part in parts]
     return replace(verdict, turns=(), process=tuple(found))
 
 
-def _of_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessReward]:
+def _split_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessReward]:
     agents = list(dict.fromkeys(call.target for call in calls))
     if len(rewards) == len(calls):
         return [ProcessReward(reward=reward, step=step) for step, reward in enumerate(rewards)]
@@ -60,47 +66,47 @@ def _of_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessRew
     return []
 
 
-def _tied(
+def _tie_part(
     part: ProcessReward,
     calls: Sequence[Call],
-    everybodys: Sequence[Call],
+    all_calls: Sequence[Call],
     uses: Sequence[ToolUse],
     messages: Sequence[dict[str, object]],
     decode: Decode,
 ) -> ProcessReward:
     if part.agent:
-        spans = [_whole(call) for call in calls if call.target == part.agent]
+        spans = [_make_whole_span(call) for call in calls if call.target == part.agent]
         if not spans:
             there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
             raise JudgeFailure(f"a reward for the agent {part.agent}; the attempt's trained agents: {there}")
     elif part.tool_use is not None:
-        use = _at(uses, part.tool_use, "use of a tool")
+        use = _get_part(uses, part.tool_use, "use of a tool")
         part = part.model_copy(update={"name": part.name or use.name})
-        spans = [_whole(_asking(use, calls, everybodys, messages))]
+        spans = [_make_whole_span(_find_asking_call(use, calls, all_calls, messages))]
     elif part.text:
-        spans = [_of_text(part, calls, decode)]
+        spans = [_find_text(part, calls, decode)]
         part = part.model_copy(update={"text": bounds.beginning(part.text)})
     else:
         assert part.step is not None
-        spans = [_whole(_at(calls, part.step, "call"))]
+        spans = [_make_whole_span(_get_part(calls, part.step, "call"))]
     return part.model_copy(update={"tokens": tuple(spans)})
 
 
-def _at(things: Sequence[T], number: int, what: str) -> T:
+def _get_part(things: Sequence[T], number: int, what: str) -> T:
     if not 0 <= number < len(things):
         raise JudgeFailure(f"a reward for {what} number {number}, counted from 0; the attempt has {len(things)}")
     return things[number]
 
 
-def _whole(call: Call) -> ReplySpan:
+def _make_whole_span(call: Call) -> ReplySpan:
     return ReplySpan(call.index, 0, int(call.response_ids.size))
 
 
-def _asking(
-    use: ToolUse, calls: Sequence[Call], everybodys: Sequence[Call], messages: Sequence[dict[str, object]]
+def _find_asking_call(
+    use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
-    """The call whose reply asked for a use of a tool: by its id, or, where the code asked, the last one before it."""
-    for call in everybodys if use.call_id else ():
+    """Return the call whose reply requested a tool use: by its id, or else the last call before it."""
+    for call in all_calls if use.call_id else ():
         asked = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(asked, list) and any(each.get("id") == use.call_id for each in asked):
             if not call.trained:
@@ -112,8 +118,8 @@ def _asking(
     return before[-1]
 
 
-def _of_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> ReplySpan:
-    for call in calls if part.step is None else [_at(calls, part.step, "call")]:
+def _find_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> ReplySpan:
+    for call in calls if part.step is None else [_get_part(calls, part.step, "call")]:
         if (span := span_of_text(decode, call.response_ids, part.text)) is not None:
             return ReplySpan(call.index, *span)
     where = "no reply" if part.step is None else f"the reply of call {part.step}"

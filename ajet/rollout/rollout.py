@@ -1,8 +1,8 @@
 """Rollout: tasks in, groups of episodes out.
 
 Invariants: every repeat of every task ends as exactly one episode, whatever happens to it; one episode's failure
-touches no other; nothing of the user's runs on the rollout's own loop, so that timeouts, deadlines and stops are
-heard whatever user code does. `play` blocks the caller's thread only.
+touches no other; no user code runs on the rollout's own loop, so that timeouts, deadlines and stops take effect
+whatever user code does. `play` blocks the caller's thread only.
 """
 
 from __future__ import annotations
@@ -12,36 +12,46 @@ import concurrent.futures
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
-from ajet.rollout.attempts import Attempts
+from ajet.rollout.attempt import Identity
+from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
-from ajet.rollout.episodes import Episodes
+from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.episode_player import EpisodePlayer
 from ajet.rollout.garbage_collection import rare_collections
-from ajet.rollout.group import GroupPlay
-from ajet.rollout.identity import Identity
+from ajet.rollout.group import ClosedGroup, GroupPlay, KeepRule, Play, PlayTally, ReturnedTask, Slots
 from ajet.rollout.own_loop import OwnLoop
-from ajet.rollout.play import Closed, GivenBack, Play, PlayTally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
-from ajet.rollout.slots import Slots
 from ajet.rollout.teaching import Teaching
-from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.gateway import Gateway
     from ajet.rollout.teaching import Teacher
     from ajet.task_judge import Judge
 
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayOptions:
+    """How the groups of one call are played."""
+
+    step: int
+    split: Split
+    sampling: Sampling
+    repeats: int
+    """Attempts of a whole group, those that were played before included."""
 
 
 class Rollout:
@@ -59,42 +69,50 @@ class Rollout:
         pins: Pins | None = None,
         teacher: Teacher | None = None,
     ) -> None:
-        """`on_episode` sees each episode as it ends, aborted ones too, in the thread that iterates over `play`. `pins`:
-        the run's tools; without it, those of this rollout. `teacher`: whom what is trained on is shown to.
+        """Open isolation and environments.
 
-        Raises ConfigError for settings that exclude each other.
+        Args:
+            on_episode: Called with each episode of `stream` as it ends, aborted ones too, in the thread that iterates.
+            pins: The run's tools; None: those of this rollout.
+            teacher: The model that scores the tokens that are trained on.
+
+        Raises:
+            ConfigError: Settings exclude each other.
         """
         settings = experiment.ajet
         self._settings, self._config, self._base = settings, experiment.config, experiment.base
         self._run_id, self._on_episode = run_id, on_episode
-        self._rounds = _rounds_of(gateway, settings)
+        self._rounds = _find_round_engine(gateway, settings)
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self._verdicts = Verdicts(judge, settings, gateway.decode)
         self._teacher = teacher
         teaching = Teaching(teacher, settings) if teacher is not None else None
-        turn = TrainTurn.of(experiment)
+        builder = EpisodeBuilder.open(experiment)
         self._own = OwnLoop("ajet-rollout")
         self._loop = self._own.loop
-        self._attempts = Attempts(experiment, gateway, workflow_class, self._loop, pins or Pins())
-        self._episodes = Episodes(self._attempts, self._verdicts, teaching, self._breaker, settings, turn)
+        self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or Pins())
+        self._episodes = EpisodePlayer(
+            self._attempts, self._verdicts, teaching, self._breaker, builder, settings.rollout.max_retries
+        )
         self._plays: dict[Play, Future[None]] = {}
         self._shared: Slots | None = None
-        self._beside: dict[Future[Group], list[GroupPlay]] = {}
-        """What `play_group` plays, with its group once that is made; the groups are the loop's."""
+        """The slots of all groups of `play_group`."""
+        self._single: dict[Future[Group], list[GroupPlay]] = {}
+        """Each future of `play_group`, with its group once that is made; the groups are the loop's."""
         self._closed = False
         self.tally = PlayTally()
-        """What the last play came to."""
+        """The counts of the last play."""
 
     @property
     def abandoned(self) -> int:
-        """Workflows that were stopped, could not be ended, and still run."""
+        """The number of workflows that were stopped, could not be ended, and still run."""
         return self._attempts.abandoned
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
-        """The groups of `stream` that are kept, for who hands in no task to get it back."""
+        """Yield the groups of `stream` that are kept, for callers whose tasks are not returned."""
         with contextlib.closing(self.stream(tasks, **options)) as ended:
             for each in ended:
-                if isinstance(each, Closed) and each.kept:
+                if isinstance(each, ClosedGroup) and each.kept:
                     yield each.group
 
     def stream(
@@ -107,13 +125,17 @@ class Rollout:
         sampling: Sampling | None = None,
         keep: int | None = None,
         over: Collection[tuple[int, int]] = (),
-    ) -> Generator[Closed | GivenBack, None, None]:
+    ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
         """Play every (order, task) `repeats` times and yield how each ended, as it does.
 
-        `over`: attempts, by order and repeat, that were played before and are not played again: groups lack them, and
-        there is none of a task that has all. `keep`: stop after so many groups with something to learn from; None keeps
-        all, or, with `rollout.enable_oversample` in training, `data.train_batch_size`. Leaving the iteration early, by
-        an exception too, aborts what runs. `repeats` and `sampling` default to the split's own settings.
+        Leaving the iteration early, by an exception too, aborts the running episodes.
+
+        Args:
+            repeats: Default: the split's own setting; so for `sampling`.
+            keep: Stop after so many groups with something to learn from. None keeps all, or, with
+                `rollout.enable_oversample` in training, `data.train_batch_size`.
+            over: Attempts, by order and repeat, that were played before and are not played again: groups lack them,
+                and there is no group of a task that has all.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -125,21 +147,21 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        kept = None if keep is None else Wanted(keep, opened(self._settings, base=self._base).learns_from)
+        kept = None if keep is None else KeepRule(keep, opened(self._settings, base=self._base).learns_from)
         play = Play(kept, in_order=rollout.deterministic)
         self.tally = play.tally
-        sampling = sampling or split_sampling(self._settings, split)
+        options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
         conducted = asyncio.run_coroutine_threadsafe(
-            self._conduct(play, _left(tasks, repeats, over), step, split, sampling, limit, repeats), self._loop
+            self._play_tasks(play, _list_remaining(tasks, repeats, over), options, limit), self._loop
         )
-        conducted.add_done_callback(lambda future: _end(play, future))
+        conducted.add_done_callback(lambda future: _end_events(play, future))
         self._plays[play] = conducted
         try:
             with rare_collections():
                 while (event := play.events.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
-                    if isinstance(event, Closed | GivenBack):
+                    if isinstance(event, ClosedGroup | ReturnedTask):
                         yield event
                     elif self._on_episode is not None:
                         self._on_episode(event)
@@ -147,7 +169,7 @@ class Rollout:
             self._plays.pop(play, None)
             if not conducted.done() and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(play.stop, "interrupted")
-                _wait(conducted)
+                _await_end(conducted)
             play.tally.abandoned = self.abandoned
 
     def play_group(
@@ -162,142 +184,150 @@ class Rollout:
         on_end: Callable[[Episode], None] | None = None,
         sampling: Sampling | None = None,
     ) -> Future[Group]:
-        """Play one task beside whatever else is played, for those who are handed tasks one by one, as samplers and
-        verl's workers are. All groups begun so share `max_env_worker`; `on_episode` and `tally` know nothing of them.
+        """Play one task in parallel with all others, for callers that get tasks one by one (samplers, verl's workers).
 
-        `over`: attempts that were played before and are not played again: the group lacks them. `on_end` sees each
-        episode as it ends, before its group closes, on the rollout's loop: it must not wait. `sampling` defaults to the
-        split's own."""
+        All groups begun so share `max_env_worker`; `on_episode` and `tally` do not cover them.
+
+        Args:
+            over: Attempts that were played before and are not played again: the group lacks them.
+            on_end: Called with each episode as it ends, before its group closes, on the rollout's loop: it must not
+                wait.
+            sampling: Default: the split's own.
+        """
         if self._closed:
             raise RuntimeError("the rollout is closed")
         left = [repeat for repeat in range(repeats) if repeat not in over]
         made: list[GroupPlay] = []
-        sampling = sampling or split_sampling(self._settings, split)
-        alone = self._alone(made, order, task, step, split, left, repeats, on_end, sampling)
-        played = asyncio.run_coroutine_threadsafe(alone, self._loop)
-        self._beside[played] = made
-        played.add_done_callback(lambda played: self._beside.pop(played, None))
+        options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
+        played = asyncio.run_coroutine_threadsafe(
+            self._play_single(made, order, task, left, options, on_end), self._loop
+        )
+        self._single[played] = made
+        played.add_done_callback(lambda played: self._single.pop(played, None))
         return played
 
     def stop_group(self, played: Future[Group]) -> None:
-        """Abort what still runs of a group that `play_group` began and nobody wants any more: it closes with what
-        there is. A no-op for one that has closed."""
-        made = self._beside.get(played)
-        if made is not None:  # a second turn of the loop: by then a group that was just asked for is made
-            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop, made)
+        """Abort the running episodes of a group of `play_group`: it closes with those that have ended.
+
+        A group that has closed is left alone.
+        """
+        made = self._single.get(played)
+        if made is not None:  # a second turn of the loop: by then a group that was just requested is made
+            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, made)
 
     def close(self) -> None:
-        """Abort what runs and release threads and processes, promptly. Idempotent."""
+        """Abort running episodes and release threads and processes, promptly. Idempotent."""
         if self._closed:
             return
         self._closed = True
         for play, conducted in list(self._plays.items()):
             self._loop.call_soon_threadsafe(play.stop, "interrupted")
-            _wait(conducted)
-        for played in list(self._beside):
+            _await_end(conducted)
+        for played in list(self._single):
             self.stop_group(played)
-        for played in list(self._beside):
-            _wait(played)
+        for played in list(self._single):
+            _await_end(played)
         self._attempts.stop()
         self._verdicts.close()
         self._attempts.close()
         if self._teacher is not None:
-            _wait(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
+            _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
         self._own.stop(STOP_TIME)
 
-    async def _conduct(
-        self,
-        play: Play,
-        tasks: Sequence[tuple[int, Task, list[int]]],
-        step: int,
-        split: Split,
-        sampling: Sampling,
-        limit: int,
-        whole: int,
+    # On the rollout's loop.
+
+    async def _play_tasks(
+        self, play: Play, tasks: Sequence[tuple[int, Task, list[int]]], options: PlayOptions, limit: int
     ) -> None:
-        """`whole`: attempts of a group, those that are over too."""
-        rollout = self._settings.rollout
         total = sum(len(repeats) for _, _, repeats in tasks)
         slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
         runs = []
         for index, (order, task, repeats) in enumerate(tasks):
-            group = GroupPlay(
-                task,
-                order,
-                index,
-                len(repeats),
-                deadline=rollout.group_deadline,
-                min_group=rollout.min_group,
-                on_close=play.closed,
-            )
-            group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
+            group = self._make_group(task, order, index, len(repeats), options, play.take_closed)
             play.groups.append(group)
-            for repeat in repeats:
-                identity = Identity(self._run_id, split, step, task, order, index, repeat)
-                runs.append(asyncio.ensure_future(self._episodes.one(play, group, slots, identity, sampling)))
-        try:
-            await asyncio.gather(*runs)
-        finally:
-            for run in runs:
-                run.cancel()
+            runs += self._start_episodes(play, group, slots, repeats, options)
+        await _await_all(runs)
         play.finish()
 
-    async def _alone(
+    async def _play_single(
         self,
         made: list[GroupPlay],
         order: int,
         task: Task,
-        step: int,
-        split: Split,
         repeats: Sequence[int],
-        whole: int,
+        options: PlayOptions,
         on_end: Callable[[Episode], None] | None,
-        sampling: Sampling,
     ) -> Group:
-        rollout, play = self._settings.rollout, Play(None, in_order=False)
+        """Play one group; `made` gets it."""
         if self._shared is None:
-            self._shared = Slots(rollout.max_env_worker, 0)
+            self._shared = Slots(self._settings.rollout.max_env_worker, 0)
         closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
-        group = GroupPlay(
-            task,
-            order,
-            0,
-            len(repeats),
-            deadline=rollout.group_deadline,
-            min_group=rollout.min_group,
-            on_close=lambda group: closed.set_result(group.group()),
-        )
-        group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
-        identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in repeats]
-        played = (self._episodes.one(play, group, self._shared, each, sampling, on_end) for each in identities)
-        runs = [asyncio.ensure_future(each) for each in played]
+        group = self._make_group(task, order, 0, len(repeats), options, lambda group: closed.set_result(group.group()))
+        runs = self._start_episodes(Play(None, in_order=False), group, self._shared, repeats, options, on_end)
         made.append(group)
-        try:
-            with rare_collections():
-                await asyncio.gather(*runs)
-        finally:
-            for run in runs:
-                run.cancel()
+        with rare_collections():
+            await _await_all(runs)
         return await closed
 
+    def _make_group(
+        self,
+        task: Task,
+        order: int,
+        index: int,
+        repeats: int,
+        options: PlayOptions,
+        on_close: Callable[[GroupPlay], None],
+    ) -> GroupPlay:
+        rollout = self._settings.rollout
+        deadline, min_group = rollout.group_deadline, rollout.min_group
+        group = GroupPlay(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
+        key = f"{self._settings.seed}/{order}"
+        group.ranking = self._verdicts.open_ranking(repeats, options.split, key, group.arrived, of=options.repeats)
+        return group
 
-def _left(
+    def _start_episodes(
+        self,
+        play: Play,
+        group: GroupPlay,
+        slots: Slots,
+        repeats: Sequence[int],
+        options: PlayOptions,
+        on_end: Callable[[Episode], None] | None = None,
+    ) -> list[asyncio.Task[None]]:
+        runs = []
+        for repeat in repeats:
+            identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)
+            played = self._episodes.play(play, group, slots, identity, options.sampling, on_end)
+            runs.append(asyncio.ensure_future(played))
+        return runs
+
+
+async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all; if one raises, cancel the others."""
+    try:
+        await asyncio.gather(*runs)
+    finally:
+        for run in runs:
+            run.cancel()
+
+
+def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Each task with the attempts that are not over; a task of which all are is not there."""
+    """Return each task with the attempts that are not over; tasks of which all are over are left out."""
     left = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in left if each[2]]
 
 
-def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
-    rollout = settings.rollout
-    if not rollout.deterministic:
+def _find_round_engine(gateway: Gateway, settings: AjetConfig) -> RoundEngine | None:
+    if not settings.rollout.deterministic:
         return None
     engine = gateway.engine
     return engine if isinstance(engine, RoundEngine) else None
 
 
-def _end(play: Play, future: Future[None]) -> None:
+def _end_events(play: Play, future: Future[None]) -> None:
+    """End the events of a play that broke off."""
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
         play.events.put(problem)
@@ -305,12 +335,13 @@ def _end(play: Play, future: Future[None]) -> None:
         play.events.put(None)
 
 
-def _stop(groups: list[GroupPlay]) -> None:
+def _stop_groups(groups: list[GroupPlay]) -> None:
     for group in groups:
         group.stop("interrupted")
 
 
-def _wait(future: Future[Any]) -> None:
+def _await_end(future: Future[Any]) -> None:
+    """Wait `STOP_TIME` for a future; cancel it then."""
     try:
         future.exception(timeout=STOP_TIME)
     except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

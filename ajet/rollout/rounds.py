@@ -21,7 +21,7 @@ from ajet.schema.errors import EngineFailure
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     request: TokenRequest
     loop: asyncio.AbstractEventLoop
     admitted: asyncio.Future[None]
@@ -40,13 +40,13 @@ class _Waiting:
 
 
 class RoundEngine(Around):
-    """A TokenEngine around another one. The rollout says how many episodes are live."""
+    """A TokenEngine around another one; the rollout reports how many episodes are live."""
 
     def __init__(self, engine: TokenEngine) -> None:
         super().__init__(engine)
         self._lock = threading.Lock()
         self._live = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRequest] = []
         self.rounds: list[list[tuple[int, int, int]]] = []
         """(task, repeat, call) of the requests of each round of the present or last play."""
 
@@ -59,20 +59,20 @@ class RoundEngine(Around):
                 pass
 
     def expect(self, live: int) -> None:
-        """So many episodes are live from now on. Thread-safe."""
+        """Set the number of live episodes. Thread-safe."""
         with self._lock:
             if live and not self._live:
                 self.rounds.clear()
             self._live = live
-            self._open()
+            self._open_if_complete()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Wait for the round, then stream from the inner engine."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, loop, loop.create_future())
+        waiting = _WaitingRequest(request, loop, loop.create_future())
         with self._lock:
             self._waiting.append(waiting)
-            self._open()
+            self._open_if_complete()
         try:
             await waiting.admitted
         except asyncio.CancelledError:
@@ -84,28 +84,28 @@ class RoundEngine(Around):
             yield chunk
 
     def weights_changed(self, version: int) -> None:
-        """Passed on."""
+        """Pass the new version on to the inner engine."""
         self._engine.weights_changed(version)
 
     def close(self) -> None:
-        """Passed on; whoever waits for a round hears of it."""
+        """Close the inner engine; requests that wait for a round fail."""
         self._engine.close()
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.loop.call_soon_threadsafe(one.refuse)
 
-    def _open(self) -> None:
+    def _open_if_complete(self) -> None:
         episodes = {waiting.episode for waiting in self._waiting}
         if not episodes or len(episodes) < self._live:
             return
         batch = sorted(self._waiting, key=lambda waiting: waiting.request.key[1:])
         self._waiting = []
         self.rounds.append([(w.request.key.task, w.request.key.repeat, w.request.key.call) for w in batch])
-        parts: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
+        parts: dict[asyncio.AbstractEventLoop, list[_WaitingRequest]] = {}
         for waiting in batch:
             parts.setdefault(waiting.loop, []).append(waiting)
-        arrival = _Arrival(self._engine, len(parts))
+        arrival = _RoundArrival(self._engine, len(parts))
         for loop, part in parts.items():
             try:
                 loop.call_soon_threadsafe(arrival.admit, loop, part)
@@ -113,7 +113,7 @@ class RoundEngine(Around):
                 arrival.done()
 
 
-class _Arrival:
+class _RoundArrival:
     """Holds the engine until every request of a round is with it."""
 
     def __init__(self, engine: TokenEngine, loops: int) -> None:
@@ -124,7 +124,7 @@ class _Arrival:
         if held is not None:
             self._hold.enter_context(held())
 
-    def admit(self, loop: asyncio.AbstractEventLoop, part: list[_Waiting]) -> None:
+    def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
         """Wake them in order; each hands its request over before the loop comes to `done`."""
         for waiting in part:
             waiting.admit()

@@ -1,7 +1,7 @@
 """How a split's replies are drawn, and how often its tasks are played.
 
 Invariant: training and debug draw as the policy is defined (`rollout.temperature`, `top_p`, `top_k`); validation
-draws greedily unless `val_kwargs.do_sample`. Whoever plays episodes asks here.
+draws greedily unless `val_kwargs.do_sample`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
-    """The sampling of a split's episodes, unless somebody wants another."""
+    """Return the default sampling of a split's episodes."""
     rollout = settings.rollout
     longest = rollout.max_response_length_in_one_turn
     if split == "validation":
@@ -26,7 +26,7 @@ def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
 
 
 def split_repeats(settings: AjetConfig, split: Split) -> int:
-    """How often a split's tasks are played, or how many replies to each are given to learn from."""
+    """Return how often a split's tasks are played, or the number of recorded replies to each."""
     if settings.sft.objective is not None and split == "train":
         return settings.sft.replies
     return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat

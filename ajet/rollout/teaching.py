@@ -1,8 +1,8 @@
-"""What a teacher says of an attempt's tokens, asked once the attempt has its verdict.
+"""A teacher's log-probabilities of an attempt's tokens, requested once the attempt has its verdict.
 
-Invariant: it is asked about each sampled token that can be trained, in the context in which it was sampled, and what it
-says is kept with the call: credit needs nobody else. An attempt about which it cannot be asked has failed: nothing of
-it is trained.
+Invariant: each sampled token that can be trained is scored in the context in which it was sampled, and the
+log-probabilities are stored with the call, so that credit needs no teacher. An attempt that the teacher cannot score
+has failed: nothing of it is trained.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ajet import context_tracker
-from ajet.rollout.blame import verdict_on_failure
-from ajet.rollout.failure import classify
+from ajet.rollout.episode import cut_timelines
+from ajet.rollout.failure import classify, score_failure
+from ajet.rollout.own_loop import wait_first
 from ajet.schema.call import Call, Floats
 from ajet.schema.errors import TeacherFailure
 from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ajet.rollout.attempt_result import AttemptResult
-    from ajet.rollout.identity import Identity
+    from ajet.config import AjetConfig
+    from ajet.rollout.attempt import AttemptResult, Identity
     from ajet.schema.episode import Verdict
 
 
@@ -35,33 +35,33 @@ class Teacher(Protocol):
         ...
 
     async def leave(self) -> None:
-        """The loop that asked ends: close what is open there."""
+        """Close connections of the loop that asked, which ends."""
         ...
 
     def close(self) -> None:
-        """Close the teacher: nothing more is asked, and no loop has anything open."""
+        """Close the teacher, once every loop has left it."""
         ...
 
 
 class Teaching:
-    """Asks one teacher about all attempts that are trained on. `settings` is the experiment's `ajet` section."""
+    """Asks one teacher about all attempts that are trained on."""
 
-    def __init__(self, teacher: Teacher, settings: Any) -> None:
+    def __init__(self, teacher: Teacher, settings: AjetConfig) -> None:
         self._teacher, self._settings = teacher, settings
 
     async def ask(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> None:
-        """The calls in `played.capture` get what it says; or `played.failure` or `played.aborted` is set."""
+        """Store log-probabilities in the calls of `played.capture`; or set `played.failure` or `played.aborted`."""
         capture = played.capture
         if identity.split != "train" or capture is None or played.aborted:
             return
         if played.failure is not None:
-            verdict = verdict_on_failure(played, self._settings.rollout.policy_failure_reward)
+            verdict = score_failure(played.failure, capture, self._settings.rollout.policy_failure_reward)
         if verdict is None or verdict.reward is None:
             return
-        asked = asyncio.ensure_future(self._told(capture.calls))
-        await asyncio.wait((asked, stopped), return_when=asyncio.FIRST_COMPLETED)
+        asked = asyncio.ensure_future(self._score_calls(capture.calls))
+        await wait_first(asked, stopped)
         if not asked.done():
             asked.cancel()
             played.aborted = stopped.result()
@@ -71,15 +71,12 @@ class Teaching:
         except TeacherFailure as problem:
             played.failure = classify(problem, "judge")
 
-    async def _told(self, calls: Sequence[Call]) -> list[Call]:
-        policy = self._settings.context_tracker.timeline_merging_policy
-        lines, _ = context_tracker.timelines(calls, ignore_tools=policy.ignore_tools)
-        longest = self._settings.data.max_prompt_length + self._settings.data.max_response_length
-        lines, _ = context_tracker.cut_over_length(lines, longest)
-        told = [np.full(call.response_ids.size, np.nan, np.float32) for call in calls]
+    async def _score_calls(self, calls: Sequence[Call]) -> list[Call]:
+        lines, _ = cut_timelines(calls, self._settings)
+        rows = [np.full(call.response_ids.size, np.nan, np.float32) for call in calls]
         for line, found in zip(lines, await self._teacher.logprobs(lines), strict=True):
             for span in line.spans:
                 call = calls[span.call]
                 start = span.start - call.prefix - call.suffix_ids.size
-                told[span.call][start : start + span.stop - span.start] = found[span.start : span.stop]
-        return [replace(call, teacher=row) for call, row in zip(calls, told, strict=True)]
+                rows[span.call][start : start + span.stop - span.start] = found[span.start : span.stop]
+        return [replace(call, teacher=row) for call, row in zip(calls, rows, strict=True)]

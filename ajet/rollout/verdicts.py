@@ -1,99 +1,176 @@
-"""What an ended attempt is worth: the checks' verdict, or the judge's, asked in a loop of its own.
+"""Verdicts on ended attempts: of the checks, of the judge, or by comparison with the other attempts of a group.
 
-Invariant: an episode that failed or was stopped gets no verdict, and a judge that fails, hangs or is stopped makes it
-one that failed or was stopped; the loop that asks hears everything meanwhile.
+Invariants: an episode that failed or was stopped gets no verdict, and a judge that fails, hangs or is stopped makes it
+one that failed or was stopped; judges run on a loop of their own, so that the rollout's loop stays free. A ranking
+starts once all attempts of its group have arrived or ended otherwise; each that has arrived gets a verdict, or all the
+same failure. An attempt that waits for it holds neither a slot nor an environment, and until the ranking starts it is
+not under way for the breaker, which may hold back the attempt that it waits for. A repeated attempt arrives again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.threads import in_thread
-from ajet.rollout import bounds
+from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import lost_tool
-from ajet.rollout.failure import classify, failed
-from ajet.rollout.identity import Identity, workflow_task
+from ajet.rollout.failure import classify
+from ajet.rollout.identity import Identity
 from ajet.rollout.isolation.loop import UserLoop
+from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.own_loop import wait_first
 from ajet.rollout.process_rewards import Decode, tied
-from ajet.rollout.ranking import Arrived, Ranking
-from ajet.rollout.waiting import first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judgement import with_process
 
 if TYPE_CHECKING:
-    from ajet.gateway import Capture
-    from ajet.rollout.breaker import Turn
-    from ajet.rollout.group import GroupPlay
+    from ajet.config import AjetConfig
+    from ajet.rollout.breaker import BreakerTurn
     from ajet.task_judge import Judge
 
 OTHERS_BEFORE = "no score: others of its group were judged before, and it is compared with all of them or none"
 RETRY_PAUSE = 0.2
-"""Seconds before the second attempt; doubled before each further one."""
+"""Seconds before a judge that failed is called for the second time; doubled before each further time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An attempt that is to be compared."""
+
+    task: WorkflowTask
+    output: WorkflowOutput
+
+
+Ask = Callable[[Mapping[int, Arrived]], Awaitable[Mapping[int, Verdict]]]
+"""Verdicts of attempts, both by repeat."""
+
+
+class Ranking:
+    """Ranks the attempts of one group, on the rollout's loop."""
+
+    def __init__(self, repeats: int, ask: Ask, on_arrival: Callable[[], None]) -> None:
+        """`on_arrival` is called when another attempt waits."""
+        self._repeats, self._ask, self._on_arrival = repeats, ask, on_arrival
+        self._waiting: dict[int, tuple[Arrived, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
+        self._over: set[int] = set()
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """The number of attempts that have arrived and have no verdict yet."""
+        return len(self._waiting)
+
+    def add(self, repeat: int, arrived: Arrived, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
+        """Add an attempt; return the future of its verdict."""
+        verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
+        self._waiting[repeat] = (arrived, verdict, turn)
+        self._on_arrival()
+        self._start_if_complete()
+        if self._asking is None:
+            turn.leave()
+        return verdict
+
+    def over(self, repeat: int) -> None:
+        """Note that an attempt is concluded, with a verdict or without."""
+        self._over.add(repeat)
+        self._waiting.pop(repeat, None)
+        self._start_if_complete()
+
+    def _start_if_complete(self) -> None:
+        if self._waiting and len(self._waiting.keys() | self._over) >= self._repeats and self._asking is None:
+            self._asking = asyncio.ensure_future(self._rank_waiting())
+            for _, _, turn in self._waiting.values():
+                turn.back()
+
+    async def _rank_waiting(self) -> None:
+        waiting = dict(self._waiting)
+        try:
+            verdicts = await self._ask({repeat: waiting[repeat][0] for repeat in sorted(waiting)})
+            results: Mapping[int, Verdict | Failure] = verdicts
+        except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
+            failure = classify(problem, "judge")
+            results = dict.fromkeys(waiting, failure)
+        finally:
+            self._asking = None
+            for repeat in waiting:
+                self._waiting.pop(repeat, None)
+        for repeat, (_, verdict, _) in waiting.items():
+            if not verdict.done():
+                verdict.set_result(results[repeat])
+        self._start_if_complete()
 
 
 class Verdicts:
-    """Asks one judge for all episodes."""
+    """Calls one judge for all episodes."""
 
-    def __init__(self, judge: Judge, settings: Any, decode: Decode | None) -> None:
-        """`settings` is the experiment's `ajet` section; `decode` gives the text of sampled ids, if there are any."""
+    def __init__(self, judge: Judge, settings: AjetConfig, decode: Decode | None) -> None:
+        """`decode` gives the text of sampled ids; None: the engine has no tokens."""
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
         self._compares = getattr(judge, "ranks", None) is not None
         self._loop = UserLoop("ajet-judges", "a judge")
 
     async def of(self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]) -> Verdict | None:
-        """The verdict, or None with `played.failure` or `played.aborted` set. `stopped` ends the asking."""
+        """Return the verdict, or None with `played.failure` or `played.aborted` set; `stopped` ends the judging."""
         if played.aborted or played.failure:
             return None
         if played.capture is not None and played.capture.checks:
             reward = self._rollout.agent_madness_reward
             return Verdict(reward, False, f"abnormal output: {', '.join(played.capture.checks)}")
-        assert played.output is not None
-        timeout = self._rollout.episode_timeout
-        task = judged_task(identity, played)
+        task = _make_judged_task(identity, played)
         for number in range(self._rollout.max_retries + 1):
-            asked: list[asyncio.Task[Any]] = []
-            judging = asyncio.wrap_future(self._loop.submit(self._verdict(task, self._output(played), asked)))
-            await first(judging, stopped, timeout=timeout)
-            if not judging.done():
-                stood = "" if stopped.done() or not asked else self._loop.stands(asked[0])
-                judging.cancel()
-                if stopped.done():
-                    played.aborted = stopped.result()
-                    return None
-                message = f"the judge did not end within {timeout:g} seconds (rollout.episode_timeout)"
-                message += f"; it stood at {stood}" if stood else ""
-                played.failure = Failure("judge", "timeout", message, own=True)
-                return None
-            try:
-                verdict = await self._tied(judging.result(), played)
-            except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-                played.failure = classify(problem, "judge")
-                if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
-                    played.failure.boundary = "judge"
-            else:
-                played.failure = None
+            verdict = await self._judge_once(task, played, stopped)
+            if verdict is not None or played.aborted:
                 return verdict
+            assert played.failure is not None
             if not played.failure.retryable or number == self._rollout.max_retries:
                 break
-            await first(stopped, timeout=RETRY_PAUSE * 2**number)
+            await wait_first(stopped, timeout=RETRY_PAUSE * 2**number)
             if stopped.done():
                 played.aborted = stopped.result()
                 break
         return None
 
-    async def _verdict(self, task: WorkflowTask, output: WorkflowOutput, asked: list[asyncio.Task[Any]]) -> Verdict:
-        """The judge's verdict; `asked` takes the task that it is asked in."""
+    async def _judge_once(
+        self, task: WorkflowTask, played: AttemptResult, stopped: asyncio.Future[str]
+    ) -> Verdict | None:
+        """Call the judge once; without a verdict `played.failure` or `played.aborted` is set."""
+        timeout = self._rollout.episode_timeout
+        tasks: list[asyncio.Task[Any]] = []
+        judged = self._call_judge(task, self._make_judged_output(played), tasks)
+        judging = asyncio.wrap_future(self._loop.submit(judged))
+        await wait_first(judging, stopped, timeout=timeout)
+        if not judging.done():
+            stood = "" if stopped.done() or not tasks else self._loop.stands(tasks[0])
+            judging.cancel()
+            if stopped.done():
+                played.aborted = stopped.result()
+                return None
+            message = f"the judge did not end within {timeout:g} seconds (rollout.episode_timeout)"
+            message += f"; it stood at {stood}" if stood else ""
+            played.failure = Failure("judge", "timeout", message, own=True)
+            return None
+        try:
+            verdict = await self._tie_rewards(judging.result(), played)
+        except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
+            played.failure = classify(problem, "judge")
+            if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
+                played.failure.boundary = "judge"
+            return None
+        played.failure = None
+        return verdict
+
+    async def _call_judge(self, task: WorkflowTask, output: WorkflowOutput, tasks: list[asyncio.Task[Any]]) -> Verdict:
+        """Return the judge's verdict; `tasks` gets the task that runs the judge."""
         if (current := asyncio.current_task()) is not None:
-            asked.append(current)
+            tasks.append(current)
         return await self._judge.verdict(task, output)
 
-    async def _tied(self, verdict: Verdict, played: AttemptResult) -> Verdict:
+    async def _tie_rewards(self, verdict: Verdict, played: AttemptResult) -> Verdict:
         if not verdict.turns and not verdict.process:
             return verdict
         try:
@@ -103,21 +180,19 @@ class Verdicts:
                 raise RewardFailure(str(problem)) from None
             raise
 
-    def _output(self, played: AttemptResult) -> WorkflowOutput:
-        """The output as its judge is told it: where models rank, what the model said last is the answer of a workflow
-        that states none."""
+    def _make_judged_output(self, played: AttemptResult) -> WorkflowOutput:
+        """Return the output for the judge; where models rank, a missing answer is the policy's last message."""
         output, capture = played.output, played.capture
         assert output is not None
         delivered = [call for call in capture.calls if call.is_delivered] if capture is not None else []
         if not self._compares or "final_answer" in output.metadata or capture is None or not delivered:
             return output
         reply = delivered[-1].reply
-        said = capture.messages[reply].get("content") if reply is not None else None
-        return output.model_copy(update={"metadata": {**output.metadata, "final_answer": said}})
+        answer = capture.messages[reply].get("content") if reply is not None else None
+        return output.model_copy(update={"metadata": {**output.metadata, "final_answer": answer}})
 
     def ranks(self, played: AttemptResult) -> bool:
-        """Whether an attempt's verdict comes by comparison with the others at its task: those to which the
-        workflow gave no reward."""
+        """True if the attempt is judged by comparison: the judge compares, and the workflow gave no reward."""
         return (
             self._compares
             and not played.aborted
@@ -128,42 +203,54 @@ class Verdicts:
             and not played.output.undecided
         )
 
-    def ranking(self, group: GroupPlay, split: Split, seed: int, *, of: int) -> Ranking | None:
-        """What compares the attempts of a group that is trained on; None where each is judged by itself. So are those
-        that are measured: places in a group say nothing of the model. `of`: how many attempts the group has, of which
-        some may have been played before."""
+    def open_ranking(
+        self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, of: int
+    ) -> Ranking | None:
+        """Return the ranking of a group; None if each attempt is judged by itself.
+
+        That holds for validation, too: places in a group say nothing of the model.
+
+        Args:
+            repeats: The number of attempts that are played now.
+            key: Decides the order in which the judge sees the attempts.
+            on_arrival: Called when another attempt waits.
+            of: The number of attempts of the group, of which some may have been played before.
+        """
         if not self._compares or split == "validation" or of < 2:
             return None
 
         async def ask(arrived: Mapping[int, Arrived]) -> Mapping[int, Verdict]:
-            if group.repeats < of:
+            if repeats < of:
                 return {repeat: Verdict(None, None, OTHERS_BEFORE) for repeat in arrived}
-            return await self._compared(arrived, f"{seed}/{group.order}")
+            return await self._compare(arrived, key)
 
-        return Ranking(group.repeats, ask, group.arrived)
+        return Ranking(repeats, ask, on_arrival)
 
     @property
     def compares(self) -> bool:
-        """Whether attempts at a task are compared with each other."""
+        """True if attempts at a task are compared with each other."""
         return self._compares
 
     def arrived(self, identity: Identity, played: AttemptResult) -> Arrived:
-        """An attempt as those who compare are told it."""
-        return Arrived(judged_task(identity, played), self._output(played))
+        """Return an attempt as the judge compares it."""
+        return Arrived(_make_judged_task(identity, played), self._make_judged_output(played))
 
     async def rank(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict] | Failure:
-        """Verdicts of attempts at one task, by repeat, or why there are none. `key`: of the order in which they are
-        shown."""
+        """Return verdicts on attempts at one task, by repeat, or why there are none.
+
+        Args:
+            key: Decides the order in which the judge sees the attempts.
+        """
         try:
-            return await self._compared(arrived, key)
+            return await self._compare(arrived, key)
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
             return classify(problem, "judge")
 
-    async def _compared(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict]:
+    async def _compare(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict]:
         return await asyncio.wrap_future(self._loop.submit(self._judge.compare(arrived, key)))
 
     async def awake(self) -> Failure | None:
-        """Why those who compare cannot be asked now."""
+        """Return why a comparing judge cannot be called now; None if it can."""
         try:
             await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
@@ -171,24 +258,29 @@ class Verdicts:
         return None
 
     async def compared(
-        self, ranking: Ranking, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str], turn: Turn
+        self,
+        ranking: Ranking,
+        identity: Identity,
+        played: AttemptResult,
+        stopped: asyncio.Future[str],
+        turn: BreakerTurn,
     ) -> Verdict | None:
-        """The verdict by comparison, or None with `played.failure` or `played.aborted` set."""
-        told = ranking.of(identity.repeat, self.arrived(identity, played), turn)
-        await first(told, stopped)
-        if not told.done() and stopped.result() == "group_deadline":  # those that are in are compared
-            await first(told)
-        if not told.done():
+        """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
+        ranked = ranking.add(identity.repeat, self.arrived(identity, played), turn)
+        await wait_first(ranked, stopped)
+        if not ranked.done() and stopped.result() == "group_deadline":  # attempts that have arrived are compared
+            await wait_first(ranked)
+        if not ranked.done():
             played.aborted = stopped.result()
             return None
-        result = told.result()
+        result = ranked.result()
         if isinstance(result, Failure):
             played.failure = result
             return None
         assert played.output is not None
         try:
             verdict = with_process(result, played.output.process, "the workflow's output")
-            return await self._tied(verdict, played)
+            return await self._tie_rewards(verdict, played)
         except JudgeFailure as problem:
             played.failure = classify(problem, "judge")
             return None
@@ -199,43 +291,8 @@ class Verdicts:
         self._judge.let_go()
 
 
-def judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
-    """The task as its judge is told it."""
-    task = played.task or workflow_task(identity)
+def _make_judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
+    """Make the task for the judge, with the results of tools."""
+    task = played.task or identity.make_task()
     uses = played.capture.tool_uses if played.capture is not None else []
     return task.model_copy(update={"tool_results": [f"{use.name}: {use.result}" for use in uses]})
-
-
-def by_the_calls(played: AttemptResult) -> Failure | None:
-    """What the captured calls and uses of tools say about how the attempt ended, against what it raised or
-    returned."""
-    capture, failure = played.capture, played.failure
-    if capture is not None and capture.terminated is not None:
-        return None
-    if capture is not None and capture.calls and capture.calls[-1].finish == "error":
-        last = capture.calls[-1]
-        text = failure.traceback if failure else ""
-        message = last.error or "the model call failed"
-        return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
-    if failure is None and (capture is None or not capture.calls):
-        refusals = capture.refusals if capture is not None else []
-        if refusals:
-            said = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
-            return failed(
-                "calls_refused", f"the workflow ended without a reply: its calls were refused: {said}"
-            ).failure
-        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
-    if capture is not None and (failure is None or failure.policy) and (lost := lost_tool(capture.tool_uses)):
-        return lost if failure is None else replace(lost, traceback=failure.traceback)
-    return failure if failure is None or capture is None else _with_refusal(failure, capture)
-
-
-def _with_refusal(failure: Failure, capture: Capture) -> Failure:
-    """The agent's failure, with the refusal that its last request met: who does not look at a reply's status raises
-    at what it lacks."""
-    if failure.boundary != "agent" or not capture.unanswered:
-        return failure
-    if capture.unanswered in failure.message:
-        return failure
-    said = f"{failure.message} (its last call was refused: {capture.unanswered})"
-    return bounds.failure(replace(failure, message=said))

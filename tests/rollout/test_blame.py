@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import time_by_place, timed_out
+from ajet.rollout.failure import classify_timeout, measure_places
 from ajet.schema.call import Call
 
 
@@ -41,7 +40,7 @@ def test_where_the_time_went(calls, spent, place) -> None:
         a_call(at, start, end, agent=str(agent), reply=reply, finish="aborted" if reply is None else "stop")
         for at, (agent, start, end, reply) in enumerate(calls)
     ]
-    found, at_end = time_by_place(made, [SAYS, CALLS], 0.0, 10.0)
+    found, at_end = measure_places(made, [SAYS, CALLS], 0.0, 10.0)
     assert {name: value for name, value in found.items() if value} == spent and at_end == place
 
 
@@ -57,8 +56,7 @@ def test_time_that_ran_out_while_a_failing_engine_was_asked_again_says_nothing_o
     calls.append(a_call(len(calls), 4.0, 10.0, reply=None, finish=last))
     for call in calls:
         call.error = "http://h/v1 hangs" if call.finish == "error" else None
-    capture = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
-    played = AttemptResult(capture=capture, started=0.0, ended=10.0)  # type: ignore[arg-type]
-    failure = timed_out(10.0, played, shared_loop=False)
+    capture: Any = SimpleNamespace(calls=calls, messages=[SAYS, CALLS])
+    failure = classify_timeout(10.0, capture, 0.0, 10.0, shared_loop=False)
     assert (failure.boundary, failure.kind, failure.own) == ("engine", "timeout", own)
     assert ("its call before had failed: http://h/v1 hangs" in failure.message) == own

@@ -69,13 +69,13 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
         made = Breaker(BreakerSettings(share=0.0, window=1))
         made.ended(lost())
         going: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        one, other, third = (made.begins() for _ in range(3))
-        await one.admitted(going)
-        waiting = asyncio.ensure_future(other.admitted(going))
+        one, other, third = (made.open_turn() for _ in range(3))
+        await one.wait_admitted(going)
+        waiting = asyncio.ensure_future(other.wait_admitted(going))
         await asyncio.sleep(0)
         one.leave()  # it was stopped, or ajet itself failed
         await asyncio.wait_for(waiting, 60)
-        waiting = asyncio.ensure_future(third.admitted(going))
+        waiting = asyncio.ensure_future(third.wait_admitted(going))
         await asyncio.sleep(0)
         other.ended(None, aborted=True)
         await asyncio.wait_for(waiting, 60)
@@ -88,11 +88,11 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
 def test_a_lost_attempt_of_which_all_is_known_is_not_looked_at_again() -> None:
     async def come() -> int:
         breaker = Breaker(BreakerSettings(share=0.5, window=4, patience=600))
-        breaker.begins()  # as where groups are asked for one by one without end: somebody always plays
+        breaker.open_turn()  # as where groups are asked for one by one without end: somebody always plays
         for _ in range(20):
-            turn, stopped = breaker.begins(), asyncio.get_running_loop().create_future()
+            turn, stopped = breaker.open_turn(), asyncio.get_running_loop().create_future()
             turn.ended(lost())
-            taken = asyncio.ensure_future(turn.taken(lost(), stopped))
+            taken = asyncio.ensure_future(turn.was_outage(lost(), stopped))
             await asyncio.sleep(0)
             for _ in range(4):
                 breaker.ended(None)

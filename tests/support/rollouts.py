@@ -32,7 +32,9 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
-from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts, breaker, episodes, verdicts
+from ajet.rollout import ClosedGroup as Closed
+from ajet.rollout import ReturnedTask as GivenBack
+from ajet.rollout import Rollout, RoundEngine, attempt_runner, breaker, episode_player, verdicts
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.group import GroupPlay
@@ -302,7 +304,7 @@ def workers_start_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
+def time_is_up(when: Callable[[], bool], of: Any = attempt_runner) -> Iterator[None]:
     """Within the block an attempt that runs when this becomes true is late.
 
     It is as if `rollout.episode_timeout` had passed then (one must be set): a limit that is long enough for a busy
@@ -311,13 +313,13 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
     Args:
         of: The module that waits.
     """
-    kept = of.first
+    kept = of.wait_first
 
     async def come() -> None:
         while not when():
             await asyncio.sleep(0.01)
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         if timeout is None:  # it waits for a slot
             await kept(*futures)
             return
@@ -326,7 +328,7 @@ def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
         late.cancel()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of, "first", first)
+        patch.setattr(of, "wait_first", wait_first)
         yield
 
 
@@ -348,14 +350,14 @@ def judge_time_is_up(when: Callable[[], bool]) -> Any:
 @contextmanager
 def judge_time_limits() -> Iterator[list[float | None]]:
     """Yield the list of the seconds that judges are given, one for each verdict."""
-    limits, kept = list[float | None](), verdicts.first
+    limits, kept = list[float | None](), verdicts.wait_first
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         limits.append(timeout)
         await kept(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "first", first)
+        patch.setattr(verdicts, "wait_first", wait_first)
         yield limits
 
 
@@ -372,7 +374,7 @@ def tool_deadline_leaves(seconds: float) -> Iterator[None]:
 def cancelled_attempts_have_time() -> Iterator[None]:
     """Within the block a cancelled attempt may take a minute to close what it opened."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "HANGS_S", 60.0)
+        patch.setattr(attempt_runner, "HANGS_S", 60.0)
         yield
 
 
@@ -381,7 +383,7 @@ def attempts_start_at(moment: datetime) -> Iterator[None]:
     """Within the block the clock of attempts stands still at this moment."""
     stands = SimpleNamespace(time=moment.timestamp, monotonic=time.monotonic)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "time", stands)
+        patch.setattr(attempt_runner, "time", stands)
         yield
 
 
@@ -411,7 +413,7 @@ def outages_pause(seconds: float, on_lost: Callable[[], None] = lambda: None) ->
 
     def counted(self: Breaker, failure: Failure | None, **more: Any) -> None:
         ended(self, failure, **more)
-        if breaker.lost(failure):
+        if breaker.is_lost(failure):
             on_lost()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -426,14 +428,14 @@ def group_ends_during_retry_pause() -> Iterator[None]:
     """Within the block a group's deadline passes while a failed attempt pauses before the next."""
     pauses = threading.Event()
 
-    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         if timeout == 3600.0:
             pauses.set()
-        await verdicts.first(*futures, timeout=timeout)
+        await verdicts.wait_first(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch, deadline_passes(pauses.is_set):
-        patch.setattr(episodes, "RETRY_PAUSE", 3600.0)
-        patch.setattr(episodes, "first", first)
+        patch.setattr(episode_player, "RETRY_PAUSE", 3600.0)
+        patch.setattr(episode_player, "wait_first", wait_first)
         yield
 
 
@@ -444,7 +446,7 @@ def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
     async def come(group: GroupPlay) -> None:
         while not when():
             await asyncio.sleep(0.01)
-        group._overdue()
+        group._pass_deadline()
 
     def began(group: GroupPlay) -> None:
         if not group._began:

@@ -201,11 +201,11 @@ class RunningServer:
     def begin_outage(self, boundary: str) -> None:
         """As if another episode had been lost at this boundary."""
         self.desk._breaker._recent.append(boundary)
-        self.desk._breaker._look()
+        self.desk._breaker._open_if_many_lost()
 
     def end_outage(self) -> None:
         """As if another episode had been played whole."""
-        self.desk._breaker._close()
+        self.desk._breaker._close_breaker()
 
     def allow_probe(self) -> None:
         """As if the pause before the next probe were over."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ajet.rollout import attempts
+from ajet.rollout import attempt_runner
 from ajet.schema.endpoint import Endpoint
 
 
@@ -15,18 +15,18 @@ def test_what_was_opened_before_a_refusal_is_closed_again(monkeypatch):
     before, closed = dict(os.environ), []
     part = SimpleNamespace(apart=False, close=lambda: closed.append("isolation"))
     world = SimpleNamespace(close=lambda: closed.append("worlds"))
-    monkeypatch.setattr(attempts, "open_isolation", lambda *_: part)
-    monkeypatch.setattr(attempts.Worlds, "of", lambda _: world)
-    monkeypatch.setattr(attempts, "_replay_of", lambda _: None)
+    monkeypatch.setattr(attempt_runner, "open_isolation", lambda *_: part)
+    monkeypatch.setattr(attempt_runner.EnvironmentInstances, "open", lambda _: world)
+    monkeypatch.setattr(attempt_runner, "_open_replay", lambda _: None)
 
-    class Refused(attempts.Ambient):
+    class Refused(attempt_runner.Ambient):
         def __init__(self, endpoint):
             raise OSError("no library to tie")
 
-    monkeypatch.setattr(attempts, "Ambient", Refused)
+    monkeypatch.setattr(attempt_runner, "Ambient", Refused)
     rollout = SimpleNamespace(compute_madness_checklist=[])
     experiment = SimpleNamespace(ajet=SimpleNamespace(rollout=rollout), config=None)
     gateway = SimpleNamespace(ambient=Endpoint("http://127.0.0.1:9/v1", "key"))
     with pytest.raises(OSError, match="no library"):
-        attempts.Attempts(experiment, gateway, object, SimpleNamespace(), None)
+        attempt_runner.AttemptRunner(experiment, gateway, object, SimpleNamespace(), None)
     assert closed == ["isolation", "worlds"] and dict(os.environ) == before

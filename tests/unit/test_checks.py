@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.rollout.checks import nonsense, open_checks, wrong_toolcall
-from ajet.rollout.checks.nonsense_check import loop_in
+from ajet.rollout.checks import find_loop, nonsense, open_checks, wrong_toolcall
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
 from tests.unit.cost_of_text import cost
@@ -72,12 +71,12 @@ def test_any_loop_that_is_long_enough_is_found(piece: str, before: str, after: s
     if not any(character.isalpha() for character in piece):
         return
     times = max(14, 400 // len(piece) + 2)
-    assert loop_in(before + piece * times + after) is not None
+    assert find_loop(before + piece * times + after) is not None
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Z"]), max_size=290))
 def test_short_texts_are_never_loops(text: str) -> None:
-    assert loop_in(text) is None
+    assert find_loop(text) is None
 
 
 def test_the_cost_is_linear() -> None:
@@ -85,7 +84,7 @@ def test_the_cost_is_linear() -> None:
     text = "".join(map(chr, letters))
     ruled = (("-" * 1900 + "\n") * 200)[:200_000]
     for one in (text, ruled):
-        quarter, whole = (cost(loop_in, one[:size]) for size in (50_000, 200_000))
+        quarter, whole = (cost(find_loop, one[:size]) for size in (50_000, 200_000))
         assert whole < 8 * quarter + 0.05, "four times the text; a square would be sixteen times the cost"
 
 

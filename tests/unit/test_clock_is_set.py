@@ -17,7 +17,7 @@ from ajet.gateway.running_calls import RunningCalls
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.served.deadlines import Deadlines
-from ajet.rollout.served.episode import Served
+from ajet.rollout.served.episode import ServedEpisode
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task, WorkflowTask
 
@@ -47,7 +47,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
     session.requests = 0
     session._ledger = RunningCalls(SimpleNamespace(), None, False)  # type: ignore[arg-type]
     about: Any = SimpleNamespace()
-    served = Served(about, session, about, about, None, about)
+    served = ServedEpisode(about, session, about, about, None, about)
     settings: Any = SimpleNamespace(
         rollout=SimpleNamespace(episode_timeout=HOUR_S, group_deadline=None, min_group=None),
         gateway=SimpleNamespace(idle_timeout=HOUR_S),
@@ -55,7 +55,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
     more: Any = dict.fromkeys(("end", "give_up", "close"))
     watched = Deadlines(settings, {}, about, **more)
     put_on()
-    assert served.quiet < HOUR_S and watched._too_late(served) is None
+    assert served.quiet < HOUR_S and watched._find_timeout(served) is None
     served.since -= HOUR_S
     assert served.quiet > HOUR_S, "it made no call"
     session._ledger.recorder.settled_at = time.monotonic()

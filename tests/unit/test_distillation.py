@@ -22,8 +22,7 @@ from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
 from ajet.gateway.capture import Capture
 from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.identity import Identity
+from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.teaching import Teaching
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError

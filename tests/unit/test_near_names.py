@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from loguru import logger
 
-from ajet.rollout import own_metrics
+from ajet.record.seldom import Seldom
+from ajet.rollout import episode
 from ajet.schema.task import WorkflowOutput
 
 
@@ -16,12 +17,12 @@ from ajet.schema.task import WorkflowOutput
 def test_a_field_that_is_nearly_another_is_said_once(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], said: list[str]
 ) -> None:
-    monkeypatch.setattr(own_metrics, "_said", own_metrics.Seldom(every=600))
+    monkeypatch.setattr(episode, "_near_names", Seldom(every=600))
     told: list[str] = []
     sink = logger.add(told.append, format="{message}")
     try:
         for _ in range(2):
-            own_metrics.warn_of_near_names(WorkflowOutput(**fields))
+            episode.warn_of_near_names(WorkflowOutput(**fields))
     finally:
         logger.remove(sink)
     assert len(told) == bool(said) and all(words in told[0] for words in said)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.rollout import verdicts
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

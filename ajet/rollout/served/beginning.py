@@ -1,7 +1,9 @@
-"""Beginnings: an episode's identity, session and key, as its client is told them.
+"""The beginning of an episode: whether it may begin, its task if it is held out, its identity, session and key.
 
-Invariant: a split is what the episode counts for: one that does not train is no part of the training split, and one
-that is held out is a validation where anybody trains.
+Invariants: a client that is refused has taken nothing: no position of the store's, no place in a group. Held-out tasks
+are given out in turns, so that after as many attempts as there are tasks each was played once; an attempt that did not
+count was no turn. A split is what the episode counts for: one that does not train is no part of the training split, and
+one that is held out is a validation if a trainer takes the groups. All of it is on the desk's loop.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.gateway import Refused
+from ajet.rollout.attempt import open_session
+from ajet.rollout.breaker import Breaker
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
-from ajet.rollout.served.episode import Opening, Served, ServedIdentity, shown
-from ajet.rollout.served.group import OpenGroup
+from ajet.rollout.served.episode import Opening, ServedEpisode, ServedIdentity, describe_open
+from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.episode import Split
 from ajet.schema.task import Task
 from ajet.store import Lease
@@ -24,11 +30,100 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway
 
 
+class Admission:
+    """Decides which episodes one desk admits."""
+
+    def __init__(
+        self,
+        settings: AjetConfig,
+        breaker: Breaker,
+        under_way: Mapping[str, ServedEpisode],
+        complete: Callable[[], int],
+        backlog: int | None,
+    ) -> None:
+        """Take the limits from the settings.
+
+        Args:
+            complete: Counts the complete groups that wait for the trainer.
+            backlog: How many may wait; None: nobody trains.
+        """
+        self._most, self._of_a_task = settings.rollout.max_env_worker, settings.serve.max_per_task
+        self._breaker, self._under_way = breaker, under_way
+        self._complete, self._backlog = complete, backlog
+        self.beginning = 0
+        """The number of episodes that wait for a position of the store's."""
+
+    def crowded(self, task: Task) -> bool:
+        """True if as many episodes of a task are under way as may be."""
+        most = self._of_a_task
+        return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
+
+    def refuse_crowded(self, task: Task) -> None:
+        """Raise Refused if as many episodes of a task are under way as may be."""
+        if self.crowded(task):
+            raise Refused(
+                f"{self._of_a_task} episodes of this task are under way, as many as serve.max_per_task allows; finish "
+                "one first, or ask for another task.",
+                status=429,
+                code="task_busy",
+                param="task",
+            )
+
+    def refuse_more(self) -> bool:
+        """Raise Refused if no episode may begin; return True if the next one is the breaker's probe."""
+        if len(self._under_way) + self.beginning >= self._most:
+            raise Refused(
+                f"{self._most} episodes are under way, as many as rollout.max_env_worker allows; finish one first.",
+                status=429,
+                code="too_many_episodes",
+            )
+        if self._backlog is not None and self._complete() >= self._backlog:
+            raise Refused(
+                f"{self._backlog} complete groups wait for the trainer; ask again later.",
+                status=429,
+                code="trainer_busy",
+            )
+        if not self._breaker.is_open:
+            return False
+        if self._breaker.may_probe():
+            return True
+        raise Refused(
+            f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
+            status=503,
+            code="outage",
+            retry_after=1,
+        )
+
+
+class HeldOutTasks:
+    """The held-out tasks that one desk gives to clients."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._given = [0] * len(tasks)
+        """The number of attempts at each task."""
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def next(self) -> Task:
+        """Return the task whose turn it is. Raises Refused if there are no tasks."""
+        if not self._tasks:
+            raise Refused("The request names no task, and the server has no held-out tasks.", param="task")
+        at = self._given.index(min(self._given))
+        self._given[at] += 1
+        return self._tasks[at]
+
+    def take_back(self, task: Task) -> None:
+        """Give a task its turn again, whose attempt did not count."""
+        self._given[self._tasks.index(task)] -= 1
+
+
 class Beginnings:
     """Begins the episodes of one desk, each on its loop."""
 
     def __init__(self, gateway: Gateway, settings: AjetConfig, *, run_id: str, split: Split, trained_on: bool) -> None:
-        """`trained_on`: there are groups, and a trainer that takes them."""
+        """`trained_on`: a trainer takes the groups."""
         self._gateway, self._settings, self._run_id, self._split = gateway, settings, run_id, split
         self._trained_on = trained_on
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
@@ -36,7 +131,7 @@ class Beginnings:
     def begin(
         self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *, probe: bool,
         given: bool, version: int,
-    ) -> Served:  # fmt: skip
+    ) -> ServedEpisode:  # fmt: skip
         """Begin an episode with its session and key. `probe`: it is the breaker's; `given`: the task is one of the
         server's held-out ones; `version`: of the policy. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
@@ -46,25 +141,25 @@ class Beginnings:
         named, order = group.name if group is not None else "", lease.order
         identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
         began = time.time()
-        session = self._gateway.open(
-            identity.uuid,
-            key=(self._settings.seed, order, repeat),
+        session = open_session(
+            self._gateway,
+            self._settings,
+            self._inspect,
+            identity,
             sampling=split_sampling(self._settings, "validation" if given else "train"),
             trainable=opening.trainable if opening.trains else (),
-            inspect=self._inspect,
-            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
             began=began,
         )
         endpoint = session(opening.agent, opening.agent, None)
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return Served(identity, session, endpoint, lease, group, stopped, probe=probe, given=given, began=began)
+        return ServedEpisode(identity, session, endpoint, lease, group, stopped, probe=probe, given=given, began=began)
 
 
-def told(served: Served, version: int) -> dict[str, Any]:
-    """The answer to the client that began the episode."""
+def describe_opening(served: ServedEpisode, version: int) -> dict[str, Any]:
+    """Return the answer to the client that began the episode."""
     endpoint = served.endpoint
     return {
-        **shown(served, version),
+        **describe_open(served, version),
         "task": served.identity.task.model_dump(),
         "base_url": endpoint.base_url,
         "path_base_url": f"{endpoint.base_url.removesuffix('/v1')}/s/{endpoint.api_key}/v1",

@@ -17,11 +17,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.group import closes_late
-from ajet.rollout.served.episode import Served
-from ajet.rollout.served.group import OpenGroup
-from ajet.rollout.served.groups import OpenGroups
+from ajet.rollout.served.episode import ServedEpisode
+from ajet.rollout.served.groups import OpenGroup, OpenGroups
 from ajet.rollout.served.ranking import waits
 from ajet.schema.episode import Episode, Failure
 
@@ -40,12 +39,12 @@ class Deadlines:
     def __init__(
         self,
         settings: AjetConfig,
-        under_way: Mapping[str, Served],
+        under_way: Mapping[str, ServedEpisode],
         groups: OpenGroups,
         *,
-        end: Callable[[Served, AttemptResult, str], Awaitable[Episode]],
-        give_up: Callable[[Served, str, str], None],
-        close: Callable[[OpenGroup, list[Served]], Awaitable[None]],
+        end: Callable[[ServedEpisode, AttemptResult, str], Awaitable[Episode]],
+        give_up: Callable[[ServedEpisode, str, str], None],
+        close: Callable[[OpenGroup, list[ServedEpisode]], Awaitable[None]],
     ) -> None:
         """`end`: an episode, as somebody says; raises Refused where it cannot be recorded. `give_up`: one whose end
         never could. `close`: a group, with the episodes of it that are under way."""
@@ -66,14 +65,14 @@ class Deadlines:
             if isinstance(problem, Exception):
                 broken(problem)
 
-        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), loop)
+        self._watching = asyncio.run_coroutine_threadsafe(self._look_repeatedly(), loop)
         self._watching.add_done_callback(report)
 
     def stop(self) -> None:
         """Look no more."""
         self._watching.cancel()
 
-    async def _watch(self) -> None:
+    async def _look_repeatedly(self) -> None:
         """Often enough for the shortest limit."""
         limits = [limit for limit in (self._longest, self._idle, self._of_a_group) if limit]
         while True:
@@ -85,13 +84,13 @@ class Deadlines:
         for served in list(self._under_way.values()):
             if served.unrecorded is not None:
                 await self._record_again(served, served.unrecorded)
-            elif (failure := self._too_late(served)) and served.ending is None:
+            elif (failure := self._find_timeout(served)) and served.ending is None:
                 with contextlib.suppress(Refused):  # not recorded: the next look tries again
                     await self._end(served, AttemptResult(failure=failure), "timeout")
         for group in self._groups.older_than(self._of_a_group or math.inf):
-            await self._overdue(group)
+            await self._close_overdue(group)
 
-    def _too_late(self, served: Served) -> Failure | None:
+    def _find_timeout(self, served: ServedEpisode) -> Failure | None:
         if self._idle and served.quiet > self._idle:
             why = f"no model call for {self._idle:g} seconds (gateway.idle_timeout)"
             return Failure("agent", "timeout", why, retryable=True)
@@ -101,14 +100,14 @@ class Deadlines:
             )
         return None
 
-    async def _record_again(self, served: Served, since: float) -> None:
+    async def _record_again(self, served: ServedEpisode, since: float) -> None:
         try:
             await self._end(served, AttemptResult(), served.ended_by)
         except Refused:
             if time.monotonic() - since > (self._idle or PATIENCE):
                 self._give_up(served, "given up", "server")
 
-    async def _overdue(self, group: OpenGroup) -> None:
+    async def _close_overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._under_way.values() if served.group is group]
         waiting = sum(map(waits, group.episodes))
         if not under_way or closes_late(group.episodes, min_group=self._least, repeats=group.places, waiting=waiting):

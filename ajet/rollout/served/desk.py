@@ -1,4 +1,4 @@
-"""Desk: where agents outside of this process get episodes, and bring back how they went.
+"""Desk: external agents open episodes here, and report how they went.
 
 Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
 with the desk; every one that began becomes a result, alone or in its group. An end is acknowledged when `keeper` has it
@@ -17,22 +17,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.own_loop import OwnLoop
-from ajet.rollout.served.admission import Admission
-from ajet.rollout.served.beginning import Beginnings, told
+from ajet.rollout.served.beginning import Admission, Beginnings, HeldOutTasks, describe_opening
 from ajet.rollout.served.deadlines import Deadlines
-from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
-from ajet.rollout.served.episode import Opening, Served, given_up, outcome_of, shown
-from ajet.rollout.served.group import OpenGroup
-from ajet.rollout.served.groups import OpenGroups, asked
-from ajet.rollout.served.held_out import HeldOutTasks
+from ajet.rollout.served.episode import (
+    Opening,
+    ServedEpisode,
+    describe_given_up,
+    describe_open,
+    describe_outcome,
+)
+from ajet.rollout.served.groups import OpenGroup, OpenGroups
 from ajet.rollout.served.ranking import GroupRanking, waits
-from ajet.rollout.served.results import Results
-from ajet.rollout.served.store_calls import ask_store
-from ajet.rollout.train_turn import TrainTurn
+from ajet.rollout.served.results import EndedEpisodes, ResultQueue
+from ajet.rollout.served.store_calls import ask_store, ask_store_or_refuse
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
@@ -53,7 +55,7 @@ STOP_TIME = 5.0
 
 
 class Desk:
-    """Opens and ends episodes. `results` gets groups, where `backlog` says how many may wait there, else episodes."""
+    """Opens and ends episodes; `results` gets groups if `backlog` limits how many may wait there, else episodes."""
 
     def __init__(
         self,
@@ -69,24 +71,24 @@ class Desk:
         keeper: Keeper | None = None,
         held_out: Sequence[Task] = (),
     ) -> None:
-        """`tasks` None: clients bring all tasks themselves. `held_out`: those that nobody trains on."""
+        """`tasks` None: clients bring all tasks themselves; `held_out`: tasks that are never trained on."""
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._backlog = backlog
         self._verdicts = Verdicts(judge, settings, gateway.decode)
         self._breaker = Breaker(settings.rollout.breaker)
-        turns = TrainTurn.of(experiment)
+        builder = EpisodeBuilder.open(experiment)
         ranks = self._verdicts.compares and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranking = GroupRanking(self._verdicts, settings, turns, self._ranked)
-        self._endings = Endings(gateway, self._verdicts, settings, keeper, turns, ranks=ranks)
-        self._open: dict[str, Served] = {}
-        self._admission = Admission(settings, self._breaker, self._open, self._complete, backlog)
+        self._ranking = GroupRanking(self._verdicts, builder, settings.seed, self._take_ranking)
+        self._endings = Endings(gateway, self._verdicts, builder, keeper, ranks=ranks)
+        self._open: dict[str, ServedEpisode] = {}
+        self._admission = Admission(settings, self._breaker, self._open, self._count_complete, backlog)
         self._beginnings = Beginnings(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
-        self._ended = Ended()
+        self._ended = EndedEpisodes()
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
-        self.results = Results()
+        self.results = ResultQueue()
         self._own = OwnLoop("ajet-desk")
         self._loop = self._own.loop
         self._deadlines = Deadlines(
@@ -95,8 +97,8 @@ class Desk:
         self._deadlines.watch(self._loop, self.results.break_off)
 
     async def open(self, opening: Opening) -> dict[str, Any]:
-        """Begin an episode. Answers its name, task, address and key. Raises Refused."""
-        return await self._here(self._begin(opening))
+        """Begin an episode; return its name, task, address and key. Raises Refused."""
+        return await self._run_on_loop(self._begin(opening))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
@@ -104,34 +106,36 @@ class Desk:
         """End it with what its agent came to and did with tools; waits for the judge. The same answer again for a
         repeated request. Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be
         recorded: the same request again may find that it can."""
-        return await self._here(self._finish(name, outcome, uses))
+        return await self._run_on_loop(self._finish(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
         """Give it up: it is recorded as aborted. Raises Refused for an unknown one."""
-        return await self._here(self._delete(name))
+        return await self._run_on_loop(self._delete(name))
 
     async def state(self, name: str) -> dict[str, Any]:
         """The state of an episode. Raises Refused for an unknown one."""
-        return await self._here(self._state(name))
+        return await self._run_on_loop(self._state(name))
 
     async def overview(self) -> dict[str, Any]:
         """Counts over all episodes."""
-        return await self._here(self._overview())
+        return await self._run_on_loop(self._overview())
 
     def restore(self) -> int:
-        """Take in what the store has of an earlier server: how many episodes. Before any client comes; blocks."""
+        """Restore the episodes that the store has of an earlier server; return their number.
+
+        Blocks; call it before any client comes.
+        """
         return asyncio.run_coroutine_threadsafe(self._restore(), self._loop).result()
 
     @property
     def playing(self) -> int:
-        """The number of open episodes. From any thread."""
+        """The number of open episodes, from any thread."""
         return len(self._open)
 
     @property
     def expects(self) -> bool:
-        """Whether something is being played or compared, or has ended and waits in `results`. From any thread, also
-        within a signal's handler."""
-        return bool(self._open) or self._complete() > 0
+        """True if an episode is open or ranked, or a result waits; from any thread or a signal's handler."""
+        return bool(self._open) or self._count_complete() > 0
 
     def close(self) -> None:
         """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
@@ -142,8 +146,8 @@ class Desk:
         self._verdicts.close()
         self._own.stop(STOP_TIME)
 
-    async def _here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it on the desk's loop, to its end even if the caller leaves."""
+    async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the work on the desk's loop, to its end even if the caller leaves."""
         if self._closing:
             work.close()
             raise closing()
@@ -155,7 +159,7 @@ class Desk:
         whole, open_ = self._store.closed(), self._store.lease_kept()
         for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
             for one in lease.kept:
-                self._ended.remember(outcome_of(one.episode), one.ended_by)
+                self._ended.remember(describe_outcome(one.episode), one.ended_by)
             if lease.kept[0].alone:
                 self.results.put(lease.kept[0].episode)
                 continue
@@ -163,35 +167,35 @@ class Desk:
             if lease in whole:
                 group.close()
             if group.complete:
-                await self._completed(group, noted=lease in whole)
+                await self._finish_group(group, noted=lease in whole)
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         probe = self._admission.refuse_more()
         self._admission.beginning += 1
         try:
-            return await self._begun(opening, probe)
+            return await self._choose_task(opening, probe)
         except BaseException:
             self._breaker.ended(None, probe=probe, aborted=True)
             raise
         finally:
             self._admission.beginning -= 1
 
-    async def _begun(self, opening: Opening, probe: bool) -> dict[str, Any]:
+    async def _choose_task(self, opening: Opening, probe: bool) -> dict[str, Any]:
         task = opening.task
         if task is not None or not opening.held_out:
-            return await self._begun_at(opening, task, probe)
+            return await self._open_episode(opening, task, probe)
         task = self._held_out.next()
         try:
-            return await self._begun_at(opening, task, probe, given=True)
+            return await self._open_episode(opening, task, probe, given=True)
         except BaseException:
-            self._held_out.came_to_nothing(task)
+            self._held_out.take_back(task)
             raise
 
-    async def _begun_at(
+    async def _open_episode(
         self, opening: Opening, task: Task | None, probe: bool, *, given: bool = False
     ) -> dict[str, Any]:
-        """`given`: the task is one of the server's held-out ones."""
+        """Open the episode at its task; `given`: the task is one of the server's held-out ones."""
         group = None
         if task is not None:
             self._admission.refuse_crowded(task)  # before the store gives it a position
@@ -200,7 +204,7 @@ class Desk:
                 raise Refused("An episode that does not train needs a task.", param="task")
             group = await self._groups.for_task(task, lambda group: not self._admission.crowded(group.task))
             task = group.task
-        lease = group.lease if group is not None else await asked(self._store.bring)
+        lease = group.lease if group is not None else await ask_store_or_refuse(self._store.bring)
         if self._closing:
             raise closing()
         self._admission.refuse_crowded(task)
@@ -214,11 +218,11 @@ class Desk:
                 group.free_place(repeat)
             raise
         self._open[served.identity.uuid] = served
-        return told(served, self._version)
+        return describe_opening(served, self._version)
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]) -> dict[str, Any]:
         if name not in self._ended:
-            served = self._known(name)
+            served = self._get_open(name)
             if served.ending is None:
                 for use in uses:
                     served.session.tool_used(use)
@@ -234,14 +238,14 @@ class Desk:
 
     async def _delete(self, name: str) -> dict[str, Any]:
         if name not in self._ended:
-            served = self._known(name)
+            served = self._get_open(name)
             if not served.stopped.done():
                 served.stopped.set_result("deleted")
             await self._end_or_give_up(served, "deleted", "delete")
         return self._ended[name]
 
     async def _state(self, name: str) -> dict[str, Any]:
-        return self._ended[name] if name in self._ended else shown(self._known(name), self._version)
+        return self._ended[name] if name in self._ended else describe_open(self._get_open(name), self._version)
 
     async def _overview(self) -> dict[str, Any]:
         return {
@@ -253,27 +257,27 @@ class Desk:
             "version": self._version,
         }
 
-    def _complete(self) -> int:
-        """Groups that are complete, and wait for the trainer."""
+    def _count_complete(self) -> int:
+        """Return the number of complete groups that wait for the trainer."""
         return self.results.qsize() + self._ranking.under_way
 
     @property
     def _version(self) -> int:
         return getattr(self._gateway.engine, "version", 0)
 
-    def _known(self, name: str) -> Served:
+    def _get_open(self, name: str) -> ServedEpisode:
         served = self._open.get(name)
         if served is None:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
 
-    async def _end(self, served: Served, played: AttemptResult, by: str) -> Episode:
-        """End it, once; whoever comes later waits for the same end."""
+    async def _end(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+        """End an episode once; later callers wait for the same end."""
         if served.ending is None or (served.unrecorded is not None and served.ending.done()):
-            served.ending = asyncio.ensure_future(self._ended_as(served, played, by))
+            served.ending = asyncio.ensure_future(self._conclude(served, played, by))
         return await asyncio.shield(served.ending)
 
-    async def _ended_as(self, served: Served, played: AttemptResult, by: str) -> Episode:
+    async def _conclude(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         if served.made is None:
             try:
                 served.made, served.ended_by = await self._endings.judge(served, played), by
@@ -281,22 +285,22 @@ class Desk:
                 self._leave_group(served)
                 self._breaker.ended(None, probe=served.probe, aborted=True)
                 raise
-            await self._let_repeat(served)
+            await self._free_if_lost(served)
             aborted = served.made.status == "aborted"
             if aborted:
-                self._turn_back(served)
+                self._return_held_out(served)
             self._breaker.ended(served.made.failure, probe=served.probe, aborted=aborted)
         episode = served.made
         if by != CLOSING:
             await self._endings.record(served)
         self._ended.counts[episode.status] += 1
-        self._ended.remember(outcome_of(episode), served.ended_by)
+        self._ended.remember(describe_outcome(episode), served.ended_by)
         await self._hand_over(served.group, episode)
         self._open.pop(episode.uuid, None)  # only now: who closes the desk waits for what is open
         return episode
 
-    async def _let_repeat(self, served: Served) -> None:
-        """An attempt that failed by no fault of the agent's is recorded by itself, and somebody else gets its place."""
+    async def _free_if_lost(self, served: ServedEpisode) -> None:
+        """Record an attempt that was lost outside of the agent by itself, and free its place in the group."""
         made, group = served.made, served.group
         if made is None or group is None or made.failure is None or not made.failure.retryable:
             return
@@ -310,25 +314,25 @@ class Desk:
             served.group, served.lease = None, lease
             served.made = replace(made, split="debug", order=served.lease.order, group=made.uuid)
 
-    def _give_up(self, served: Served, reason: str, by: str) -> None:
-        """Give up an episode whose end could not be recorded, once nobody waits for that: it never was."""
+    def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
+        """Give up an episode whose end could not be recorded, once no request waits for it."""
         assert served.made is not None and served.ending is not None
         if served.identity.uuid not in self._open or not served.ending.done():
             return
         logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
         self._ended.counts["aborted"] += 1
-        self._ended.remember(given_up(served.made, reason), by)
+        self._ended.remember(describe_given_up(served.made, reason), by)
 
-    def _turn_back(self, served: Served) -> None:
-        """If it was given out as a held-out task."""
+    def _return_held_out(self, served: ServedEpisode) -> None:
+        """Give a held-out task its turn again, if the episode was given one."""
         if served.given:
             served.given = False
-            self._held_out.came_to_nothing(served.identity.task)
+            self._held_out.take_back(served.identity.task)
 
-    def _leave_group(self, served: Served) -> None:
+    def _leave_group(self, served: ServedEpisode) -> None:
         self._open.pop(served.identity.uuid, None)
-        self._turn_back(served)
+        self._return_held_out(served)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
 
@@ -338,10 +342,10 @@ class Desk:
         if group is None or self._backlog is None:
             self.results.put(episode)
         if group is not None and group.complete:
-            await self._completed(group)
+            await self._finish_group(group)
 
-    async def _completed(self, group: OpenGroup, *, noted: bool = False) -> None:
-        """`noted`: the store knows that it is whole."""
+    async def _finish_group(self, group: OpenGroup, *, noted: bool = False) -> None:
+        """Hand on a complete group, to be ranked or trained; `noted`: the store knows that it is complete."""
         if group in self._groups:
             trains = self._backlog is not None
             # a later server goes on with what this one's end cut short
@@ -351,15 +355,15 @@ class Desk:
             elif trains:
                 self.results.put(group.group())
 
-    def _ranked(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
+    def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
         if ranked:
             self._breaker.ended(failure, probe=False)
         for episode in ranked:
-            self._ended.changed(outcome_of(episode))
+            self._ended.changed(describe_outcome(episode))
         self.results.put(group.group())
 
-    async def _end_or_give_up(self, served: Served, reason: str, by: str) -> None:
-        """For an end that nobody asks for again."""
+    async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
+        """End an episode for a reason that no client repeats; give it up if that cannot be recorded."""
         while served.identity.uuid in self._open:
             try:
                 await self._end(served, AttemptResult(aborted=reason), by)
@@ -367,16 +371,16 @@ class Desk:
                 if by != CLOSING:
                     self._give_up(served, reason, by)
 
-    async def _close_early(self, group: OpenGroup, under_way: list[Served]) -> None:
+    async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
         """Close a group whose deadline has passed, with the episodes it has."""
         group.close()
         await self._stop(under_way, "group_deadline", "server")
         if group.episodes:
-            await self._completed(group)
+            await self._finish_group(group)
         elif group in self._groups:
             await self._groups.give_back(group)
 
-    async def _stop(self, these: list[Served], reason: str, by: str) -> None:
+    async def _stop(self, these: list[ServedEpisode], reason: str, by: str) -> None:
         for served in these:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
@@ -390,9 +394,9 @@ class Desk:
         for group in self._groups:
             group.close()
             if group.episodes:
-                await self._completed(group)
+                await self._finish_group(group)
 
 
 def closing() -> Refused:
-    """The refusal that clients get as the desk closes."""
+    """Return the refusal that clients get as the desk closes."""
     return Refused("The server is closing.", status=503, code="closing")

@@ -6,26 +6,26 @@ end that is not recorded is told to nobody as one.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.served.episode import Served
+from ajet.rollout.attempt import AttemptResult, call_on_gateway
+from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.failure import find_failure
+from ajet.rollout.served.episode import ServedEpisode
 from ajet.rollout.served.ranking import WAITS
 from ajet.rollout.served.store_calls import ask_store
-from ajet.rollout.train_turn import TrainTurn, built
-from ajet.rollout.verdicts import Verdicts, by_the_calls
+from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
-    from ajet.gateway import Capture, Gateway
+    from ajet.gateway import Gateway
 
 
 class Keeper(Protocol):
@@ -43,35 +43,28 @@ class Endings:
         self,
         gateway: Gateway,
         verdicts: Verdicts,
-        settings: Any,
+        builder: EpisodeBuilder,
         keeper: Keeper | None,
-        train_turn: TrainTurn | None,
         *,
         ranks: bool = False,
     ) -> None:
-        """`settings` is the experiment's `ajet` section; `ranks`: attempts of a group get their verdicts together,
-        later."""
+        """`ranks`: attempts of a group get their verdicts together, later."""
         self._ranks = ranks
-        self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
-        self._train_turn = train_turn
+        self._gateway, self._verdicts, self._builder, self._keeper = gateway, verdicts, builder, keeper
 
-    async def judge(self, served: Served, played: AttemptResult) -> Episode:
+    async def judge(self, served: ServedEpisode, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
-
-        async def close() -> Capture:
-            return served.session.close()
-
-        played.capture = await asyncio.wrap_future(self._gateway.call(close()))
+        played.capture = await call_on_gateway(self._gateway, served.session.close)
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
-            played.failure = by_the_calls(played)
+            played.failure = find_failure(played.capture, played.failure)
         if self._ranks and served.group is not None and self._verdicts.ranks(played):
             verdict: Verdict | None = Verdict(None, None, WAITS)
         else:
             verdict = await self._verdicts.of(served.identity, played, served.stopped)
-        return await built(served.identity, played, verdict, self._settings, self._train_turn, served.stopped)
+        return await self._builder.build(served.identity, played, verdict, served.stopped)
 
-    async def record(self, served: Served) -> None:
+    async def record(self, served: ServedEpisode) -> None:
         """Put it on the disk. Raises Refused where that cannot be done now."""
         if self._keeper is None:
             return
@@ -93,14 +86,14 @@ class Endings:
                 served.unrecorded = time.monotonic()
                 logger.warning("the end of episode {} is not recorded yet: {}", served.made.uuid, error)
             raise Refused(
-                f"The episode's end could not be recorded: {_why(error)} Send the same request again.",
+                f"The episode's end could not be recorded: {_describe_error(error)} Send the same request again.",
                 status=503,
                 code="not_recorded",
                 retry_after=1,
             ) from error
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Without the paths of this machine."""
     if isinstance(error, UserError):
         return error.what

@@ -1,4 +1,4 @@
-"""An episode whose agent is elsewhere: while it is under way, and what its client sees of its end.
+"""An episode of an external agent: while it is under way, and its client's view of it.
 
 Invariant: its name is random, so that a client of an earlier server never hits another one's episode by accident.
 """
@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.identity import Identity
-from ajet.rollout.served.group import OpenGroup
+from ajet.rollout.attempt import Identity
+from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
@@ -55,7 +55,7 @@ class ServedIdentity(Identity):
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class ServedEpisode:
     """An episode that is under way."""
 
     identity: ServedIdentity
@@ -70,7 +70,7 @@ class Served:
     given: bool = False
     """Its task was given out as one of the server's held-out ones, and the attempt counts."""
     began: float = field(default_factory=time.time)
-    """As the record says it."""
+    """By the system clock, for the record."""
     since: float = field(default_factory=time.monotonic)
     """The same by the monotonic clock."""
     ending: asyncio.Future[Episode] | None = None
@@ -88,8 +88,8 @@ class Served:
         return time.monotonic() - max(self.since, self.session.last_call)
 
 
-def shown(served: Served, version: int) -> dict[str, Any]:
-    """A client's view of an episode that is under way, the policy being at `version`."""
+def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
+    """Return a client's view of an episode that is under way; `version` is the policy's."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded is not None else "judging" if served.ending else "open",
@@ -99,14 +99,14 @@ def shown(served: Served, version: int) -> dict[str, Any]:
     }
 
 
-def given_up(episode: Episode, reason: str) -> dict[str, Any]:
-    """A client's view of an episode whose end could not be recorded before it was given up."""
-    told = {"status": "aborted", "reward": None, "success": None, "boundary": None}
-    return {**outcome_of(episode), **told, "reason": f"{reason}: its end could not be recorded"}
+def describe_given_up(episode: Episode, reason: str) -> dict[str, Any]:
+    """Return a client's view of an episode that was given up before its end could be recorded."""
+    overrides = {"status": "aborted", "reward": None, "success": None, "boundary": None}
+    return {**describe_outcome(episode), **overrides, "reason": f"{reason}: its end could not be recorded"}
 
 
-def outcome_of(episode: Episode) -> dict[str, Any]:
-    """A client's view of an episode that has ended."""
+def describe_outcome(episode: Episode) -> dict[str, Any]:
+    """Return a client's view of an episode that has ended."""
     verdict, failure = episode.verdict, episode.failure
     reason = failure.message if failure else episode.ending or (verdict.reason if verdict else "")
     return {

@@ -1,47 +1,84 @@
-"""Results: what came of the desk's episodes, for the one thread that trains on it or records it.
+"""Results of the desk's episodes: for the thread that trains on them, and for clients that ask again.
 
-Invariant: each result is taken once. Where the desk cannot keep its promises any more whoever takes results gets why
-instead, now and from then on: behind an error nothing is taken as if all were well.
+Invariants: each result is taken once. Once the desk cannot keep its promises the taker gets the reason instead, from
+then on: behind an error no result is taken as if all were well. A repeated request of a client gets the answer of the
+first, as far as the newest `REMEMBERED` go back; a reward that was ranked meanwhile is in it.
 """
 
 from __future__ import annotations
 
 import queue
+from collections import Counter, OrderedDict
+from typing import Any
 
 from ajet.schema.episode import Episode, Group
 
+REMEMBERED = 10_000
+"""Ended episodes that can still be asked for."""
 
-class Results:
-    """The results of one desk. Thread-safe; `qsize` also within a signal's handler."""
+
+class ResultQueue:
+    """Groups or episodes for the one thread that trains on or records them.
+
+    Thread-safe; `qsize` also within a signal's handler.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Group | Episode | None] = queue.SimpleQueue()
         self._problem: Exception | None = None
 
     def put(self, result: Group | Episode) -> None:
-        """Add one."""
+        """Add a result."""
         self._queue.put(result)
 
     def break_off(self, problem: Exception) -> None:
-        """Nothing is given out any more."""
+        """Return no further results: every call of `get` raises the problem."""
         self._problem = problem
-        self._queue.put(None)  # for who waits
+        self._queue.put(None)  # wakes a caller that waits
 
     def get(self, timeout: float | None = None) -> Group | Episode:
-        """The next one. Raises queue.Empty after `timeout` seconds (None: never), and what the desk broke off with."""
-        return self._taken(self._queue.get(timeout=timeout))
+        """Return the next result. Raises queue.Empty after `timeout` seconds, and the desk's problem."""
+        return self._check_problem(self._queue.get(timeout=timeout))
 
     def get_nowait(self) -> Group | Episode:
         """Get a result without waiting."""
-        return self._taken(self._queue.get_nowait())
+        return self._check_problem(self._queue.get_nowait())
 
     def qsize(self) -> int:
-        """How many wait."""
+        """Return the number of waiting results."""
         return self._queue.qsize()
 
-    def _taken(self, result: Group | Episode | None) -> Group | Episode:
+    def _check_problem(self, result: Group | Episode | None) -> Group | Episode:
         if result is None or self._problem is not None:
             self._queue.put(None)
             assert self._problem is not None
             raise self._problem
         return result
+
+
+class EndedEpisodes:
+    """The ended episodes by name, as clients see them; on the desk's loop."""
+
+    def __init__(self) -> None:
+        self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.counts = Counter(completed=0, failed=0, aborted=0)
+        """Ended episodes by status, those that are no longer remembered too."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._views
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self._views[name]
+
+    def remember(self, view: dict[str, Any], by: str) -> None:
+        """Remember an end as its client sees it; `by` names who ended it."""
+        self._views[view["episode"]] = {**view, "ended_by": by}
+        while len(self._views) > REMEMBERED:
+            self._views.popitem(last=False)
+
+    def changed(self, view: dict[str, Any]) -> None:
+        """Replace the view of an episode that got its reward only now."""
+        self.counts["completed"] -= 1
+        self.counts[view["status"]] += 1
+        if view["episode"] in self._views:
+            self._views[view["episode"]] = {**view, "ended_by": self._views[view["episode"]]["ended_by"]}

@@ -17,7 +17,7 @@ import numpy as np
 
 from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.capture import Capture, Recorder
-from ajet.rollout.identity import Identity
+from ajet.rollout.attempt import Identity
 from ajet.schema.call import Call, Ids, Terms
 from ajet.schema.episode import Episode, Group, Split, Verdict
 from ajet.schema.errors import TaskError, UserError

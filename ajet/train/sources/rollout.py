@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.rollout import GivenBack
+from ajet.rollout import ReturnedTask
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.task_reader import TaskOrder
@@ -39,7 +39,7 @@ class RolloutSource(TaskReaderSource):
         oversampled: list[Group] = []
         returned: list[Lease] = []
         for ended in self.parts.rollout.stream(tasks, step=step, split="train"):
-            if isinstance(ended, GivenBack):
+            if isinstance(ended, ReturnedTask):
                 returned.append(leases[ended.order])
             else:
                 (kept if ended.kept else oversampled).append(ended.group)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.environment.services import EnvService, GymEnv, wire
-from ajet.rollout import worlds
+from ajet.rollout import attempt_runner
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task
@@ -70,9 +70,9 @@ def test_a_step_that_fails_is_an_environment_lost_and_is_asked_once(fault: str) 
 
 
 def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "RESERVE", 1.0)
+    monkeypatch.setattr(attempt_runner, "RESERVE", 1.0)
     for left in (1.0, 10.0, 50.0):  # on a busy machine the step may come later than that
-        monkeypatch.setattr(worlds, "MOST_RESERVED_S", 120.0 - left)
+        monkeypatch.setattr(attempt_runner, "MOST_RESERVED_S", 120.0 - left)
         service = Failing(step="hang")
         with in_service(world_workflows.Swallows, service.url, episode_timeout=120.0) as made:
             why = lost(made.episode())

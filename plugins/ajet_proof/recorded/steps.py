@@ -25,7 +25,7 @@ from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
 from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
-from ajet.rollout.identity import Identity
+from ajet.rollout.attempt import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError

@@ -29,9 +29,8 @@ from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
 from ajet.record.episode_codec import decode, encode
 from ajet.record.episodes import EpisodeFiles
-from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.episode import build_episode
-from ajet.rollout.identity import Identity
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused

@@ -1,0 +1,292 @@
+"""Attempts, in sequence or in parallel, each with an environment, a session and a place to run of its own.
+
+Invariants: an attempt ends as one `AttemptResult`, whatever its code does; its session is closed by then, and resources
+that it opened are closed with it, by itself or, where it hangs, for it; its time counts from before its environment is
+made. Each attempt gets an environment instance of its own, which is released whatever ends the attempt, a kill of the
+workflow's process included; an instance that cannot be made is a failed attempt. No user code runs on the rollout's
+loop, and nothing waits on it: environment services are requested in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.engine.contract import Sampling
+from ajet.environment.pinned import Pins
+from ajet.environment.replay import Replay, replayed_run
+from ajet.environment.services import GymEnv
+from ajet.environment.services.chosen import Chosen, chosen
+from ajet.environment.services.threads import in_thread
+from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
+from ajet.rollout.checks import open_checks
+from ajet.rollout.failure import classify, classify_timeout, find_failure
+from ajet.rollout.isolation import Isolation, open_isolation
+from ajet.rollout.own_loop import wait_first
+from ajet.schema.errors import BoundaryError, EnvironmentFailure
+from ajet.schema.task import WorkflowTask
+from ajet.workflow.ambient import Ambient
+from ajet.workflow.deadline import MOST_RESERVED_S
+from ajet.workflow.resources import Resources
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.gateway import Gateway, Session
+
+HANGS_S = 1.5
+"""Seconds that a stopped attempt may take to close its resources; then they are closed for it."""
+RESERVE = 0.2
+"""Part of an episode's time before whose end its last action has ended, and at most as long as a tool's
+(MOST_RESERVED_S): its failure is then known as the environment's, and not as an agent's that took too long."""
+GOODBYE_S = 3.0
+"""Seconds that instances get to be released when the rollout ends; services release the rest once it was idle."""
+
+
+class AttemptRunner:
+    """Plays the attempts of one rollout; `play` and the methods that it calls run on `loop`."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        gateway: Gateway,
+        workflow_class: type[Any],
+        loop: asyncio.AbstractEventLoop,
+        pins: Pins,
+    ) -> None:
+        """Open environments and the isolation; after a refusal nothing stays open.
+
+        Raises:
+            ConfigError: The isolation or a check refuses the experiment.
+            UserError: The environment is not available.
+        """
+        self._settings, self._config = experiment.ajet, experiment.config
+        self._gateway, self._workflow_class, self._loop = gateway, workflow_class, loop
+        self._replay, self._pins = _open_replay(experiment), pins
+        self._inspect = open_checks(self._settings.rollout.compute_madness_checklist)
+        with contextlib.ExitStack() as undone:
+            self._environments = EnvironmentInstances.open(experiment)
+            undone.callback(self._environments.close)
+            self.isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
+            undone.callback(self.isolation.close)
+            self._ambient = None if self.isolation.apart else Ambient(gateway.ambient)
+            undone.pop_all()
+        self._hanging: list[Resources] = []
+        """Resources of attempts that were stopped a moment ago."""
+
+    @property
+    def abandoned(self) -> int:
+        """The number of workflows that were stopped, could not be ended, and still run."""
+        return self.isolation.abandoned
+
+    async def play(self, identity: Identity, sampling: Sampling, stopped: asyncio.Future[str]) -> AttemptResult:
+        """Play one attempt. The caller must `release` its environment, once the attempt is judged."""
+        played = AttemptResult(started=time.time())
+        played.task = identity.make_task()
+        await self._environments.enter(played, stopped)
+        if played.aborted or played.failure:
+            played.ended = time.time()
+            return played
+        attempt = self._make_attempt(identity, sampling, played, played.task)
+        future = asyncio.wrap_future(self.isolation.start(attempt))
+        stood = await self._await_end(attempt, future, stopped)
+        ended = stood is None
+        played.capture = await call_on_gateway(self._gateway, attempt.close)
+        played.ended = time.time()
+        played.printed = attempt.printed
+        if not ended:
+            if stopped.done():
+                played.aborted = stopped.result()
+            else:
+                played.failure = classify_timeout(
+                    self._settings.rollout.episode_timeout, played.capture, played.started, played.ended,
+                    shared_loop=self.isolation.shared, stood=stood or "",
+                )  # fmt: skip
+            return played
+        try:
+            played.output = future.result()
+        except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
+            played.failure = classify(problem, attempt.stage, attempt.task.task)
+        played.failure = find_failure(played.capture, played.failure)
+        return played
+
+    def _make_attempt(
+        self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
+    ) -> Attempt:
+        def open_own_session(trainable: Collection[str] | None) -> Session:
+            return open_session(
+                self._gateway, self._settings, self._inspect, identity,
+                sampling=sampling, trainable=trainable, began=played.started,
+            )  # fmt: skip
+
+        attempt = Attempt(
+            self._workflow_class,
+            task,
+            self._config,
+            open_own_session,
+            self._replay.walk(identity.task, identity.repeat) if self._replay is not None else None,
+            self._pins,
+        )
+        attempt.began, attempt.since = played.started, played.since
+        return attempt
+
+    async def _await_end(
+        self, attempt: Attempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
+    ) -> str | None:
+        """Wait until the attempt has ended, and return None; or stop it, and return the line where its code stood.
+
+        The line is "" if it is not known, or if the attempt was `stopped`.
+        """
+        timeout = self._settings.rollout.episode_timeout
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
+        ended, stood = False, ""
+        try:
+            await wait_first(future, stopped, timeout=left)
+            ended = future.done()
+            if not ended and not stopped.done():
+                stood = await self._find_line(attempt)
+        finally:
+            if not ended:
+                future.add_done_callback(_consume_exception)
+                self.isolation.stop(attempt)
+                self._close_if_hanging(attempt.resources)
+        return None if ended else stood
+
+    async def _find_line(self, attempt: Attempt) -> str:
+        """Return the line of user code where the attempt stands; another process takes its time to report it."""
+        if not self.isolation.apart:
+            return self.isolation.stands(attempt)
+        return await in_thread(self.isolation.stands, attempt)
+
+    def release(self, task: WorkflowTask | None) -> None:
+        """Release the environment instance of an attempt."""
+        self._environments.release(task)
+
+    def stop(self) -> None:
+        """Begin no further attempts; release threads and processes."""
+        try:
+            self.isolation.close()
+        finally:
+            if self._ambient is not None:
+                self._ambient.close()
+
+    def close(self) -> None:
+        """Close environments, and resources that stopped attempts left open. Call it after `stop`."""
+        self._environments.close()
+        self._loop.call_soon_threadsafe(self._close_hanging)
+
+    def _close_if_hanging(self, resources: Resources) -> None:
+        """Give a stopped attempt a moment to close its resources; close them then."""
+        self._hanging.append(resources)
+        self._loop.call_later(HANGS_S, self._close_hanging, resources)
+
+    def _close_hanging(self, *some: Resources) -> None:
+        for resources in some or tuple(self._hanging):
+            with contextlib.suppress(ValueError):
+                self._hanging.remove(resources)
+                resources.close_beside()
+
+
+def _open_replay(experiment: Experiment) -> Replay | None:
+    environment = experiment.ajet.environment
+    on_miss, named = environment.replay_miss, environment.replay
+    return Replay(replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None
+
+
+def _consume_exception(future: asyncio.Future[Any]) -> None:
+    """Take the exception of a future that nobody awaits: Python would otherwise log it."""
+    if not future.cancelled():
+        future.exception()
+
+
+class EnvironmentInstances:
+    """The environment instances of one rollout, made before a workflow and released after its judge.
+
+    `release` may be called from any thread, `enter` on the rollout's loop.
+    """
+
+    def __init__(self, chosen: Chosen | None, timeout: float | None) -> None:
+        """`timeout` is an episode's, in seconds."""
+        self._chosen, self._timeout = chosen, timeout
+        self._releasing: set[threading.Thread] = set()
+        self._has_warned = False
+
+    @classmethod
+    def open(cls, experiment: Experiment) -> EnvironmentInstances:
+        """Open the environment that an experiment names. Raises UserError."""
+        return cls(chosen(experiment), experiment.ajet.rollout.episode_timeout)
+
+    async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
+        """Make an instance and put it with its first messages into `played.task`; or set failure or aborted."""
+        task = played.task
+        if self._chosen is None or task is None:
+            return
+        env = GymEnv(self._chosen.service, task.task_id)
+        params = {**self._chosen.params, **({"metadata": task.task.metadata} if task.task.metadata else {})}
+        opening = asyncio.ensure_future(in_thread(env.create, None, params))
+        await wait_first(opening, stopped, timeout=self._timeout)
+        if not opening.done():
+            opening.add_done_callback(lambda _: self._start_release(env))
+            if stopped.done():
+                played.aborted = stopped.result()
+            else:
+                late = EnvironmentFailure(f"{env} was not made within the episode's {self._timeout:g} s")
+                played.failure = classify(late)
+            return
+        try:
+            _begin_task(task, env, opening.result())
+        except Exception as problem:  # noqa: BLE001 - any exception of an environment's client is the environment's
+            played.failure = classify(_wrap_problem(env, problem))
+            self._start_release(env)
+            return
+        if self._timeout is not None:
+            env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE * self._timeout)
+
+    def release(self, task: WorkflowTask | None) -> None:
+        """Release an attempt's instance, if it has one, without waiting."""
+        if task is not None and isinstance(task.gym_env, GymEnv):
+            self._start_release(task.gym_env)
+
+    def close(self) -> None:
+        """Wait a moment for instances that are being released. Idempotent."""
+        until = time.monotonic() + GOODBYE_S
+        for thread in list(self._releasing):
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._chosen is not None:
+            self._chosen.close()
+
+    def _start_release(self, env: GymEnv) -> None:
+        thread = threading.Thread(target=self._release_instance, args=(env,), name="ajet-release", daemon=True)
+        self._releasing.add(thread)
+        thread.start()
+
+    def _release_instance(self, env: GymEnv) -> None:
+        try:
+            env.release()
+        except EnvironmentFailure as problem:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("an environment's instance was not released (said once): {}", problem)
+        finally:
+            self._releasing.discard(threading.current_thread())
+
+
+def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
+    if isinstance(problem, BoundaryError):
+        return problem
+    failure = EnvironmentFailure(f"{env} was not made: {type(problem).__name__}: {problem}")
+    failure.__cause__ = problem
+    return failure
+
+
+def _begin_task(task: WorkflowTask, env: GymEnv, state: list[dict[str, Any]]) -> None:
+    """Put the environment and the messages that it begins with into the task."""
+    asked = state[-1]["content"]
+    query = asked if isinstance(asked, str) else task.task.main_query
+    task.task = task.task.model_copy(update={"init_messages": state, "main_query": query})
+    task.gym_env = env

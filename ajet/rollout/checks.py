@@ -1,0 +1,132 @@
+"""Checks for abnormal output, run on every reply that could be trained on.
+
+Invariant: a rule fires on text that no honest answer contains; text that merely looks unusual (mathematics, other
+scripts, tables, rulers, binary digits) passes. A check takes the reply as an assistant message and returns the rules
+that fired; the cost is linear in the text.
+
+`nonsense`: `loop`: the same piece, with letters in it, at least 10 times in a row over at least 300 characters; or any
+piece, digits and punctuation too, over at least 2,000 characters and 100 times. `special_token`: a token of a chat
+template is in the text.
+
+`wrong_toolcall`: `arguments`: a call's arguments are no JSON object; `name`: a call names no function; `leftover`: the
+markup of a call is in the text, so that it could not be parsed as a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ajet.schema.call import Call
+from ajet.schema.errors import ConfigError
+
+LETTERS_LENGTH, LETTERS_TIMES = 300, 10
+OTHER_LENGTH, OTHER_TIMES = 2_000, 100
+STRIDE, KEY = 50, 24
+_TEMPLATE = re.compile(
+    r"<\|(?:im_start|im_end|im_sep|endoftext|eot_id|eom_id|start_header_id|end_header_id|begin_of_text|end_of_text"
+    r"|system|user|assistant|end)\|>|<(?:start_of_turn|end_of_turn)>|\[/?INST\]|<</?SYS>>"
+)
+_MARKUP = re.compile(r"</?tool_call>|<function=|</?function_call>|<\|python_tag\|>|\[TOOL_CALLS\]")
+
+
+def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[str]] | None:
+    """Return the function that the gateway calls after each reply; None if no check is wanted.
+
+    It returns the rules that fired as `check:rule`. Raises ConfigError for a name that is no check.
+    """
+    for name in names:
+        if name not in CHECKS:
+            raise ConfigError(
+                f"There is no check {name}.",
+                where="ajet.rollout.compute_madness_checklist",
+                expected=f"any of {', '.join(CHECKS)}",
+            )
+
+    def inspect(call: Call, message: dict[str, Any]) -> list[str]:
+        if not call.trained:
+            return []
+        return [f"{name}:{rule}" for name in names for rule in CHECKS[name](message)]
+
+    return inspect if names else None
+
+
+def nonsense(message: dict[str, Any]) -> list[str]:
+    """Return the rules that an assistant message breaks."""
+    texts = _list_texts(message)
+    rules = []
+    if any(find_loop(text) is not None for text in texts):
+        rules.append("loop")
+    if any(_TEMPLATE.search(text) for text in texts):
+        rules.append("special_token")
+    return rules
+
+
+def find_loop(text: str) -> tuple[str, int] | None:
+    """Return a repeated piece that is too long to be meant, and how often it is repeated in a row."""
+    longest = len(text) // LETTERS_TIMES
+    place = 0
+    while place + KEY < len(text):
+        step = STRIDE
+        period = text.find(text[place : place + KEY], place + 1, place + longest + KEY) - place
+        if period > 0:
+            piece = text[place : place + period]
+            start, stop = place, place + period
+            while text.startswith(piece, stop):
+                stop += period
+            while start and text[start - 1] == text[start - 1 + period]:
+                start -= 1
+            times = (stop - start) // period
+            if _is_excessive(piece, times):
+                return piece, times
+            step = max(step, stop - KEY - place)
+        place += step
+    return None
+
+
+def _is_excessive(piece: str, times: int) -> bool:
+    length = times * len(piece)
+    if any(character.isalpha() for character in piece):
+        return times >= LETTERS_TIMES and length >= LETTERS_LENGTH
+    return times >= OTHER_TIMES and length >= OTHER_LENGTH
+
+
+def wrong_toolcall(message: dict[str, Any]) -> list[str]:
+    """Return the rules that an assistant message breaks."""
+    rules = []
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
+    if any(not _is_json_object(call.get("arguments")) for call in calls):
+        rules.append("arguments")
+    if any(not (isinstance(call.get("name"), str) and call["name"].strip()) for call in calls):
+        rules.append("name")
+    content = {"content": message.get("content")}
+    if any(_MARKUP.search(text) for text in _list_texts(content)):
+        rules.append("leftover")
+    return rules
+
+
+def _is_json_object(arguments: Any) -> bool:
+    if isinstance(arguments, dict):
+        return True
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _list_texts(message: dict[str, Any]) -> list[str]:
+    """Return the texts of content and reasoning; content may be a string or a list of blocks."""
+    texts = []
+    for name in ("content", "reasoning_content"):
+        value = message.get(name)
+        blocks = value if isinstance(value, list) else [value]
+        for block in blocks:
+            text = block.get("text") if isinstance(block, dict) else block
+            if isinstance(text, str) and text:
+                texts.append(text)
+    return texts
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"nonsense": nonsense, "wrong_toolcall": wrong_toolcall}
