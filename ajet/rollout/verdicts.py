@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.failure import classify
-from ajet.rollout.identity import Identity
 from ajet.rollout.isolation.loop import UserLoop
-from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.own_loop import wait_first
 from ajet.rollout.process_rewards import Decode, tied
 from ajet.schema.episode import Failure, Split, Verdict
