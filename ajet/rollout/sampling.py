@@ -1,4 +1,4 @@
-"""How a split's replies are drawn, and how often its tasks are played.
+"""Sampling and repeats of a split's tasks.
 
 Invariant: training and debug draw as the policy is defined (`rollout.temperature`, `top_p`, `top_k`); validation
 draws greedily unless `val_kwargs.do_sample`.

@@ -1,4 +1,4 @@
-"""How parts are wired to a gateway, once for every process that plays episodes: the run's own and others'.
+"""Wiring of parts to a gateway, once for every process that plays episodes: the run's own and others'.
 
 Invariant (DESIGN decision 4): this wiring is the same on every backbone.
 """

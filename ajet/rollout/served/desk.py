@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLOSING = "closing"
-"""What ends the episodes that are under way when the desk closes: they are no attempts that count."""
+"""Ends open episodes when the desk closes: they are no attempts that count."""
 STOP_TIME = 5.0
 """Seconds that the desk's thread gets to end."""
 
@@ -92,13 +92,13 @@ class Desk:
         self._own = OwnLoop("ajet-desk")
         self._loop = self._own.loop
         self._deadlines = Deadlines(
-            settings, self._open, self._groups, end=self._end, give_up=self._give_up, close=self._close_early
+            settings, self._open, self._groups, end=self._end_episode, give_up=self._give_up, close=self._close_early
         )
         self._deadlines.watch(self._loop, self.results.break_off)
 
     async def open(self, opening: Opening) -> dict[str, Any]:
         """Begin an episode; return its name, task, address and key. Raises Refused."""
-        return await self._run_on_loop(self._begin(opening))
+        return await self._run_on_loop(self._begin_episode(opening))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
@@ -106,26 +106,26 @@ class Desk:
         """End it with what its agent came to and did with tools; waits for the judge. The same answer again for a
         repeated request. Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be
         recorded: the same request again may find that it can."""
-        return await self._run_on_loop(self._finish(name, outcome, uses))
+        return await self._run_on_loop(self._finish_episode(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
         """Give it up: it is recorded as aborted. Raises Refused for an unknown one."""
-        return await self._run_on_loop(self._delete(name))
+        return await self._run_on_loop(self._delete_episode(name))
 
     async def state(self, name: str) -> dict[str, Any]:
         """The state of an episode. Raises Refused for an unknown one."""
-        return await self._run_on_loop(self._state(name))
+        return await self._run_on_loop(self._describe_state(name))
 
     async def overview(self) -> dict[str, Any]:
         """Counts over all episodes."""
-        return await self._run_on_loop(self._overview())
+        return await self._run_on_loop(self._describe_overview())
 
     def restore(self) -> int:
         """Restore the episodes that the store has of an earlier server; return their number.
 
         Blocks; call it before any client comes.
         """
-        return asyncio.run_coroutine_threadsafe(self._restore(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self._loop).result()
 
     @property
     def playing(self) -> int:
@@ -142,7 +142,7 @@ class Desk:
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._close_desk(), self._loop).result()
         self._verdicts.close()
         self._own.stop(STOP_TIME)
 
@@ -155,7 +155,7 @@ class Desk:
 
     # On the desk's loop.
 
-    async def _restore(self) -> int:
+    async def _restore_episodes(self) -> int:
         whole, open_ = self._store.closed(), self._store.lease_kept()
         for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
             for one in lease.kept:
@@ -170,7 +170,7 @@ class Desk:
                 await self._finish_group(group, noted=lease in whole)
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
-    async def _begin(self, opening: Opening) -> dict[str, Any]:
+    async def _begin_episode(self, opening: Opening) -> dict[str, Any]:
         probe = self._admission.refuse_more()
         self._admission.beginning += 1
         try:
@@ -211,22 +211,24 @@ class Desk:
         repeat = group.take_place() if group is not None else 0
         try:
             served = self._beginnings.begin(
-                opening, task, group, lease, repeat, probe=probe, given=given, version=self._version
+                opening, task, group, lease, repeat, probe=probe, given=given, version=self._policy_version
             )
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
             raise
         self._open[served.identity.uuid] = served
-        return describe_opening(served, self._version)
+        return describe_opening(served, self._policy_version)
 
-    async def _finish(self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]) -> dict[str, Any]:
+    async def _finish_episode(
+        self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]
+    ) -> dict[str, Any]:
         if name not in self._ended:
             served = self._get_open(name)
             if served.ending is None:
                 for use in uses:
                     served.session.tool_used(use)
-            await self._end(served, AttemptResult.of(outcome), "client")
+            await self._end_episode(served, AttemptResult.of(outcome), "client")
         known = self._ended[name]
         if known["ended_by"] != "client":
             raise Refused(
@@ -236,7 +238,7 @@ class Desk:
             )
         return known
 
-    async def _delete(self, name: str) -> dict[str, Any]:
+    async def _delete_episode(self, name: str) -> dict[str, Any]:
         if name not in self._ended:
             served = self._get_open(name)
             if not served.stopped.done():
@@ -244,17 +246,17 @@ class Desk:
             await self._end_or_give_up(served, "deleted", "delete")
         return self._ended[name]
 
-    async def _state(self, name: str) -> dict[str, Any]:
-        return self._ended[name] if name in self._ended else describe_open(self._get_open(name), self._version)
+    async def _describe_state(self, name: str) -> dict[str, Any]:
+        return self._ended[name] if name in self._ended else describe_open(self._get_open(name), self._policy_version)
 
-    async def _overview(self) -> dict[str, Any]:
+    async def _describe_overview(self) -> dict[str, Any]:
         return {
             "open": list(self._open),
             "ended": dict(self._ended.counts),
             "open_groups": len(self._groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
             "held_out_tasks": len(self._held_out),
-            "version": self._version,
+            "version": self._policy_version,
         }
 
     def _count_complete(self) -> int:
@@ -262,7 +264,7 @@ class Desk:
         return self.results.qsize() + self._ranking.under_way
 
     @property
-    def _version(self) -> int:
+    def _policy_version(self) -> int:
         return getattr(self._gateway.engine, "version", 0)
 
     def _get_open(self, name: str) -> ServedEpisode:
@@ -271,13 +273,13 @@ class Desk:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
 
-    async def _end(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+    async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         """End an episode once; later callers wait for the same end."""
         if served.ending is None or (served.unrecorded is not None and served.ending.done()):
-            served.ending = asyncio.ensure_future(self._conclude(served, played, by))
+            served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
         return await asyncio.shield(served.ending)
 
-    async def _conclude(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
+    async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         if served.made is None:
             try:
                 served.made, served.ended_by = await self._endings.judge(served, played), by
@@ -366,7 +368,7 @@ class Desk:
         """End an episode for a reason that no client repeats; give it up if that cannot be recorded."""
         while served.identity.uuid in self._open:
             try:
-                await self._end(served, AttemptResult(aborted=reason), by)
+                await self._end_episode(served, AttemptResult(aborted=reason), by)
             except Refused:
                 if by != CLOSING:
                     self._give_up(served, reason, by)
@@ -374,22 +376,22 @@ class Desk:
     async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
         """Close a group whose deadline has passed, with the episodes it has."""
         group.close()
-        await self._stop(under_way, "group_deadline", "server")
+        await self._stop_episodes(under_way, "group_deadline", "server")
         if group.episodes:
             await self._finish_group(group)
         elif group in self._groups:
             await self._groups.give_back(group)
 
-    async def _stop(self, these: list[ServedEpisode], reason: str, by: str) -> None:
+    async def _stop_episodes(self, these: list[ServedEpisode], reason: str, by: str) -> None:
         for served in these:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
         await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in these))
 
-    async def _close(self) -> None:
+    async def _close_desk(self) -> None:
         self._deadlines.stop()
         await self._ranking.stop()
-        await self._stop(list(self._open.values()), "interrupted", CLOSING)
+        await self._stop_episodes(list(self._open.values()), "interrupted", CLOSING)
         await self._groups.settled()
         for group in self._groups:
             group.close()

@@ -1,4 +1,4 @@
-"""How an episode ends: its session closed, judged, built, and put where a kill cannot take it.
+"""The end of an episode: its session is closed, it is judged, built, and stored where a kill cannot take it.
 
 Invariant: judging happens once and its outcome is kept on the episode; recording may fail and be done again, and an
 end that is not recorded is told to nobody as one.

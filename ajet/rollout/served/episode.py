@@ -76,7 +76,7 @@ class ServedEpisode:
     ending: asyncio.Future[Episode] | None = None
     """None while it is open."""
     made: Episode | None = None
-    """What its end came to, once that is known; then only its recording is left to do."""
+    """The episode that its end was built into; then only its recording is left to do."""
     ended_by: str = ""
     """Who ended it, once `made`."""
     unrecorded: float | None = None

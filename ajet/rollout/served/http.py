@@ -67,7 +67,7 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
             except Refused as refused:
                 if refused.status == 401:
                     await after_wrong_key(request.scope)
-                return _error(refused)
+                return _build_error(refused)
 
         return Route(path, guarded, methods=[method])
 
@@ -90,15 +90,15 @@ def _refuse_strangers(request: Request, admin_key: str) -> None:
 
 def _parse_opening(given: dict[str, Any]) -> Opening:
     """Raises Refused."""
-    body = _read(Open, given)
+    body = _validate_body(Open, given)
     targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
     trains = body.train and not body.held_out
-    return Opening(_task(body.task), body.agent, targets, trains, body.held_out)
+    return Opening(_parse_task(body.task), body.agent, targets, trains, body.held_out)
 
 
 def _parse_outcome(given: dict[str, Any]) -> tuple[WorkflowOutput | Failure, list[ToolUse]]:
     """Raises Refused."""
-    body = _read(Finish, given)
+    body = _validate_body(Finish, given)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
         said = body.error or "the client says that its agent failed"
@@ -107,7 +107,7 @@ def _parse_outcome(given: dict[str, Any]) -> tuple[WorkflowOutput | Failure, lis
         outcome = WorkflowOutput(
             reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
         )
-    return outcome, _uses(body.tool_uses)
+    return outcome, _parse_uses(body.tool_uses)
 
 
 async def _parsed_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
@@ -145,7 +145,7 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def _read(model: type[Any], body: dict[str, Any]) -> Any:
+def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -157,7 +157,7 @@ def _read(model: type[Any], body: dict[str, Any]) -> Any:
         ) from None
 
 
-def _uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
+def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
     """Raises Refused."""
     try:
         told = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
@@ -166,7 +166,7 @@ def _uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
         raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
 
 
-def _task(given: str | dict[str, Any] | None) -> Task | None:
+def _parse_task(given: str | dict[str, Any] | None) -> Task | None:
     """A task as text, or as a row of a task file."""
     if given is None:
         return None
@@ -179,7 +179,7 @@ def _task(given: str | dict[str, Any] | None) -> Task | None:
     return task
 
 
-def _error(refused: Refused) -> Response:
+def _build_error(refused: Refused) -> Response:
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
     body = {"message": refused.message, "type": kind, "code": refused.code, "param": refused.param}
     headers = {"Retry-After": "1"} if refused.status in (429, 503) else {}

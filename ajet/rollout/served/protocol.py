@@ -1,4 +1,4 @@
-"""What clients and the desk say to each other, as models: read by the routes, and told as an OpenAPI document.
+"""Models of requests and answers of the desk: parsed by the routes, and published as an OpenAPI document.
 
 Invariant: a request's body is exactly these fields; an answer has at least those of its model. docs/openapi.json is
 `openapi()`, which tests and `make check` hold.
@@ -154,7 +154,7 @@ def openapi() -> dict[str, Any]:
     _, schemas = models_json_schema([(model, "validation") for model in used], ref_template=places)
     paths: dict[str, dict[str, Any]] = {}
     for request in REQUESTS:
-        paths.setdefault(request.path, {})[request.method] = dict(_told(request))
+        paths.setdefault(request.path, {})[request.method] = dict(_describe_request(request))
     return {
         "openapi": "3.1.0",
         "info": {"title": "ajet serve", "version": ajet.__version__, "description": "Episodes of agents elsewhere."},
@@ -170,17 +170,19 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _told(request: Request) -> Iterator[tuple[str, Any]]:
+def _describe_request(request: Request) -> Iterator[tuple[str, Any]]:
     yield "summary", request.does
     if "{episode}" in request.path:
         yield "parameters", [{"name": "episode", "in": "path", "required": True, "schema": {"type": "string"}}]
     if request.body is not None:
-        yield "requestBody", {"content": _content(request.body)}
-    answers = {str(request.answers): {"description": request.does, "content": _content(*request.answer)}}
-    refusals = {str(status): {"description": why, "content": _content(Problem)} for status, why in _REFUSALS.items()}
+        yield "requestBody", {"content": _describe_content(request.body)}
+    answers = {str(request.answers): {"description": request.does, "content": _describe_content(*request.answer)}}
+    refusals = {
+        str(status): {"description": why, "content": _describe_content(Problem)} for status, why in _REFUSALS.items()
+    }
     yield "responses", answers | refusals
 
 
-def _content(*models: type[BaseModel]) -> dict[str, Any]:
+def _describe_content(*models: type[BaseModel]) -> dict[str, Any]:
     found = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
     return {"application/json": {"schema": found[0] if len(found) == 1 else {"anyOf": found}}}
