@@ -119,7 +119,7 @@ def of_a_workflow(command: list[str], shown: Path, work: Path) -> str:
         with open(said, closefd=False) as words:
             text = words.read()
         assert started.process.wait(60) == 0, text
-        started.gone()
+        started.remove()
         return text
     finally:
         os.close(said)
