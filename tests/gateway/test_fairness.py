@@ -12,6 +12,8 @@ from tests.support.gateways import ASK, post, start_gateway
 from tests.support.observed import endpoint, observed
 from tests.support.served import start_serving
 
+pytestmark = pytest.mark.slow
+
 REPLY = json.dumps({"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()
 
 
@@ -32,7 +34,6 @@ def order_of(hostile, other, arrived):
     return ended
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["response_format", "strict tool"])
 def test_lattice_schema_does_not_stop_other_clients(kind):
     arrived = threading.Event()
@@ -68,7 +69,6 @@ def in_two_parts(values: bytes) -> tuple[Callable[[], Iterator[bytes]], threadin
     return body, sent
 
 
-@pytest.mark.slow
 def test_long_episode_request_does_not_stop_other_clients():
     values = b'{"task": {"main_query": "a", "metadata": {"a": ' + objects(700_000) + b"}}}"
     statuses = []

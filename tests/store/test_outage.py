@@ -24,6 +24,8 @@ from tests.mongod import MongoClient, Mongod, server_file
 from tests.record_fixtures import episode
 from tests.sample_fixtures import HELD_FROM, project_in
 
+pytestmark = pytest.mark.slow
+
 GROUPS, STEPS, TIMEOUT, LEASE = 2, 4, 8, 3
 SETTINGS = [
     f"trainer_common.total_training_steps={STEPS}", f"data.train_batch_size={GROUPS}", "rollout.num_repeat=2",

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from ajet.task_judge import Judge
 from tests.scorer_calls import ask_scorer, open_scorer
 
+pytestmark = pytest.mark.slow
+
 
 @lru_cache(maxsize=32)
 def judge_of(name: str, arguments: tuple[tuple[str, Any], ...] = ()) -> Judge:
@@ -543,7 +545,6 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORERS)
 def test_odd_answers_score_zero(name):
     """Lone surrogates and integers beyond the 4,300 digits that Python reads."""
@@ -551,7 +552,6 @@ def test_odd_answers_score_zero(name):
     assert [reward(name, odd, truth, **CITIES) for odd in ODD] == [0] * len(ODD)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["numeric", "multiple_choice", "contains", "f1", "exact"])
 def test_hostile_texts_are_read_in_time(name):
     for text in HOSTILE:

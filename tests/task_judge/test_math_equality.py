@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from ajet.task_judge.math_equality import equal
 from ajet.task_judge.math_number import in_unit_of, number
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class AnswerPair:
@@ -61,7 +63,6 @@ def test_the_table_has_both_verdicts_in_number() -> None:
     assert sum(pair.equal for pair in PAIRS) > 600 < sum(not pair.equal for pair in PAIRS)
 
 
-@pytest.mark.slow
 def test_no_wrong_answer_is_accepted(verdicts: dict[AnswerPair, bool]) -> None:
     assert [pair for pair, verdict in verdicts.items() if verdict and not pair.equal] == []
 

@@ -32,6 +32,8 @@ from ajet_datagen.tests.generation_fixtures import (
 )
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeServer]:

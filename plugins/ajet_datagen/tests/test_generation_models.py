@@ -23,6 +23,8 @@ from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
 from tests.judge_fixtures import JudgeServer, judge_server
 
+pytestmark = pytest.mark.slow
+
 Say = Callable[[dict[str, Any]], Any]
 
 

@@ -34,6 +34,8 @@ from ajet_sandbox.choose import Trial, chosen_mechanism, tried
 from tests.ports import free_port
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 SERVICE = """
 import http.server, os, subprocess, sys
 daemon = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
@@ -419,7 +421,6 @@ def test_a_log_may_be_shortened_while_it_is_written(tmp_path: Path) -> None:
         assert log.read_bytes() == b"more\n"
 
 
-@pytest.mark.slow
 def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
     (tmp_path / "run.py").write_text(RUN)
     paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}

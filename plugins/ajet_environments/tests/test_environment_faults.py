@@ -23,6 +23,8 @@ from tests.support.rollouts import Stage, stage
 from tests.waiting import until
 from tests.world_fixtures import NEMO_ROWS, Count, Failing, nemo_gym_app, on_a_loop, openenv_app, whole
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(world_fixtures.__file__).parent
 
 

@@ -40,6 +40,8 @@ from ajet_gaia.servers.settings import Settings
 from ajet_gaia.servers.tool import Tool, ToolError
 from ajet_gaia.servers.web import refused
 
+pytestmark = pytest.mark.slow
+
 
 class Server:
     """A server's tools in this process, called as over the wire."""

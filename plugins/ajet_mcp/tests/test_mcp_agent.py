@@ -24,6 +24,8 @@ from tests.mcp_fixtures import PLAIN, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import PlainServer
 from tests.support import rollouts
 
+pytestmark = pytest.mark.slow
+
 ROOM = 1600
 
 JUDGE = """
@@ -71,7 +73,6 @@ def project(folder, **agent):
 PROMPT = "You know no prices. Look them up, then answer in \\boxed{}."
 
 
-@pytest.mark.slow
 def test_a_yaml_alone_plays_with_a_server_on_pipes_and_records_each_use(tmp_path):
     project(tmp_path)
     with recorded_reads() as reads:
@@ -92,7 +93,6 @@ def test_a_yaml_alone_plays_with_a_server_on_pipes_and_records_each_use(tmp_path
     assert not own - reads.keys()
 
 
-@pytest.mark.slow
 def test_a_sampler_of_ones_own_plays_with_the_servers_tools_and_scores_what_it_played(tmp_path):
     """`MCPSampler` with an `evaluate_record`: the judge of the YAML would give every attempt 5."""
     project(tmp_path)

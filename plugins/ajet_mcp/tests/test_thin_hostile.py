@@ -25,6 +25,8 @@ from ajet_mcp.toolset import Toolset
 from tests.mcp_servers.hostile_table import BODIES, RAW
 from tests.mcp_servers.scripted import RESULTS, Asked, Part, Parts, ScriptedServer, chunked, http, rpc, stdio_command
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(start=1.0, call=0.5, close=0.2, reply_bytes=1 << 20)
 PATIENT = Limits(start=4.0, call=2.0, close=1.0)
 ROOT = Path(__file__).parents[3]
@@ -85,14 +87,12 @@ def raised(found: Mapping[str, list[str] | None]) -> dict[str, Any]:
     return {name: told for name, told in found.items() if told and told[0].startswith("RAISED")}
 
 
-@pytest.mark.slow
 def test_hostile_bodies_over_http_fail_as_calls() -> None:
     found = over_http({name: (method, [http(text)]) for name, (method, text) in BODIES.items()})
     assert raised(found) == {}
     assert len(found) == len(BODIES) >= 120
 
 
-@pytest.mark.slow
 def test_hostile_http_fails_as_calls() -> None:
     found = over_http(RAW)
     assert raised(found) == {}
@@ -118,7 +118,6 @@ def play_replies(*replies: Parts, head: str = "") -> list[str]:
         return asyncio.run(on_tools_loop(call_each(server.address)))
 
 
-@pytest.mark.slow
 def test_hostile_bodies_over_pipes_fail_as_calls(tmp_path: Path) -> None:
     calls = {name: text for name, (method, text) in BODIES.items() if method == "tools/call"}
     uses = [stdio_command(tmp_path, {"tools/list": rpc(json.dumps({"tools": [{"name": n} for n in calls]})), **calls})]
@@ -452,7 +451,6 @@ def test_messages_of_the_old_transport_are_not_redirected(status: int) -> None:
     assert len([each for each in asked if each.verb == "POST"]) == 1
 
 
-@pytest.mark.slow
 def test_a_server_that_only_asks_is_given_up(tmp_path: Path) -> None:
     ask = '{"jsonrpc": "2.0", "id": 1, "method": "roots/list"}'
     found, asked = sse("/messages", f"data: {ask}\n\n".encode() * 20_000)

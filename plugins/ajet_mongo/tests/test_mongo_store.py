@@ -35,6 +35,8 @@ from ajet_mongo.mongo_store import MongoStore
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pymongo")
 
 
@@ -124,7 +126,6 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
     return count[0] > at
 
 
-@pytest.mark.slow
 def test_a_kill_between_any_two_operations_loses_nothing(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an episode is written that no position names yet, and where a step has used what no commit has."""
     found: dict[str, list[int]] = {"put": [], "commit": []}

@@ -18,6 +18,8 @@ from ajet.schema.errors import JudgeFailure
 from ajet.task_judge import Judge
 from tests.scorer_calls import ask_scorer, open_scorer
 
+pytestmark = pytest.mark.slow
+
 FENCE = "```"
 GOOD = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return 'certainly wrong'\n"

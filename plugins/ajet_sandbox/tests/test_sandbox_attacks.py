@@ -25,6 +25,8 @@ from ajet_sandbox.tests.sandbox_attacks import ATTACKS, REACHES, reached, verdic
 from tests.container_fixtures import IMAGE
 from tests.sandbox_fixtures import require, run_as_nobody
 
+pytestmark = pytest.mark.slow
+
 LIMITS_OF_ITS_OWN = Limits()
 TREE = "memory in four processes"
 OUTSIDE_PROCESSES = {"memory in memfds", "memory in socket buffers", "memory in pipes"}
@@ -55,7 +57,6 @@ def test_as_this_user(mechanism: str) -> None:
     held(verdicts(mechanism, image=image), watched=trial.memory_held_by == "a watcher")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["bubblewrap", "landlock"])
 def test_as_an_ordinary_user(mechanism: str) -> None:
     require(mechanism)

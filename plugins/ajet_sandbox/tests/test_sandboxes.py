@@ -33,6 +33,8 @@ from ajet_sandbox.warm import Warm
 from tests.container_fixtures import IMAGE, PACKAGE
 from tests.sandbox_fixtures import require
 
+pytestmark = pytest.mark.slow
+
 PASSWD = Path("/etc/passwd")
 LIMITS = Limits(wall=60, cpu=5, memory=256 << 20, processes=32, disk=16 << 20, output=20_000)
 
@@ -49,7 +51,6 @@ def box(request: pytest.FixtureRequest) -> Iterator[Warm]:
     sandbox.close()
 
 
-@pytest.mark.slow
 def test_code_has_its_input_its_environment_and_nothing_of_ours(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AJET_SECRET", "open sesame")
     code = "import os, sys; print(sorted(os.environ), os.environ['ASKED'], sys.stdin.read(), os.getcwd())"

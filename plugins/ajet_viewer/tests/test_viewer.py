@@ -30,6 +30,8 @@ from ajet_viewer.task_matrix import task_matrix
 from tests.record_fixtures import episode
 from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
+pytestmark = pytest.mark.slow
+
 
 def spell(ids):
     return [f"t{number} " for number in ids]
@@ -130,7 +132,6 @@ def test_words_that_cannot_be_kept_are_named(root, content, status):
     assert not (root / "one" / "notes.json").exists()
 
 
-@pytest.mark.slow
 def test_two_viewers_of_a_folder_keep_each_note_or_refuse_it(tmp_path):
     """Each of two processes writes as if it were alone; what neither was refused is there, one after the other."""
     write = """
