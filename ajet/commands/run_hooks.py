@@ -11,9 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from loguru import logger
-
-from ajet.config.plugins import list_run_hooks, try_load
+from ajet.config.plugins import load_references
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -41,14 +39,6 @@ def enter_run_hooks(
 ) -> Iterator[list[str]]:
     """Enter all hooks and yield what they started, in words. Raises UserError."""
     with ExitStack() as stack:
-        started = [stack.enter_context(hook(experiment, folder, flags, prefix)) for hook in _load_hooks()]
+        hooks: Iterator[RunHook] = load_references("run_hooks", "run hook")
+        started = [stack.enter_context(hook(experiment, folder, flags, prefix)) for hook in hooks]
         yield [each for each in started if each]
-
-
-def _load_hooks() -> Iterator[RunHook]:
-    for reference in list_run_hooks():
-        found, problem = try_load(reference)
-        if problem:
-            logger.warning("The run hook {} is left out, it cannot be loaded: {}", reference, problem)
-        else:
-            yield found

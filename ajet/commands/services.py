@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ajet.client.proxies import explain_problem
 from ajet.config.plugin import load_code
-from ajet.config.plugins import list_services
+from ajet.config.plugins import list_references
 from ajet.config.services import Service
 from ajet.schema.errors import UserError
 
@@ -28,7 +28,7 @@ ASK_S = 8.0
 def services_of(experiment: Experiment) -> list[Service]:
     """All services of the experiment, each once."""
     found: list[Service] = []
-    for source in list_services():
+    for source in list_references("services"):
         named: Callable[[Experiment], Iterable[Service]] = load_code(source)
         found += [
             each for each in named(experiment) if (each.name, each.address) not in {(f.name, f.address) for f in found}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import ajet
 from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
@@ -54,6 +54,8 @@ class AddedKeys:
 _started: set[str] = set()
 """Places of the plug-ins whose `Plugin.start` was called in this process."""
 _start_lock = RLock()
+ReferenceTable = Literal["services", "run_hooks", "fallback_judges", "step_observers"]
+"""Fields of `Plugin` that hold references without names."""
 Index = dict[NamedKind, dict[str, Part]]
 """Parts by kind and name."""
 
@@ -155,19 +157,25 @@ def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
     return next((hints[key] for key in (*(f"{kind} of {each.__name__}" for each in classes), kind) if key in hints), "")
 
 
-def list_services() -> list[str]:
-    """Return the references of `Plugin.services` of all plug-ins."""
-    return [service for plugin in _list_usable() for service in plugin.services]
+def list_references(table: ReferenceTable) -> list[str]:
+    """Return the references that all plug-ins have in a field."""
+    return [reference for plugin in _list_usable() for reference in getattr(plugin, table)]
 
 
-def list_run_hooks() -> list[str]:
-    """Return the references of `Plugin.run_hooks` of all plug-ins."""
-    return [hook for plugin in _list_usable() for hook in plugin.run_hooks]
+def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
+    """Yield the code of all plug-ins' references in a field; one that cannot be loaded is named in a warning.
 
+    Args:
+        what: name of such a part in the warning.
+    """
+    for reference in list_references(table):
+        found, problem = try_load(reference)
+        if problem:
+            from loguru import logger
 
-def list_fallback_judges() -> list[str]:
-    """Return the references of `Plugin.fallback_judges` of all plug-ins."""
-    return [judge for plugin in _list_usable() for judge in plugin.fallback_judges]
+            logger.warning("The {} {} is left out, it cannot be loaded: {}", what, reference, problem)
+        else:
+            yield found
 
 
 def start_plugins() -> None:
@@ -180,11 +188,6 @@ def start_plugins() -> None:
             if each.plugin is not None and each.plugin.start and each.place not in _started:
                 _started.add(each.place)
                 _start(each.plugin)
-
-
-def list_step_observers() -> list[str]:
-    """Return the references of `Plugin.step_observers` of all plug-ins."""
-    return [observer for plugin in _list_usable() for observer in plugin.step_observers]
 
 
 def find_doctor_checks() -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.functions import place_of, require_callable_with
 from ajet.config.plugin import Part, load_code
-from ajet.config.plugins import find_all_parts, find_part, list_fallback_judges
+from ajet.config.plugins import find_all_parts, find_part, list_references
 from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -59,7 +59,7 @@ def _find_judge(experiment: Experiment) -> Part:
 
 def _open_fallback(experiment: Experiment) -> Judging | None:
     """Return the judge that a plug-in has for a run without one; the first that there is."""
-    openers: list[JudgeOpener] = [load_code(reference) for reference in list_fallback_judges()]
+    openers: list[JudgeOpener] = [load_code(reference) for reference in list_references("fallback_judges")]
     return next((judging for opener in openers if (judging := opener(experiment)) is not None), None)
 
 

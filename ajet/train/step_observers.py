@@ -5,12 +5,10 @@ Invariant: an observer changes nothing of the run; what it returns is in the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from loguru import logger
-
-from ajet.config.plugins import list_step_observers, try_load
+from ajet.config.plugins import load_references
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -40,13 +38,8 @@ class StepObservers:
     """All observers of a run, as one."""
 
     def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
-        self._observers: list[StepObserver] = []
-        for reference in list_step_observers():
-            found, problem = try_load(reference)
-            if problem:
-                logger.warning("The step observer {} is left out, it cannot be loaded: {}", reference, problem)
-            else:
-                self._observers.append(found(settings, words))
+        kinds: Iterator[type[StepObserver]] = load_references("step_observers", "step observer")
+        self._observers = [kind(settings, words) for kind in kinds]
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """Return the numbers of all observers."""
