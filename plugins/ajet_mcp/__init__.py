@@ -5,8 +5,9 @@ it is shown them, each use as a `ToolUse`. Invariants: connections live on a thr
 one attempt reaches the next.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ajet.schema.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from ajet_mcp.confined import require_sandbox as require_sandbox
@@ -21,24 +22,27 @@ if TYPE_CHECKING:
     from ajet_mcp.servers import servers_of as servers_of
     from ajet_mcp.toolset import Toolset as Toolset
 
-_HOME = {
-    "CallFailed": "ajet_mcp.contract",
-    "CountTokens": "ajet_mcp.results",
-    "Limits": "ajet_mcp.contract",
-    "Reply": "ajet_mcp.contract",
-    "Server": "ajet_mcp.servers",
-    "Session": "ajet_mcp.contract",
-    "Shown": "ajet_mcp.results",
-    "Tool": "ajet_mcp.contract",
-    "Toolset": "ajet_mcp.toolset",
-    "require_sandbox": "ajet_mcp.confined",
-    "servers_of": "ajet_mcp.servers",
-}
-__all__ = [*_HOME]
+__all__ = [
+    "CallFailed",
+    "CountTokens",
+    "Limits",
+    "Reply",
+    "Server",
+    "Session",
+    "Shown",
+    "Tool",
+    "Toolset",
+    "require_sandbox",
+    "servers_of",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Load a name when it is used: ajet reads this package's `plugin` at every start."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "confined": "require_sandbox",
+        "contract": "CallFailed, Limits, Reply, Session, Tool",
+        "results": "CountTokens, Shown",
+        "servers": "Server, servers_of",
+        "toolset": "Toolset",
+    },
+)
