@@ -100,7 +100,7 @@ def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
     with opened(tmp_path) as backbone:
         experiment = experiment_in(tmp_path)
         folders = FolderProbe(experiment, backbone.tokenizer)
-        known = start_probe(backbone, experiment.ajet.trainer_common, None)
+        known = start_probe(backbone, experiment.ajet.trainer_common, None, rounded=False)
         assert folders.known(None, 0) == known
         backbone.update(BATCH)
         (saved := tmp_path / "saved").mkdir()

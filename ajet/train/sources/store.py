@@ -110,10 +110,11 @@ class StoreSource(TaskReaderSource):
         """Announce the weights that the run starts from, with which samplers play."""
         backbone = session.backbone
         self._first_version = backbone.version
-        self._canary = Canary(session.trainer.canary, rounded=_is_rounded(backbone))
+        rounded = is_rounded(backbone)
+        self._canary = Canary(session.trainer.canary, rounded=rounded)
         earlier = _shared(session).announced()
         known = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
-        self._probe = start_probe(backbone, session.trainer, known)
+        self._probe = start_probe(backbone, session.trainer, known, rounded=rounded)
         self.save_if_due(session)
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
@@ -219,13 +220,14 @@ class StoreSource(TaskReaderSource):
         )
 
 
-def start_probe(backbone: Backbone, trainer: TrainerCommon, earlier: Probe | None) -> Probe:
+def start_probe(backbone: Backbone, trainer: TrainerCommon, earlier: Probe | None, *, rounded: bool) -> Probe:
     """Return a probe without any version from the present one on.
 
     Args:
         earlier: the probe that another process announced before.
+        rounded: see `is_rounded`.
     """
-    tolerance = trainer.canary_tolerance(rounded=_is_rounded(backbone)) or CANARY_ROUNDED
+    tolerance = trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
     return Probe.going_on(earlier, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
 
 
@@ -245,7 +247,8 @@ def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
     return probe.grown(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
 
 
-def _is_rounded(backbone: Backbone) -> bool:
+def is_rounded(backbone: Backbone) -> bool:
+    """Return whether the trainer computes log-probabilities in less than float32; this opens its scorer."""
     with backbone.scorer() as scorer:
         return scorer.dtype != "float32"
 
