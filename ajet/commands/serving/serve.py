@@ -61,7 +61,6 @@ BACKLOG = 2
 class ServeParts:
     """The parts that serving works with."""
 
-    experiment: Experiment
     backbone: Backbone
     gateway: Gateway
     desk: Desk
@@ -161,7 +160,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             keeper=keeper or store,
             held_out=_held_out(experiment, reader, backbone),
         )
-        yield ServeParts(experiment, backbone, gateway, desk, store, tasks, held_out)
+        yield ServeParts(backbone, gateway, desk, store, tasks, held_out)
     finally:
         for part in (desk, held_out.rollout if held_out is not None else None, gateway, backbone):
             if part is not None:
