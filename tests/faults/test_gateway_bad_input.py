@@ -278,7 +278,7 @@ def test_a_debug_model_that_answers_nonsense(answer):
 
 
 def test_a_client_that_never_reads_holds_nobody_up():
-    """Its reply is captured whole although nothing of it is ever read."""
+    """The whole reply is captured, as one that no client received."""
     with start_gateway(lambda request: "so " * 400, chunk=1, max_model_len=5000, max_response_tokens=3000) as on:
         session = on.open(sampling=Sampling(3000))
         endpoint = session.endpoint("a")
@@ -291,8 +291,10 @@ def test_a_client_that_never_reads_holds_nobody_up():
             silent.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
             session.wait_until(lambda: session.is_first_call_complete)
             assert post(on.open().endpoint("b"), {"messages": ASK, "max_tokens": 3}).status_code == 200
+        session.wait_until(lambda: session.undelivered == 1 and session.readers == 0)
         call = session.close().calls[0]
-        assert call.finish == "stop" and on.renderer.decode(call.response_ids) == "so " * 400 + "<|im_end|>"
+        assert (call.finish, call.error) == ("aborted", "the client left")
+        assert on.renderer.decode(call.response_ids) == "so " * 400 + "<|im_end|>"
 
 
 def test_characters_split_over_tokens_reach_the_client_whole(on):

@@ -101,7 +101,8 @@ def test_a_viewer_that_does_not_start_is_said_and_leaves_nothing(
     finally:
         logger.remove(sink)
     assert "the viewer did not start" in said[0] and time.monotonic() - began < 30
-    assert children() == before and len(os.listdir("/proc/self/fd")) == descriptors
+    assert not set(children()) - set(before)  # children of earlier tests may end meanwhile
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_viewer_that_does_not_end_is_killed(begun: Callable[..., Any], opened: list[str], tmp_path: Path) -> None:
