@@ -58,6 +58,8 @@ class Interrupts:
         self._pending: type[KeyboardInterrupt] | None = None
         self._raised: type[KeyboardInterrupt] | None = None
         self._earlier_hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
+        self._is_in_hook = False
+        """True while `_unraisable` runs."""
         self._again = False
         """A second Ctrl-C came."""
         self._interrupted = False
@@ -154,10 +156,18 @@ class Interrupts:
         if lost.exc_type is not KeyboardInterrupt and lost.exc_type is not Preempted:
             self._earlier_hook(lost)
             return
+        self._is_in_hook = True
         self._raised = lost.exc_type
-        threading.Timer(_AGAIN_S, self._send_again).start()
+        try:
+            threading.Thread(target=self._send_again, daemon=True).start()
+        finally:
+            self._is_in_hook = False  # the last statement: no signal is handled between it and the return
 
     def _send_again(self) -> None:
+        """Send the signal again once the hook has returned: Python drops what is raised within the hook."""
+        time.sleep(_AGAIN_S)
+        while self._is_in_hook:  # starting a thread may take long on a busy machine
+            time.sleep(_AGAIN_S)
         if self._raised is not None:  # else a block has raised it
             self._sent_again = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +91,23 @@ def test_a_signal_within_a_finalizer_arrives_without_a_traceback(
         gc.collect()
         time.sleep(30)
     assert not printed
+
+
+def test_a_finalizers_signal_survives_a_slow_thread_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(0.2)  # as on a machine with more work than cores
+
+    class Client:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with Interrupts().installed(), pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        Client()
+        time.sleep(5)
 
 
 def test_other_errors_of_a_finalizer_are_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
