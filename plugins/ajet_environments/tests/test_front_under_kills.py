@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -90,6 +92,16 @@ class Trial:
         return found
 
 
+def wait_until_free(front: RunningEnvironment, seconds: float) -> dict[str, Any]:
+    """Return the state once no instance is in use (each is reset after its episode), or after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        health: dict[str, Any] = httpx.get(f"{front.address}/health").json()
+        if not health["servers"]["notes"]["used"] or time.monotonic() > end:
+            return health
+        time.sleep(0.1)
+
+
 SMALL = {"episodes": 40, "instances": 3, "every": 8}
 LARGE = {"episodes": 1000, "instances": 8, "every": 25}
 
@@ -108,7 +120,7 @@ def test_each_episode_ends_with_what_is_true_of_it(
     try:
         trial = Trial(front, **size)
         asyncio.run(trial.run(seconds=300))
-        health = httpx.get(f"{front.address}/health").json()
+        health = wait_until_free(front, seconds=30)
     finally:
         down("many")
     assert not trial.wrong, trial.wrong[:5]

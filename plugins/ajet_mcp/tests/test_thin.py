@@ -20,7 +20,7 @@ from tests.mcp_servers import hostile_replies
 from tests.mcp_servers.hostile_replies import CALL, LIST, ODD, PLACES
 
 ROOT = Path(__file__).parents[3]
-LIMITS = Limits(start=1.0, call=0.3, close=0.2)
+LIMITS = Limits(start=3.0, call=0.3, close=0.2)
 
 
 async def use_server(use: str) -> tuple[list[str], list[str]]:
