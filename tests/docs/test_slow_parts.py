@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_testing.plugin import MARKS
+from ajet_testing.plugin import MARKS, MISSING_FIXTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,3 +28,7 @@ def test_each_is_in_one_part(request: pytest.FixtureRequest) -> None:
     if len({test.split("::")[0] for test in marks}) == len(files):
         for part in module.PARTS:
             assert any(test.startswith(part.paths) and part.boots == ("boots" in marks[test]) for test in every), part
+
+
+def test_tests_left_out_name_existing_fixtures(request: pytest.FixtureRequest) -> None:
+    assert request.config.stash[MISSING_FIXTURES] == {}

@@ -41,6 +41,8 @@ from ajet_testing import costs, left_behind
 
 MARKS = pytest.StashKey[dict[str, set[str]]]()
 """The marks of every test that was found, also of those that `-m` leaves out."""
+MISSING_FIXTURES = pytest.StashKey[dict[str, set[str]]]()
+"""The fixtures that a test names and no conftest above it has: pytest itself says so when the test runs."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bslow\b", re.MULTILINE)
 """In a file whose tests are all slow, or extra slow."""
 PATIENCE_S = 120.0
@@ -135,12 +137,23 @@ def read_marks(file: Path) -> frozenset[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put first what boots, then files with slow tests, so that no worker is left with a long one at the end."""
     config.stash[MARKS] = marks = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
+    config.stash[MISSING_FIXTURES] = list_missing_fixtures(items)
     written = {file: read_marks(config.rootpath / file) for file in {file_of(item) for item in items}}
     for item in items:
         if unwritten := (ONE_WORKER & marks[item.nodeid]) - written[file_of(item)]:
             raise pytest.UsageError(f"{item.nodeid} is marked {unwritten} elsewhere: write the mark into its file")
     slow = {file_of(item) for item in items if "slow" in marks[item.nodeid]}
     items.sort(key=lambda item: (BOOTS not in written[file_of(item)], file_of(item) not in slow))
+
+
+def list_missing_fixtures(items: list[pytest.Item]) -> dict[str, set[str]]:
+    """Return by test the fixtures that it asks for and that are not there."""
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    missing = {
+        item.nodeid: {name for name in item.fixturenames if not item._fixtureinfo.name2fixturedefs.get(name)}
+        for item in functions
+    }
+    return {test: names - {"request"} for test, names in missing.items() if names - {"request"}}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
