@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ajet.record import RecordedRun
 
-LEFT_OUT = re.compile(r"^(time|step)$|^(seconds|perf|memory|samplers?)/|per_second|seconds|_gib$")
+LEFT_OUT = re.compile(r"^(time|step)$|(^|/)(seconds|perf|memory|samplers?)/|per_second|seconds|_gib$")
 """Metrics that differ from start to start."""
 EPISODE = (
     "order", "repeat", "status", "reward", "success", "calls", "advantage", "trained_in", "discarded", "policy_low",
