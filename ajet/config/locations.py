@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-import ajet
-
-_PACKAGE = Path(ajet.__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of the package `ajet`."""
 
 
 def default_config() -> Path:
@@ -27,8 +25,8 @@ def shipped_tutorials() -> Path:
 
 
 def _shipped(name: str) -> Path:
-    inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def cache_root() -> Path:
@@ -41,6 +39,8 @@ def cache_root() -> Path:
 
 def explain_unwritable_cache() -> str:
     """Return why nothing can be kept in the cache, what that means, and what to do; "" if it can be written to."""
+    import tempfile
+
     root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)

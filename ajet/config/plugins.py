@@ -21,7 +21,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Literal
 
-import ajet
+from ajet._version import __version__
+from ajet.config.locations import PACKAGE
 from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
@@ -124,7 +125,7 @@ def list_versions() -> dict[str, str]:
     """
     files = _find_entry_points(tuple(sys.path))
     installed = {place: _read_version(file) for file in files for place in _read_places(file)}
-    installed |= {each.place: ajet.__version__ for each in _list_shipped()}
+    installed |= {each.place: __version__ for each in _list_shipped()}
     return {each.plugin.name: installed.get(each.place, "") for each in list_plugins() if each.plugin is not None}
 
 
@@ -140,7 +141,7 @@ def load_export(name: str) -> Any:
         for plugin in _list_usable(shipped=shipped):
             if name in plugin.exports:
                 return load_code(plugin.exports[name])
-    package, _, last = f"{ajet.__name__}.{name}".rpartition(".")
+    package, _, last = f"ajet.{name}".rpartition(".")
     raise AttributeError(f"module {package!r} has no attribute {last!r}")
 
 
@@ -265,7 +266,7 @@ def _list_usable(*, shipped: bool = False) -> list[Plugin]:
 
 def _find_root() -> Path:
     """Return the folder that holds the package `ajet`."""
-    return Path(ajet.__file__).resolve().parent.parent
+    return PACKAGE.parent
 
 
 def _is_checkout() -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import ajet
+from ajet.config.locations import PACKAGE
 
-_ROOT = Path(ajet.__file__).resolve().parents[1]
+_ROOT = PACKAGE.parent
 _START = (
     "import os, runpy, sys; root, module = sys.argv.pop(1), sys.argv.pop(1); "
     "first = [os.getcwd()] if sys.path[:1] == [''] else sys.path[:1]; "

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import ajet
+from ajet._version import __version__
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file
 from ajet.record.chain import FILE, METRICS, digest_of, stray_lines
 from ajet.record.files import read_rows
@@ -51,7 +51,7 @@ def start_facts(run: OpenedRun) -> dict[str, Any]:
         "process": {"pid": me.pid, "host": me.host, "started": me.started},
         "backbone": settings.backbone,
         "engine": settings.rollout.engine,
-        "versions": {"ajet": ajet.__version__, **_versions()},
+        "versions": {"ajet": __version__, **_versions()},
         "files": {name: digest_of(_content(run.path / name)) for name in SETTLED if has_record_file(run.path / name)},
     }
     if (base := run.resumed) is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet import context_tracker
+from ajet.context_tracker import choose, cut_over_length, timelines
 from ajet.record.seldom import Seldom
 from ajet.rollout import bounds
 from ajet.rollout.attempt import AttemptResult, Identity
@@ -128,12 +128,12 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
     """Return the timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
     if not episode.scored:
         ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
-        lines, untrained = context_tracker.timelines(episode.calls, ignore_tools=ignored)
+        lines, untrained = timelines(episode.calls, ignore_tools=ignored)
         rest = sum(timeline.sampled for timeline in lines)
         untrained["no_score" if episode.status == "completed" else "failed"] += rest
         return [], +untrained
     lines, untrained = cut_timelines(episode.calls, settings)
-    chosen, too_many = context_tracker.choose(
+    chosen, too_many = choose(
         lines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
     )
     return list(chosen), untrained + too_many
@@ -142,9 +142,9 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
 def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
     """Return the timelines of the calls, cut to the longest trainable length, and the tokens in none by reason."""
     ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
-    lines, untrained = context_tracker.timelines(calls, ignore_tools=ignored)
+    lines, untrained = timelines(calls, ignore_tools=ignored)
     longest = settings.data.max_prompt_length + settings.data.max_response_length
-    lines, too_long = context_tracker.cut_over_length(lines, longest)
+    lines, too_long = cut_over_length(lines, longest)
     return lines, untrained + too_long
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
-import ajet
+from ajet._version import __version__
 from ajet.schema.episode import Status
 
 Boundary = Literal["agent", "tool", "environment", "sandbox"]
@@ -157,7 +157,7 @@ def openapi() -> dict[str, Any]:
         paths.setdefault(request.path, {})[request.method] = dict(_describe_request(request))
     return {
         "openapi": "3.1.0",
-        "info": {"title": "ajet serve", "version": ajet.__version__, "description": "Episodes of agents elsewhere."},
+        "info": {"title": "ajet serve", "version": __version__, "description": "Episodes of agents elsewhere."},
         "security": [{"admin": []}, {"x-api-key": []}],
         "paths": paths,
         "components": {
