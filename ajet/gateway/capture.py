@@ -47,6 +47,8 @@ class Capture:
     """(code, message) of the first different refusals."""
     tool_uses: list[ToolUse] = field(default_factory=list)
     """As they are kept."""
+    may_engine_recover: bool = True
+    """False if the engine's last failure was one that no further attempt can mend."""
 
 
 @dataclass(slots=True)

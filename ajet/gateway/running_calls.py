@@ -114,6 +114,7 @@ class RunningCalls:
                 raise _ended() from None
             raise
         except EngineFailure as error:
+            self.recorder.capture.may_engine_recover = error.retryable
             sampled.write(entry.call)
             self.recorder.settle(entry, "error", error=str(error))
             raise _failed(error) from error
@@ -153,7 +154,7 @@ def _failed(error: EngineFailure) -> Refused:
     """A client that asked a server again which hangs would wait as long again: whether to is the rollout's."""
     if isinstance(error, EngineHangs):
         return Refused(f"the engine failed: {error}", status=504, code=ENGINE_FAILED, final=True)
-    return Refused(f"the engine failed: {error}", status=503, code=ENGINE_FAILED)
+    return Refused(f"the engine failed: {error}", status=503, code=ENGINE_FAILED, final=not error.retryable)
 
 
 def _ended() -> Refused:

@@ -146,7 +146,7 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
         last = capture.calls[-1]
         text = failure.traceback if failure else ""
         message = last.error or "the model call failed"
-        return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
+        return Failure("engine", "model_call", message, capture.may_engine_recover, text, own=True)
     if failure is None and (capture is None or not capture.calls):
         refusals = capture.refusals if capture is not None else []
         if refusals:
