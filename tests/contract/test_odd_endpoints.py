@@ -28,7 +28,7 @@ from ajet_judges.model_judge.prompt import Question
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}
-SECONDS = 1.0
+SECONDS = 0.8
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def test_an_evaluated_endpoint_that_hangs_is_given_up_and_named(server):
     began = "began its reply and then" if server.way == "sends a token" else "took the request and"
     with warnings_said() as said:
         for _ in range(2):
-            with pytest.raises(EngineHangs, match=f"hangs: it {began} sent nothing for 1.0 s") as failure:
+            with pytest.raises(EngineHangs, match=f"hangs: it {began} sent nothing for 0.8 s") as failure:
                 asyncio.run(asyncio.wait_for(streamed(engine), 20))
             assert failure.value.retryable and server.url in str(failure.value)
     [line] = said  # once a minute, however many attempts wait for it
     assert server.url in line and "rollout.endpoint.timeout" in line
     if server.way not in ("sends signs of life", "sends a token"):  # httpx hears those of a whole reply
-        with pytest.raises(EngineHangs, match="took the request and sent nothing for 1.0 s"):
+        with pytest.raises(EngineHangs, match="took the request and sent nothing for 0.8 s"):
             asyncio.run(asyncio.wait_for(engine.chat(ASK), 20))
 
 
@@ -116,7 +116,7 @@ def test_models_that_judge_write_and_embed(server, monkeypatch):
             with pytest.raises(NoAnswer) as problem:
                 on_tools_loop(asked)
             if server.way in HANGS:
-                assert "did not answer within 1.0 s" in str(problem.value) and problem.value.again
+                assert "did not answer within 0.8 s" in str(problem.value) and problem.value.again
             else:
                 begins = ODD[server.way][0].split(b"\n")[0].decode()[:20] or "nothing"
                 assert begins in str(problem.value)
@@ -155,7 +155,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.delenv("DASHSCOPE_API_KEY", raising=False)
     monkeypatch.setattr(other_model, "TIMEOUT", SECONDS)
     monkeypatch.setattr(other_model, "RETRIES", 0)
-    said = "it sent nothing for 1.0 s, 1 times" if server.way in HANGS else "it answered what is no chat completion"
+    said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "it answered what is no chat completion"
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
         asks_other_model("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable
@@ -164,7 +164,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
 @pytest.mark.parametrize("server", ["never answers", "sends headers", "a page", "nothing", "other JSON"], indirect=True)
 def test_the_teacher(server):
     teacher = TeacherEndpoint(Teacher(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
-    said = r"hangs: it took the request and sent nothing for 1.0 s" if server.way in HANGS else "did not answer"
+    said = r"hangs: it took the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
     with pytest.raises(ConfigError, match=f"The teacher cannot be asked: (it )?(the teacher )?{said}") as refused:
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
@@ -175,7 +175,7 @@ def test_the_teacher(server):
 
 @pytest.mark.parametrize("server", ["never answers", "a page", "nothing"], indirect=True)
 def test_a_server_that_tokens_are_sampled_from(server):
-    said = "hangs: it took a request and sent nothing for 1.0 s" if server.way in HANGS else "There is no vLLM server"
+    said = "hangs: it took a request and sent nothing for 0.8 s" if server.way in HANGS else "There is no vLLM server"
     with pytest.raises(UserError, match=said) as refused:
         RemoteVllm(server.url, vocabulary=9, silence=SECONDS)
     assert server.url.removesuffix("/v1") in refused.value.where
@@ -190,6 +190,6 @@ def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
         monkeypatch.setattr(Odd, "do_GET", lambda self: self._say(PAGE, "text/html"))
         assert "a page of HTML" in why_no_model(server.url, "m", None, 5.0, named="")
         monkeypatch.setattr(Odd, "do_GET", lambda self: server.released.wait())
-        assert "it hangs: it took the request and sent nothing for 1.0 s" in why_no_model(
+        assert "it hangs: it took the request and sent nothing for 0.8 s" in why_no_model(
             server.url, "m", None, SECONDS, named=""
         )
