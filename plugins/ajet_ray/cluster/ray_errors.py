@@ -6,6 +6,8 @@ were killed for want of memory by the line that says so, which a page of advice 
 
 from __future__ import annotations
 
+from ajet.schema.errors import EngineFailure
+
 LOW_MEMORY = "running low on memory"
 
 
@@ -14,3 +16,16 @@ def last_line(problem: Exception) -> str:
     said = [line for line in str(problem).splitlines() if line.strip()]
     said = [line for line in said if LOW_MEMORY in line] or said
     return said[-1].strip() if said else type(problem).__name__
+
+
+def make_engine_failure(server: str, problem: Exception) -> EngineFailure:
+    """Return the failure of a request to an actor that serves the model; one to an actor that died cannot be mended.
+
+    Args:
+        server: What failed, such as "verl's server".
+    """
+    from ray.exceptions import ActorDiedError
+
+    died = isinstance(problem, ActorDiedError)  # Ray raises it once the actor will not be started again
+    text = f"{server} {'died' if died else 'failed'}: {last_line(problem).split('. ')[0]}"
+    return EngineFailure(text, retryable=not died)

@@ -17,7 +17,7 @@ import numpy as np
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.schema.errors import EngineFailure
-from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.cluster.ray_errors import make_engine_failure
 
 
 class RolloutEngine:
@@ -93,7 +93,7 @@ class RolloutEngine:
         try:
             return await self._actor._generate_internal.remote(prompt={"prompt_token_ids": prompt}, **params)
         except RayError as problem:
-            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
+            raise make_engine_failure("Trinity's engine", problem) from problem
 
 
 class _Versions:
@@ -125,7 +125,7 @@ class _Versions:
         try:
             return int(await self._actor.get_model_version.remote())
         except RayError as problem:
-            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
+            raise make_engine_failure("Trinity's engine", problem) from problem
 
 
 def _told(positions: Any) -> list[float]:

@@ -20,7 +20,7 @@ from ajet.engine.limits import reply_limit
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
 from ajet.tokens.image_tokens import ImageTokens, picture
-from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.cluster.ray_errors import make_engine_failure
 
 
 class ServerEngine:
@@ -98,7 +98,7 @@ class ServerEngine:
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 
     async def _ask(self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None) -> Any:
-        from ray.exceptions import ActorDiedError, RayError
+        from ray.exceptions import RayError
 
         key, shown = request.key, {}
         if request.images:
@@ -111,9 +111,7 @@ class ServerEngine:
             ask = self._client.generate if generate is None else partial(generate, self._client)
             return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **shown)
         except RayError as problem:
-            mends = not isinstance(problem, ActorDiedError)  # verl starts none again, and an episode keeps to its own
-            said = f"verl's server {'failed' if mends else 'died'}: {last_line(problem).split('. ')[0]}"
-            raise EngineFailure(said, retryable=mends) from problem
+            raise make_engine_failure("verl's server", problem) from problem
 
 
 def _alike(request: TokenRequest) -> bool:
