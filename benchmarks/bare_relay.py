@@ -1,7 +1,7 @@
 """A bare relay: an ASGI app that reads a request as JSON, writes the engine's tokens as events, and does nothing else.
 
 Invariant: it has no template, no tokeniser and no capture. It writes a token an event, or, where it gathers, as many
-events as the gateway's own rule makes of them (ajet/gateway/running_calls.py), so that beside the gateway it does no
+events as the gateway's own rule makes of them (ajet/gateway/stream_pacing.py), so that beside the gateway it does no
 more and no less of that work.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.gateway.running_calls import Load
+from ajet.gateway.stream_pacing import StreamPacing
 
 
 def relay(engine: Any, prompt: Any, words: Mapping[int, str], *, tokens: int, gathers: int = 0) -> Any:
     """The app. `words`: what each token of the engine reads as. `gathers`: for so many clients, all of whom wait for
     replies at all times; 0: it does not, and each token is an event."""
-    sampling, load = Sampling(tokens), Load(most=1 << 20)
-    load.clients = gathers
+    sampling, pacing = Sampling(tokens), StreamPacing()
+    pacing.clients = gathers
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -39,7 +39,7 @@ def relay(engine: Any, prompt: Any, words: Mapping[int, str], *, tokens: int, ga
         head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": asked["model"]}
         finish = None
         chunks = engine.generate(TokenRequest(prompt, sampling, DrawKey(0, 0, 0, 0)))
-        async for some in gathered(chunks, load) if gathers else alone(chunks):
+        async for some in gathered(chunks, pacing) if gathers else alone(chunks):
             finish = some[-1].finish
             delta = {"role": "assistant", "content": "".join(words[token] for chunk in some for token in chunk.ids)}
             event = {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
@@ -70,7 +70,7 @@ async def alone(chunks: AsyncIterator[TokenChunk]) -> AsyncIterator[list[TokenCh
         yield [chunk]
 
 
-async def gathered(chunks: AsyncIterator[TokenChunk], load: Load) -> AsyncIterator[list[TokenChunk]]:
+async def gathered(chunks: AsyncIterator[TokenChunk], pacing: StreamPacing) -> AsyncIterator[list[TokenChunk]]:
     """What has come since the last, after as long a rest as the gateway's rule says, or at the end: as the gateway's
     exchange does it, with a task that reads the engine, and a timer."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
@@ -99,17 +99,17 @@ async def gathered(chunks: AsyncIterator[TokenChunk], load: Load) -> AsyncIterat
             await news.wait()
             news.clear()
             some, held[:] = list(held), []
-            if some and load.busy:
+            if some and pacing.is_busy:
                 yield some
             else:
                 for chunk in some:
                     yield [chunk]
-            if some and not ended and (breath := load.breath):
+            if some and not ended and (breath := pacing.flush_interval):
                 due, rest = loop.time() + breath, loop.create_future()
                 timer = loop.call_at(due, rise)
                 await rest
                 timer.cancel()
                 if not ended:
-                    load.gathered(max(0.0, loop.time() - due))
+                    pacing.add_lateness(max(0.0, loop.time() - due))
     finally:
         await reading

@@ -23,12 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from direct_call import call_model
 from ratios import kept
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
-from ajet.gateway import Gateway, Session, TurnRequest
-from ajet.gateway.reply import Reply
+from ajet.gateway import Gateway, Session
 from tests.support.rollouts import renderer
 
 BYTES_A_TOKEN = 24
@@ -47,8 +47,8 @@ async def play(gateway: Gateway, number: int, calls: int) -> Session:
     session = gateway.open(f"episode-{number}", key=(0, number, 0), sampling=Sampling(1 << 20), trainable=None)
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"What is {number} + {number}? " * 8}]
     for turn in range(calls):
-        reply = await session.make(Reply(TurnRequest("default", messages)))
-        messages = [*messages, reply.message, {"role": "user", "content": f"Go on with step {turn + 1}, please. " * 4}]
+        message = await call_model(session, messages)
+        messages = [*messages, message, {"role": "user", "content": f"Go on with step {turn + 1}, please. " * 4}]
     return session
 
 
@@ -68,11 +68,11 @@ def bench_held(gateway: Gateway, calls: int, tokens: int) -> float:
     tracemalloc.stop()
     distinct = texts = 0
     for session in sessions:
-        ledger = session._ledger.recorder
-        assert all(call.fork is None for call in ledger.capture.calls)
-        distinct += sum(len(call.suffix_ids) + len(call.response_ids) for call in ledger.capture.calls)
-        parts = [part for entry in ledger.entries for part in (entry.text, entry.reply_text)]
-        parts += [message["content"] for message in ledger.capture.messages]
+        recorder = session.recorder
+        assert all(call.fork is None for call in recorder.capture.calls)
+        distinct += sum(len(call.suffix_ids) + len(call.response_ids) for call in recorder.capture.calls)
+        parts = [part for stored in recorder.stored for part in (stored.text, stored.reply_text)]
+        parts += [message["content"] for message in recorder.capture.messages]
         texts += sum(sys.getsizeof(part) for part in {id(part): part for part in parts}.values())
     each = (grown - texts) / distinct
     print(f"held: {len(sessions)} sessions of {calls} calls, replies of {tokens} tokens: {distinct} distinct tokens")

@@ -25,12 +25,12 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
+from direct_call import call_model
 from ratios import kept
 
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
-from ajet.gateway import Gateway, TurnRequest
-from ajet.gateway.reply import Reply
+from ajet.gateway import Gateway
 from ajet.rollout import Rollout
 from ajet.rollout.isolation import process
 from ajet.schema.task import Task
@@ -60,7 +60,7 @@ class Asks:
                 f"ask-{id(self)}-{number}", key=(1, number, 0), sampling=Sampling(64), trainable=None
             )
             began = time.perf_counter()
-            self._gateway.call(session.make(Reply(TurnRequest("default", opening(number))))).result()
+            self._gateway.call(call_model(session, opening(number))).result()
             self.took.append(time.perf_counter() - began)
             session.close()
             if number % 20 == 0:

@@ -135,10 +135,9 @@ def capture(longest: int) -> bool:
     import tracemalloc
 
     from bench_capture import a_gateway
+    from direct_call import call_model
 
     from ajet.engine.contract import Sampling
-    from ajet.gateway import TurnRequest
-    from ajet.gateway.reply import Reply
 
     gateway = a_gateway(300)
     seen = "The file has these lines and more of them follow. " * 14
@@ -150,13 +149,13 @@ def capture(longest: int) -> bool:
         messages, found = list(asked), []
         for _ in range(calls):
             began = time.thread_time()
-            reply = await session.make(Reply(TurnRequest("default", messages)))
+            message = await call_model(session, messages)
             spent = time.thread_time() - began
-            call = session._ledger.recorder.capture.calls[-1]
+            call = session.recorder.capture.calls[-1]
             length = call.prefix + len(call.suffix_ids)
             held = tracemalloc.get_traced_memory()[0] if tracemalloc.is_tracing() else 0
             found.append((length, spent * 1e3, held))
-            messages = [*messages, reply.message, {"role": "user", "content": seen}]
+            messages = [*messages, message, {"role": "user", "content": seen}]
             if length + len(call.response_ids) + 1024 > longest:
                 messages = [*asked, {"role": "user", "content": "What was found so far: nothing is wrong yet."}]
         return found

@@ -28,13 +28,13 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
+from direct_call import call_model
 from ratios import kept
 
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
-from ajet.gateway import Gateway, TurnRequest
-from ajet.gateway.reply import Reply
+from ajet.gateway import Gateway
 from ajet.rollout import Rollout
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.wiring import limits_of
@@ -86,8 +86,8 @@ async def turns(gateway: Gateway, number: int) -> int:
     session = gateway.open(f"episode-{number}", key=(0, number, 0), sampling=Sampling(64), trainable=None)
     messages = opening(number)
     for turn in range(CALLS):
-        reply = await session.make(Reply(TurnRequest("default", messages)))
-        messages = [*messages, reply.message, {"role": "user", "content": f"Go on with step {turn + 1}."}]
+        message = await call_model(session, messages)
+        messages = [*messages, message, {"role": "user", "content": f"Go on with step {turn + 1}."}]
     capture = session.close()
     assert [call.parent for call in capture.calls] == [None, *range(CALLS - 1)]
     return sum(len(call.response_ids) for call in capture.calls)

@@ -1,8 +1,8 @@
-"""Exchange: one HTTP request and its reply, and the client, who may leave, read slowly, or ask again.
+"""RequestExchange: one HTTP request for replies, from its body to the last byte of its answer.
 
 Invariant: whatever a client sends or stops doing, it is answered with a status and an error in its own dialect, or what
-its request held is freed; a client that leaves aborts its calls unless another takes their replies, a slow one holds
-up nobody else.
+its request held is freed; a client that leaves aborts its calls unless another waits for their replies, and a slow
+client delays no other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.gateway.callers import Headers, caller_of, grant_of
-from ajet.gateway.dialects.contract import Asked, Dialect
-from ajet.gateway.keys import Grant, Keys
-from ajet.gateway.limits import Held, after_wrong_key, peer_of, welcome
-from ajet.gateway.reply import Reader
-from ajet.gateway.retries import Asking, Signal, digest_of
+from ajet.gateway.dialects.contract import Dialect
+from ajet.gateway.inflight_call import InflightCall, digest_request, read_retry_hint
+from ajet.gateway.keys import Grant, Keys, find_grant, read_caller
+from ajet.gateway.limits import PEER, Held, Peer, after_wrong_key, peer_of
+from ajet.gateway.reply import ReplyReader
+from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
-from ajet.gateway.turn import Refused
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.schema.bounded_json import (
     LONG_BYTES,
     TooManyNodesError,
@@ -36,368 +36,395 @@ from ajet.tokens.tool_calls import finite, no_constant
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+Leave = Callable[[], None]
 
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
 LOST = "ajet.lost"
-"""In a scope's state: what to call when a client proves to have left without the reply that was sent to it."""
+"""In a scope's state: called if a client proves to have left without the reply that was sent to it."""
 WATCH = "ajet.watch"
-"""In a scope's state: takes what to call when the client leaves (None: nothing any more). Where it is absent, a task
-waits for what `receive` says."""
+"""In a scope's state: takes the function to call when the client leaves (None: no longer any). Without it a task waits
+for a disconnect from `receive`."""
 REQUEST_ID = "ajet.request_id"
-"""In a scope's state: the id of the request, which its answer bears in a header."""
-Leave = Callable[[], None]
-NO_RETRY = (b"x-should-retry", b"false")
-"""By which OpenAI's and Anthropic's clients hear that they should not ask again."""
+"""In a scope's state: the id of the request, which its answer has in its headers."""
+NO_RETRY_HEADER = (b"x-should-retry", b"false")
+"""Tells OpenAI's and Anthropic's clients not to retry."""
 _JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
 _SCHEMA_FIELDS = ("response_format", "text", "output_config", "output_format")
-_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class Endpoint:
-    """The route of one dialect."""
+class RequestExchange:
+    """One request for replies and its answer to one client."""
 
-    def __init__(self, keys: Keys[Session], dialect: Dialect) -> None:
-        self._keys, self._dialect = keys, dialect
+    def __init__(
+        self,
+        keys: Keys[Session],
+        pacing: StreamPacing,
+        dialect: Dialect,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+    ) -> None:
+        self._keys, self._pacing, self._dialect = keys, pacing, dialect
+        self._scope, self._receive, self._send = scope, receive, send
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._request_id = request_id
+        self._id_headers = _build_id_headers(request_id)
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = False
+        """True if something happened since it was last reset."""
+        self._is_collecting = False
+        """True while tokens collect: only an end or the client's leaving wakes it."""
+        self._has_left = self._has_ended = False
+        """The client has left; a reply has ended since this was last reset."""
+        self._is_counted = False
+        """True if the client is counted in `InflightCall.deliveries`."""
+        self.has_started = False
+        """True once the answer's head was sent."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+    async def run(self) -> None:
+        """Answer the request."""
+        scope = self._scope
         try:
-            secret, grant = grant_of(self._keys, scope, headers)
+            secret, grant = find_grant(self._keys, scope, self._headers)
         except Refused as refused:
             if refused.status == 401:
                 await after_wrong_key(scope)
-            await self._refuse(scope, send, refused)
+            await self._refuse(refused)
             return
         grant.session.requests += 1
         try:
-            welcome(scope)
-            await self._answer(scope, receive, send, headers, secret, grant)
+            peer: Peer | None = scope["state"].get(PEER)
+            if peer is not None:
+                peer.welcome()
+            try:
+                call = await self._open_call(secret, grant)
+            except Refused as refused:
+                await self._refuse(refused)
+                return
+            except RecursionError:
+                await self._refuse(Refused("The request is nested too deeply.", code="invalid_json"))
+                return
+            if call is not None:
+                await self._deliver(call, grant.session)
         finally:
             grant.session.requests -= 1
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, headers: Headers, secret: str, grant: Grant[Session]
-    ) -> None:
-        try:
-            body = await request_body(scope, headers, receive)
-            if body is None:
-                return
-            session = grant.session
-            digesting = partial(
-                digest_of,
-                self._dialect.path.encode(),
-                secret.encode(),
-                headers.get(b"x-ajet-agent", b""),
-                headers.get(b"x-ajet-target", b""),
-                body,
-            )
-            digest = await asyncio.to_thread(digesting) if len(body) > LONG_BYTES else digesting()
-            signal = Signal.of(headers)
-            asking = session.askings.earlier(digest, signal) if signal else None
-            if asking is None:
-                try:
-                    asked = await self._read(body, headers, grant)
-                except Refused as refused:
-                    session.note(refused)
-                    raise
-                asking = session.askings.earlier(digest, signal) if signal else None
-            if asking is None:
-                if asked.count is not None:
-                    await answer(send, 200, asked.count(await session.count(asked.turns[0])))
-                    return
-                session.load.refuse_more(len(asked.turns))
-                asking = Asking(asked, signal)
-                session.askings.open(digest, asking)
-        except Refused as refused:
-            await self._refuse(scope, send, refused)
-            return
-        except RecursionError:
-            await self._refuse(scope, send, Refused("The request is nested too deeply.", code="invalid_json"))
-            return
-        body = b""  # it is not held for as long as the reply takes
-        asking.count = max(asking.count, signal.count)
-        lose = partial(session.askings.undelivered, digest, asking)
-        exchange = _Exchange(self._dialect, asking, send, session, lose)
-        try:
-            await exchange.run(scope, receive)
-        finally:
-            if exchange.delivered or asking.failed:
-                session.askings.done(digest, asking)
-            else:
-                exchange.take_back()
-        if exchange.delivered:
-            scope["state"][LOST] = exchange.take_back
+    async def send_with_id(self, message: Any) -> None:
+        """Send a message that is made elsewhere, with the request's id."""
+        await self._send(add_request_id(message, self._request_id))
 
-    async def _read(self, body: bytes, headers: Headers, grant: Grant[Session]) -> Asked:
-        """Read a request, on a thread where that takes long: it is large, or asks for schemas. Raises Refused."""
+    async def _open_call(self, secret: str, grant: Grant[Session]) -> InflightCall | None:
+        """Read the request and start its call, or join the one that it repeats. None if it is answered already or its
+        client has left. Raises Refused."""
+        headers, session = self._headers, grant.session
+        body = await read_body(self._scope, headers, self._receive)
+        if body is None:
+            return None
+        parts = (
+            self._dialect.path.encode(),
+            secret.encode(),
+            headers.get(b"x-ajet-agent", b""),
+            headers.get(b"x-ajet-target", b""),
+            body,
+        )
         is_long = len(body) > LONG_BYTES
-        told = await asyncio.to_thread(_object, body) if is_long else _object(body)
-        read = partial(self._dialect.read, told, caller_of(grant, headers, told))
-        return await asyncio.to_thread(read) if is_long or _asks_for_schema(told) else read()
+        digest = await asyncio.to_thread(digest_request, *parts) if is_long else digest_request(*parts)
+        hint = read_retry_hint(headers)
+        call = session.inflight.find(digest, hint) if hint else None
+        if call is None:
+            try:
+                request = await self._parse(body, grant)
+            except Refused as refused:
+                session.note_refusal(refused)
+                raise
+            call = session.inflight.find(digest, hint) if hint else None
+            if call is None:
+                if request.format_count is None:
+                    return session.start_call(request, digest=digest, hint=hint)
+                count = request.format_count(await session.count_tokens(request))
+                await self._send_json(200, count)
+                return None
+        call.join()
+        call.retry_count = max(call.retry_count, hint.count)
+        return call
 
-    async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
-        await refuse(send, refused, self._dialect.error(refused, scope["state"][REQUEST_ID]))
+    async def _parse(self, body: bytes, grant: Grant[Session]) -> ParsedRequest:
+        """Parse the body, on a thread if that takes long: it is large, or has schemas. Raises Refused."""
+        is_long = len(body) > LONG_BYTES
+        fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
+        caller = read_caller(grant, self._headers, fields)
+        if is_long or _has_schema(fields):
+            return await asyncio.to_thread(self._dialect.parse, fields, caller)
+        return self._dialect.parse(fields, caller)
 
-
-class _Exchange:
-    """The replies of one asking on their way to one client."""
-
-    def __init__(
-        self, dialect: Dialect, asking: Asking, send: Send, session: Session, lose: Callable[[], None]
-    ) -> None:
-        """`lose`: remembers the asking as one whose client has left without its reply."""
-        self._dialect, self._asking, self._send, self._session = dialect, asking, send, session
-        self._load, self._lose = session.load, lose
-        self._news = asyncio.Event()
-        self._rest: asyncio.Future[None] | None = None
-        self._tasks: Sequence[asyncio.Task[Any]] = ()
-        self._left = self._ended = False
-        self._counted = False
-        """The client is counted in `Asking.deliveries`."""
-        self.delivered = False
-        """The client got all of its reply, as far as one can know."""
-
-    async def run(self, scope: Scope, receive: Receive) -> None:
-        asking, session = self._asking, self._session
-        self._request_id = scope["state"][REQUEST_ID]
-        asking.join(session.make, session.check)
-        unwatch = self._watch(scope, receive)
-        self._load.clients += 1
-        self._tasks = asking.tasks  # they stay the same ones while somebody reads
-        for task in self._tasks:
-            task.add_done_callback(self._wake)
+    async def _deliver(self, call: InflightCall, session: Session) -> None:
+        """Send the replies of a call that the client has joined."""
+        state = self._scope["state"]
+        abandon = partial(self._abandon, call, session)
+        is_delivered = False
+        unwatch = self._watch()
+        self._pacing.clients += 1
+        call.listeners.append(self._end_reply)
         try:
-            if asking.asked.stream:
-                await self._write_events()
+            if call.request.is_streamed:
+                await self._send_events(call, session)
             else:
-                await self._write_whole()
+                await self._send_whole(call, session)
+            is_delivered = not self._has_left
         except OSError:
             logger.debug("a client left before its reply was sent")
         finally:
-            self._load.clients -= 1
+            self._pacing.clients -= 1
             unwatch()
-            for task in self._tasks:
-                task.remove_done_callback(self._wake)
-            await asking.leave()
+            call.listeners.remove(self._end_reply)
+            try:
+                if cancelled := call.leave():
+                    await asyncio.wait(cancelled)
+            finally:
+                if is_delivered or call.has_failed:
+                    session.inflight.remove(call)
+                else:
+                    abandon()
+        if is_delivered:
+            state[LOST] = abandon
 
-    def take_back(self) -> None:
-        """The client has left without its reply: do not count it as received."""
-        self._asking.deliveries -= self._counted
-        self._counted = False
-        self._lose()
+    def _abandon(self, call: InflightCall, session: Session) -> None:
+        """The client has left without its replies: do not count them as received."""
+        call.deliveries -= self._is_counted
+        self._is_counted = False
+        session.inflight.abandon(call)
 
-    def _count_delivery(self) -> None:
-        """Count the replies as received. Before they are sent: their client may end the episode at once."""
-        if not self._left:
-            self._counted = True
-            self._asking.deliveries += 1
+    def _count_delivery(self, call: InflightCall) -> None:
+        """Count the replies as received before they are sent: their client may end the episode at once."""
+        if not self._has_left:
+            self._is_counted = True
+            call.deliveries += 1
 
-    def _note(self, refused: Refused) -> None:
-        """Note that the request is answered with an error, whichever of its replies ended last."""
-        self._asking.refused = refused
-        self._session.note(refused, answered=False)
-
-    def _watch(self, scope: Scope, receive: Receive) -> Callable[[], object]:
-        """Be told when the client leaves; what ends that."""
-        watch: Callable[[Leave | None], None] | None = scope["state"].get(WATCH)
+    def _watch(self) -> Callable[[], object]:
+        """Get notified when the client leaves. Return the function that ends this."""
+        watch: Callable[[Leave | None], None] | None = self._scope["state"].get(WATCH)
         if watch is not None:
             watch(self._leave)
             return partial(watch, None)
-        task = asyncio.ensure_future(_disconnected(receive))
+        task = asyncio.ensure_future(_wait_for_disconnect(self._receive))
         task.add_done_callback(lambda _: self._leave())
         return task.cancel
 
     def _leave(self) -> None:
-        self._left = True
-        self._news.set()
-        self._rise()
+        self._has_left = self._has_news = True
+        self._wake()
 
-    def _wake(self, task: asyncio.Task[Any]) -> None:
-        self._ended = True
-        self._news.set()
-        self._rise()
+    def _end_reply(self) -> None:
+        self._has_ended = self._has_news = True
+        self._wake()
 
-    async def _gather(self, seconds: float) -> None:
-        """Let tokens gather for so long, unless the reply ends or the client leaves before."""
-        if self._left or self._ended:
+    def _add_news(self) -> None:
+        self._has_news = True
+        if not self._is_collecting:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait_for_news(self) -> None:
+        if not self._has_news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    async def _collect(self, seconds: float) -> None:
+        """Let tokens collect for so long, unless a reply ends or the client leaves before."""
+        if self._has_left or self._has_ended:
             return
         loop = asyncio.get_running_loop()
-        self._rest = loop.create_future()
+        self._waiter, self._is_collecting = loop.create_future(), True
         due = loop.time() + seconds
-        timer = loop.call_at(due, self._rise)
+        timer = loop.call_at(due, self._wake)
         try:
-            await self._rest
+            await self._waiter
         finally:
             timer.cancel()
-            self._rest = None
-        if not self._left and not self._ended:
-            self._load.gathered(max(0.0, loop.time() - due))
+            self._is_collecting = False
+        if not self._has_left and not self._has_ended:
+            self._pacing.add_lateness(max(0.0, loop.time() - due))
 
-    def _rise(self) -> None:
-        if self._rest is not None and not self._rest.done():
-            self._rest.set_result(None)
-
-    def _settled(self) -> bool:
-        """Whether all replies are there, or an error instead."""
-        done = [task for task in self._tasks if task.done()]
-        return bool(done) and (len(done) == len(self._tasks) or self._asking.failed)
-
-    def _error(self) -> Refused | None:
-        """Why there is no reply. Raises what is no refusal."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                error = task.exception()
-                if isinstance(error, Refused):
-                    return error
-                if error is not None:
-                    raise error
-        return None
-
-    async def _send_error(self, refused: Refused) -> None:
-        await refuse(self._send, refused, self._dialect.error(refused, self._request_id))
-
-    async def _write_whole(self) -> None:
-        while not self._settled() and not self._left:
-            self._news.clear()
-            await self._news.wait()
-        if self._left:
+    async def _send_whole(self, call: InflightCall, session: Session) -> None:
+        while not self._has_left and not call.is_settled:
+            self._has_news = False
+            await self._wait_for_news()
+        if self._has_left:
             return
-        refused = self._error()
-        told: Mapping[str, Any] = {}
+        answer: Mapping[str, Any] = {}
+        refused = call.find_refusal()
         if refused is None:
             try:
-                told = self._dialect.reply(self._asking.asked, [task.result() for task in self._tasks])
+                answer = self._dialect.format_reply(call.request, call.replies)
             except Refused as error:  # a chat engine's reply that this dialect has no form for
                 refused = error
         if refused is not None:
-            self._note(refused)
-            await self._send_error(refused)
-        else:
-            self._count_delivery()
-            await answer(self._send, 200, told)
-        self.delivered = not self._left
+            self._note_refusal(refused, call, session)
+            await self._refuse(refused)
+            return
+        self._count_delivery(call)
+        await self._send_json(200, answer)
 
-    async def _write_events(self) -> None:
-        """Events as they come; until the first, an error still gets its own status."""
-        asking = self._asking
-        writer = self._dialect.writer(asking.asked)
-        readers = [Reader(reply, self._news.set) for reply in asking.replies]
+    async def _send_events(self, call: InflightCall, session: Session) -> None:
+        """Send events as they come. Until the first one, an error still gets its own status."""
+        writer = self._dialect.build_writer(call.request)
+        readers = [ReplyReader(reply, self._add_news) for reply in call.replies]
         begun, ended = [False] * len(readers), [False] * len(readers)
-        started = False
         try:
-            while not self._left:
-                self._news.clear()
-                self._ended = False
-                settled = self._settled()  # the end of a reply goes out with the last of its tokens
+            while not self._has_left:
+                self._has_news = self._has_ended = False
+                is_settled = call.is_settled  # the end of a reply is sent with the last of its tokens
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
-                    pieces, turn = reader.read(), None
-                    if not ended[choice]:
-                        turn = reader.reply.turn
-                        ended[choice] = turn is not None
-                    if not begun[choice] and (pieces or turn is not None):
+                    chunks, reply = reader.read_chunks(), reader.reply
+                    ends = not ended[choice] and reply.is_complete
+                    if not begun[choice] and (chunks or ends):
                         begun[choice] = True
-                        events.append(writer.start(choice))
-                    events += [writer.piece(choice, piece) for piece in pieces]
-                    if turn is not None:
-                        events.append(writer.end(choice, turn))
-                if settled:
-                    refused = self._error()
+                        events.append(writer.begin_reply(choice))
+                    events += [writer.write_chunk(choice, chunk) for chunk in chunks]
+                    if ends:
+                        ended[choice] = True
+                        events.append(writer.end_reply(choice, reply))
+                if is_settled:
+                    refused = call.find_refusal()
                     if refused is None:
-                        self._count_delivery()
+                        self._count_delivery(call)
+                        events.append(writer.close(call.replies))
                     else:
-                        self._note(refused)
-                    if refused is not None and not started and not events:
-                        await self._send_error(refused)
-                        break
-                    turns = [] if refused else [task.result() for task in self._tasks]
-                    events.append(writer.error(refused) if refused else writer.close(turns))
+                        self._note_refusal(refused, call, session)
+                        if not self.has_started and not events:
+                            await self._refuse(refused)
+                            return
+                        events.append(writer.fail(refused))
                 data = b"".join(events)
-                if data and not started:
-                    started = True
-                    await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
                 if data:
-                    await self._send({"type": "http.response.body", "body": data, "more_body": not settled})
-                if settled:
-                    break
-                if data and (breath := self._load.breath):
-                    await self._gather(breath)
-                await self._news.wait()
+                    if not self.has_started:
+                        await self._send_head(200, [*_EVENT_STREAM, *self._id_headers])
+                    await self._send({"type": "http.response.body", "body": data, "more_body": not is_settled})
+                if is_settled:
+                    return
+                if data and (seconds := self._pacing.flush_interval):
+                    await self._collect(seconds)
+                await self._wait_for_news()
         finally:
             for reader in readers:
                 reader.close()
-        self.delivered = not self._left
+
+    def _note_refusal(self, refused: Refused, call: InflightCall, session: Session) -> None:
+        """Note that the request is answered with an error, whichever of its replies ended last."""
+        call.refusal = refused
+        session.note_refusal(refused, is_last=True)
+
+    async def _refuse(self, refused: Refused) -> None:
+        body = self._dialect.format_error(refused, self._request_id)
+        await self._send_json(refused.status, body, list_refusal_headers(refused))
+
+    async def _send_json(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
+        content = _ENCODE(body).encode()
+        length = (b"content-length", str(len(content)).encode())
+        await self._send_head(status, [_JSON, length, *headers, *self._id_headers])
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def _send_head(self, status: int, headers: Headers) -> None:
+        self.has_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def answer(
-    send: Send, status: int, body: Mapping[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
+def add_request_id(message: Any, request_id: str) -> Any:
+    """Return an ASGI message; the head of an answer gets the request's id."""
+    if message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [*message["headers"], *_build_id_headers(request_id)]}
+
+
+def _build_id_headers(request_id: str) -> Headers:
+    encoded = request_id.encode()
+    return ((b"request-id", encoded), (b"x-request-id", encoded))  # Anthropic's and OpenAI's
+
+
+async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
     """Send a JSON object."""
     content = _ENCODE(body).encode()
-    told = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    head = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
-async def refuse(
-    send: Send, refused: Refused, body: Mapping[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
-    """Send an error."""
-    later = refused.retry_after
-    told = [*headers] if later is None else [*headers, (b"retry-after", str(later).encode())]
-    told += [NO_RETRY] if refused.final else []
-    await answer(send, refused.status, body, tuple(told))
+async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:
+    """Send an error; `headers` come before those of the refusal."""
+    await send_json(send, refused.status, body, [*headers, *list_refusal_headers(refused)])
 
 
-async def cut_off(scope: Scope, send: Send, error: Callable[[Refused], Mapping[str, Any]]) -> None:
-    """The server ends before a request of a connection has all of its reply: its client is told to come again, by an
-    `error` in its own dialect, or finds its stream broken off."""
+def list_refusal_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell clients whether and when to retry."""
+    headers: list[tuple[bytes, bytes]] = []
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", str(refused.retry_after).encode()))
+    if refused.final:
+        headers.append(NO_RETRY_HEADER)
+    return headers
+
+
+async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refused], Mapping[str, Any]]) -> None:
+    """Answer a request that the server's end interrupts: the client is told to retry, or finds its stream broken."""
     peer = peer_of(scope)
     if peer is not None and peer.begun:
         await break_off(scope)
         return
     ended = Refused("The server was ended.", status=503, code="ended", retry_after=1)
-    await refuse(send, ended, error(ended))
+    await send_refusal(send, ended, build_error(ended))
 
 
 async def break_off(scope: Scope) -> None:
-    """Close the client's connection: an end of its stream without the mark."""
+    """Close the client's connection: its stream ends without the final mark."""
     peer = peer_of(scope)
     if peer is not None:
         peer.transport.abort()
-        await asyncio.sleep(0)  # uvicorn hears of it, and does not complain of a reply that has no end
+        await asyncio.sleep(0)  # uvicorn notices, and does not complain of a reply without an end
 
 
-async def request_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """The request's body; None if the client left meanwhile. Raises Refused."""
+async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+    """Return the request's body; None if the client left meanwhile. Raises Refused."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY:
-        raise _too_large()
+        raise _build_too_large()
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    body = message.get("body", b"")
+    if not message.get("more_body", False) and len(body) <= min(LONG_BYTES, MAX_BODY) and peer_of(scope) is None:
+        return bytes(body)  # from this process, and complete
     parts: list[bytes] = []
     size = 0
     with Held(scope) as held:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
+        while message["type"] != "http.disconnect":
             part = message.get("body", b"")
             size += len(part)
             if size > MAX_BODY:
-                raise _too_large()
+                raise _build_too_large()
             held.add(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return await asyncio.to_thread(b"".join, parts) if size > LONG_BYTES else b"".join(parts)
+            message = await receive()
+    return None
 
 
-def _too_large() -> Refused:
+def _build_too_large() -> Refused:
     return Refused(f"The request's body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _decode_object(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object. Raises Refused."""
     try:
         value = load_json(body, partial(decode_json, decode=_DECODE))
         if may_hold_surrogates(body):
@@ -411,8 +438,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _asks_for_schema(body: Mapping[str, Any]) -> bool:
-    """True if a schema of the request is to be checked: that of its reply, or of a strict tool."""
+def _has_schema(body: Mapping[str, Any]) -> bool:
+    """Return True if a schema of the request is to be checked: that of its reply, or of a strict tool."""
     if any(body.get(name) for name in _SCHEMA_FIELDS):
         return True
     tools = body.get("tools")
@@ -423,6 +450,6 @@ def _asks_for_schema(body: Mapping[str, Any]) -> bool:
     )
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 
 PEER = "ajet.peer"
 """In a scope's state: the connection that the request came by. Absent in this process's own transport."""

@@ -1,143 +1,194 @@
-"""Reply: one turn's reply while it is made, and whoever reads it.
+"""Reply: one reply while it is sampled and afterwards, and its readers.
 
-Invariant: a reader hears the whole reply from its beginning whenever it comes, in pieces that add up to the message;
-no reader holds up the engine. What the engine is ahead of the readers goes to them in one piece when the gateway is
-busy, chunk by chunk otherwise. All of it on the gateway's loop.
+Invariant: a reader receives the whole reply from its beginning whenever it comes, in chunks that add up to the message;
+no reader holds up the engine. If the gateway is busy, all that the engine is ahead of the readers goes to them in one
+chunk. Everything here runs on the gateway's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ajet.engine.contract import DrawKey, Sampling
-from ajet.gateway.capture import Entry, Sampled
-from ajet.gateway.tool_call_ids import call_ids
-from ajet.gateway.turn import Piece, Turn, TurnRequest
-from ajet.schema.call import FinishReason
+import numpy as np
+
+from ajet.engine.contract import TokenRequest
+from ajet.gateway.request import ParsedRequest
+from ajet.schema.call import Call, FinishReason, VersionRun
 from ajet.tokens import Rendered
 from ajet.tokens.parsing import Delta
 from ajet.tokens.stream import ReplyStream
 
+TopLogprobs = Sequence[list[tuple[int, float]]]
+"""For each token the most likely ones, as (id, log-probability at temperature 1)."""
+
+
+@dataclass(slots=True)
+class ReplyChunk:
+    """The next part of a reply, for streaming. `ids`, `logprobs` (temperature 1) and `top` align; they may be ahead of
+    `deltas` or behind them, since deltas wait for complete characters and tags."""
+
+    deltas: list[Delta]
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    top: TopLogprobs = ()
+    prompt_tokens: int = 0
+    """Tokens of the prompt; 0 for a chat engine, whose tokens are unknown here."""
+
 
 @dataclass(slots=True, eq=False)
-class Draft:
-    """A token engine's reply to one prompt: what was sampled, and how it reads."""
-
-    entry: Entry
-    prompt: Rendered
-    stream: ReplyStream
-    sampling: Sampling
-    draw: DrawKey
-    images: tuple[str, ...] = ()
-    """The prompt's, as data: URLs."""
-    sampled: Sampled = field(default_factory=Sampled)
-    finish: FinishReason | None = None
-    """What the engine ended it with; None while there may be more."""
-    begun: int = 0
-    """How often sampling was begun: more than once where a client left and came back."""
-
-    def catch_up(self) -> None:
-        """Read what was sampled and not read yet."""
-        self.stream.feed(self.sampled.ids[self.stream.kept :])
-
-
 class Reply:
-    """One reply. Its maker shows it (`show` a draft, or `tell` deltas) and calls `news`; readers are `Reader`s."""
+    """One reply to a request. A draw is one attempt to sample it: there is a second one if the first is rejected."""
 
-    def __init__(self, request: TurnRequest, *, streamed: bool = False) -> None:
-        self.request, self.streamed = request, streamed
-        self.task: asyncio.Task[Turn] | None = None
-        """Makes it; None before."""
-        self.left = False
-        """Its making was cancelled because nobody waited for it any more."""
-        self.entry: Entry | None = None
-        """Of its call; None before there is one."""
-        self.draft: Draft | None = None
-        """What may be gone on with when the client comes back."""
-        self.rejected = 0
-        """Drafts that were not what the client asked for."""
-        self.shown: Draft | None = None
-        self.told: list[Delta] = []
-        self.marks: list[tuple[int, int]] = []
-        """(deltas, ids) at the ends of chunks."""
-        self.listeners: list[Callable[[], None]] = []
-        self._heard = True
-        """Somebody has read since the last news."""
+    request: ParsedRequest
+    task: asyncio.Task[None] | None = None
+    """Makes the reply; None before the first client has joined."""
+    is_abandoned: bool = False
+    """True if the task was cancelled because no client waited for the reply."""
+    has_place: bool = False
+    """True while the reply is counted against the limit of calls."""
+    call: Call | None = None
+    """The record of the current draw; None before there is one."""
+    rejections: int = 0
+    """Draws that did not satisfy the request."""
+
+    # The current draw of a token engine.
+    token_request: TokenRequest | None = None
+    """The first request of the draw; None if a new draw must begin."""
+    prompt: Rendered | None = None
+    stream: ReplyStream | None = None
+    """Parses the sampled ids; None for a chat engine."""
+    engine_requests: int = 0
+    """Requests that the engine has got for this draw: more than one if the client left and came back."""
+    engine_finish: FinishReason | None = None
+    """The finish reason of the engine; None while it may sample more."""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    unit_logprobs: list[float] = field(default_factory=list)
+    """At temperature 1, as clients are told them."""
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    versions: list[VersionRun] = field(default_factory=list)
+
+    # What readers may see.
+    is_readable: bool = False
+    """False while the reply may still be rejected."""
+    deltas: list[Delta] = field(default_factory=list)
+    """Of a chat engine; those of a token engine are in `stream`."""
+    chunk_ends: list[tuple[int, int]] = field(default_factory=list)
+    """(deltas, ids) at the ends of chunks that are sent separately."""
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    has_news: bool = False
+    """True if the listeners were notified and none has read since."""
+
+    # The complete reply.
+    message: dict[str, Any] | None = None
+    """OpenAI's shape, tool calls with ids; None until the reply is complete."""
+    finish: FinishReason = "stop"
+    prompt_tokens: int | None = None
+    """None, as for `completion_tokens`: the server of a chat engine did not count them."""
+    completion_tokens: int | None = None
+    stopped: str | None = None
+    """The stop string that ended the reply."""
 
     @property
-    def turn(self) -> Turn | None:
-        """The finished turn; None while it is made, and where it failed."""
+    def is_complete(self) -> bool:
+        """True if the whole reply is there and its task has ended without an error."""
         task = self.task
-        made = task is not None and task.done() and not task.cancelled() and task.exception() is None
-        return task.result() if task is not None and made else None
+        return (
+            self.message is not None
+            and task is not None
+            and task.done()
+            and not task.cancelled()
+            and task.exception() is None
+        )
 
-    def show(self, draft: Draft) -> None:
-        """This is the reply; readers may hear it."""
-        self.shown = draft
+    def begin_draw(self, call: Call, prompt: Rendered, stream: ReplyStream, token_request: TokenRequest) -> None:
+        """Start a new draw, without tokens."""
+        self.call, self.prompt, self.stream, self.token_request = call, prompt, stream, token_request
+        self.engine_requests, self.engine_finish = 0, None
+        self.ids, self.logprobs, self.unit_logprobs, self.top, self.versions = [], [], [], [], []
 
-    def tell(self, piece: Piece) -> None:
-        """A chat engine's piece."""
-        self.told += piece.deltas
-        self.marks.append((len(self.told), 0))
-        self.news()
+    def add_deltas(self, deltas: Sequence[Delta]) -> None:
+        """Add the next part of a chat engine's reply."""
+        self.deltas += deltas
+        self.chunk_ends.append((len(self.deltas), 0))
+        self.notify()
 
-    def news(self) -> None:
-        """There is more, or an end: once for all that comes before somebody reads."""
-        if self._heard:
-            self._heard = False
+    def notify(self) -> None:
+        """Tell the listeners that there is more; once until one of them reads."""
+        if not self.has_news:
+            self.has_news = True
             for listen in self.listeners:
                 listen()
 
-    def read(self) -> None:
-        """Somebody reads: later news are told again."""
-        self._heard = True
+    def write_tokens(self, call: Call, count: int | None = None) -> None:
+        """Store the first `count` sampled tokens (None: all) in the record."""
+        if count is None:
+            count = len(self.ids)
+        call.response_ids = np.array(self.ids[:count], dtype=np.int32)
+        call.logprobs = np.array(self.logprobs[:count], dtype=np.float32)
+        call.logprobs_unit = np.array(self.unit_logprobs[:count], dtype=np.float32)
+        call.versions = tuple([run for run in self.versions if run.first < count])
 
-    def mark(self) -> None:
-        """A chunk ends here."""
-        if self.shown is not None:
-            self.marks.append((len(self.shown.stream.deltas), self.shown.stream.kept))
 
-
-class Reader:
-    """One client's place in a reply. `listen` is called at every news."""
+class ReplyReader:
+    """The position of one streaming client in a reply."""
 
     def __init__(self, reply: Reply, listen: Callable[[], None]) -> None:
+        """`listen` is called when there is something new to read."""
         self.reply, self._listen = reply, listen
-        self._deltas = self._ids = self._mark = 0
-        self._give_ids: Callable[[list[Delta]], list[Delta]] | None = None
+        self._deltas = self._ids = self._chunk_ends = 0
         reply.listeners.append(listen)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop listening."""
         self.reply.listeners.remove(self._listen)
 
-    def read(self) -> list[Piece]:
-        """The pieces that are new."""
-        reply, draft = self.reply, self.reply.shown
-        reply.read()
-        pieces: list[Piece] = []
-        while self._mark < len(reply.marks):
-            self._piece(pieces, *reply.marks[self._mark])
-            self._mark += 1
-        if draft is not None:
-            if draft.stream.kept < len(draft.sampled.ids):
-                draft.catch_up()
-            self._piece(pieces, len(draft.stream.deltas), draft.stream.kept)
-        return pieces
+    def read_chunks(self) -> list[ReplyChunk]:
+        """Return the chunks that are new."""
+        reply, stream = self.reply, self.reply.stream
+        reply.has_news = False
+        chunks: list[ReplyChunk] = []
+        if stream is None or reply.is_readable:
+            while self._chunk_ends < len(reply.chunk_ends):
+                self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
+                self._chunk_ends += 1
+        if stream is not None and reply.is_readable:
+            if stream.kept < len(reply.ids):
+                stream.feed(reply.ids[stream.kept :])
+            self._add_chunk(chunks, len(stream.deltas), stream.kept)
+        return chunks
 
-    def _piece(self, pieces: list[Piece], deltas: int, ids: int) -> None:
+    def _add_chunk(self, chunks: list[ReplyChunk], deltas: int, ids: int) -> None:
+        """Add what lies between the reader's position and this one, if anything."""
         first, known = self._deltas, self._ids
         if deltas <= first and ids <= known:
             return
         self._deltas, self._ids = deltas, ids
-        draft = self.reply.shown
-        if draft is None:
-            pieces.append(Piece(self.reply.told[first:deltas]))
+        reply = self.reply
+        if reply.stream is None:
+            chunks.append(ReplyChunk(reply.deltas[first:deltas]))
             return
-        if self._give_ids is None:
-            self._give_ids = call_ids(draft.entry.call.index)
-        told, sampled = draft.stream.deltas[first:deltas], draft.sampled
-        new = sampled.ids[known:ids], sampled.logprobs_unit[known:ids], sampled.top[known:ids]
-        pieces.append(Piece(self._give_ids(told), *new, prompt_tokens=len(draft.prompt.ids)))
+        assert reply.call is not None and reply.prompt is not None
+        told = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first:deltas]]
+        tokens = reply.ids[known:ids], reply.unit_logprobs[known:ids], reply.top[known:ids]
+        chunks.append(ReplyChunk(told, *tokens, prompt_tokens=len(reply.prompt.ids)))
+
+
+def _with_call_ids(delta: Delta, call: int) -> Delta:
+    """Return a delta whose tool calls have ids."""
+    if "tool_calls" not in delta:
+        return delta
+    return {"tool_calls": [{"id": tool_call_id(call, each["index"]), **each} for each in delta["tool_calls"]]}
+
+
+def tool_call_id(call: int, position: int) -> str:
+    """Return the id of a tool call, since models sample none.
+
+    Args:
+        call: Index of the model call in its session: ids are unique in a session.
+        position: Number of the tool call in the reply, the same in deltas and in the whole message.
+    """
+    return f"call_{call}_{position}"

@@ -23,16 +23,17 @@ from starlette.routing import BaseRoute
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
-from ajet.gateway.hints import Heard
+from ajet.gateway.context import GatewayAddress, GatewayContext
+from ajet.gateway.ignored_fields import IgnoredFieldLog
+from ajet.gateway.inflight_call import CallLimit
 from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Listener, listen
-from ajet.gateway.running_calls import Inspect, Load
+from ajet.gateway.prompt import RenderThreadPool
 from ajet.gateway.server_thread import start_server
-from ajet.gateway.serving import Reach, Serving
-from ajet.gateway.session import Session
+from ajet.gateway.session import Inspect, Session
+from ajet.gateway.stream_pacing import StreamPacing
 from ajet.gateway.transport import GatewayTransport
-from ajet.gateway.worker_threads import Aside
 from ajet.schema.addresses import own_address
 from ajet.schema.call import Ids
 from ajet.schema.endpoint import Endpoint
@@ -71,7 +72,7 @@ class Gateway:
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
-        self._serving = Serving(
+        self._context = GatewayContext(
             engine,
             renderer,
             max_model_len,
@@ -79,12 +80,13 @@ class Gateway:
             force_disable_toolcalls,
             chat_engine_for,
             keys=Keys(),
-            load=Load(max_calls),
-            aside=Aside(),
-            heard=Heard(),
+            call_limit=CallLimit(max_calls),
+            pacing=StreamPacing(),
+            render_threads=RenderThreadPool(),
+            ignored_fields=IgnoredFieldLog(),
             adapters=adapters or Adapters([]),
         )
-        self.app = build_app(self._serving, opens_later=opens_later)
+        self.app = build_app(self._context, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
         self._limits = limits
@@ -98,12 +100,12 @@ class Gateway:
     @property
     def engine(self) -> TokenEngine | ChatEngine:
         """The engine that answers."""
-        return self._serving.engine
+        return self._context.engine
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
         """The text of sampled ids, special tokens included; None where the engine gives none."""
-        return self._serving.renderer.decode if self._serving.renderer is not None else None
+        return self._context.renderer.decode if self._context.renderer is not None else None
 
     @property
     def base_url(self) -> str:
@@ -113,7 +115,7 @@ class Gateway:
     @property
     def ambient(self) -> Endpoint:
         """Its address with the run's own key, for the environment: see `ajet.workflow.ambient`."""
-        return Endpoint(self._base_url, self._serving.keys.untied)
+        return Endpoint(self._base_url, self._context.keys.untied)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -136,7 +138,7 @@ class Gateway:
         self._server.stop()
         thread.join()
         self._thread = None
-        self._serving.aside.close()
+        self._context.render_threads.close()
 
     def open(
         self,
@@ -156,8 +158,8 @@ class Gateway:
         each with the adapter that answers to it (None: none), rather than one for each agent. `began`: when the episode
         did, in seconds since the epoch (None: now): a template that writes a date writes that day's. Thread-safe."""
         return Session(
-            self._serving,
-            Reach(self._base_url, self.transport, self.on_loop),
+            self._context,
+            GatewayAddress(self._base_url, self.transport, self.on_loop),
             episode,
             key=key,
             sampling=sampling,
@@ -171,7 +173,7 @@ class Gateway:
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
         """Have a key that somebody chose open `session`, in place of the one that it opened before. Thread-safe."""
-        self._serving.keys.admit(secret, Grant(session, agent, agent, None))
+        self._context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's loop, from any thread. Raises RuntimeError where that has ended."""

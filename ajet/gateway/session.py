@@ -1,15 +1,16 @@
-"""Session: one episode's conversation with its models.
+"""Session: one episode at the gateway: its keys, its calls, and how each of them ends in its record.
 
-Invariants: a reply's ids are the engine's, recorded whatever becomes of the client; a request that extends an earlier
-call does so with that call's exact ids, otherwise it forks with a reason; the policy's own sampling rules over a
-client's wishes wherever a call trains. Everything but `__call__` and `close` runs on the gateway's loop.
+Invariants: the run's sampling settings replace a client's wherever a call is trained; a call is settled exactly once,
+whatever ended it: its end, its client's leaving, its engine's failure, its episode's end. Everything except `__call__`,
+`add_tool_use` and `close` runs on the gateway's loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import date
 from typing import Any, cast
@@ -17,21 +18,31 @@ from typing import Any, cast
 from loguru import logger
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
-from ajet.gateway.capture import Capture
+from ajet.gateway.chat_relay import relay_chat
+from ajet.gateway.context import GatewayAddress, GatewayContext
+from ajet.gateway.inflight_call import (
+    ENGINE_FAILED,
+    EPISODE_ENDED,
+    NO_RETRY,
+    InflightCall,
+    InflightCalls,
+    RetryHint,
+)
 from ajet.gateway.keys import Grant
-from ajet.gateway.proxy import chat_turn
+from ajet.gateway.recorder import CLIENT_LEFT, Capture, Recorder, build_ended_error
 from ajet.gateway.reply import Reply
-from ajet.gateway.retries import Askings
-from ajet.gateway.running_calls import Inspect, RunningCalls
-from ajet.gateway.serving import Reach, Serving
-from ajet.gateway.token_turn import TokenTurns
-from ajet.gateway.turn import Refused, Turn, TurnRequest
+from ajet.gateway.request import ParsedRequest, Refused
+from ajet.gateway.token_sampler import TokenSampler
 from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
+from ajet.schema.call import Call, FinishReason
 from ajet.schema.endpoint import Endpoint
+from ajet.schema.errors import EngineFailure, EngineHangs
 from ajet.schema.tool_use import ToolUse
 
-MOST_REFUSALS = 8
-"""Different ones that are kept of an episode."""
+Inspect = Callable[[Call, dict[str, Any]], list[str]]
+"""Returns the names of the abnormal-output checks that a reply fires."""
+MAX_REFUSALS = 8
+"""Different refusals that are stored of an episode."""
 
 
 class Session:
@@ -39,8 +50,8 @@ class Session:
 
     def __init__(
         self,
-        serving: Serving,
-        reach: Reach,
+        context: GatewayContext,
+        address: GatewayAddress,
         episode: str,
         *,
         key: tuple[int, int, int],
@@ -54,206 +65,273 @@ class Session:
     ) -> None:
         self.episode, self.model_name = episode, model_name
         self.models = dict(models or {})
-        """Names that clients may ask for, and the adapter that answers to each; empty: whatever they ask for, each
-        agent has its own."""
+        """Names that clients may ask for, and the adapter of each; empty: any name, and each agent has its own
+        adapter."""
         self.kept: dict[str, Any] = {}
         """What dialects remember of this episode; see `Caller.kept`."""
-        self._serving, self._reach = serving, reach
-        self.askings = Askings()
-        """What its clients asked for and have not got yet."""
-        self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, serving.max_response_tokens))
-        self._trainable = None if trainable is None else frozenset(trainable)
-        self.load = serving.load
+        self.inflight = InflightCalls()
         self.requests = 0
-        """That have found it by their keys and are not answered to the end."""
-        self._ledger = RunningCalls(serving.load, inspect, terminate_on_inspect)
-        self._tokens: TokenTurns | None = None
-        if serving.samples_tokens:
-            assert serving.renderer is not None, "a token engine needs a renderer"
-            self._tokens = TokenTurns(
-                self._ledger,
-                cast(TokenEngine, serving.engine),
-                serving.renderer.on_day(date.fromtimestamp(began)),
-                serving.aside,
-                serving.heard,
+        """Requests with a key of this session that are not answered to their end."""
+        self._context, self._address = context, address
+        self._recorder = Recorder()
+        self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, context.max_response_tokens))
+        self._trainable = None if trainable is None else frozenset(trainable)
+        self._inspect, self._terminate_on_inspect = inspect, terminate_on_inspect
+        self._sampler: TokenSampler | None = None
+        if context.samples_tokens:
+            assert context.renderer is not None, "a token engine needs a renderer"
+            self._sampler = TokenSampler(
+                cast(TokenEngine, context.engine),
+                context.renderer.on_day(date.fromtimestamp(began)),
+                self._recorder,
+                context.render_threads,
+                context.ignored_fields,
+                context.pacing,
                 key=key,
                 sampling=self._sampling,
-                max_model_len=serving.max_model_len,
+                max_model_len=context.max_model_len,
             )
         self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
         self._lock = threading.Lock()
-        self._room_for_uses = IN_ALL
-        self._left_out = self._settled = False
+        self._tool_use_room = IN_ALL
+        self._has_dropped_uses = self._is_settled = False
         self._on_use: Callable[[ToolUse], None] | None = None
 
     @property
     def closed(self) -> bool:
         """True once the episode has ended: its keys are dead."""
-        return self._ledger.closed
+        return self._recorder.is_closed
+
+    @property
+    def recorder(self) -> Recorder:
+        """The record of its calls."""
+        return self._recorder
 
     @property
     def calls(self) -> int:
-        """The number of calls asked so far."""
-        return len(self._ledger.recorder.capture.calls)
+        """The number of calls so far."""
+        return len(self._recorder.capture.calls)
 
     @property
     def idle(self) -> bool:
-        """No call is under way, and no request that may become one: a body takes its time to come."""
-        return not self.requests and self._ledger.idle
+        """True if no request is being answered, or still arriving."""
+        return not self.requests
 
     @property
     def last_call(self) -> float:
-        """When a call was last under way, by the monotonic clock: now while one is, or comes, minus infinity before
-        the first."""
-        return self._ledger.recorder.settled_at if self.idle else time.monotonic()
+        """When a call ended last, by the monotonic clock: now while one is under way, minus infinity before the
+        first."""
+        return self._recorder.settled_at if self.idle else time.monotonic()
 
     def context_full(self) -> bool:
-        """See schema.Endpoints. From any thread."""
-        capture = self._ledger.recorder.capture
+        """Return True if the model's context was exhausted; see schema.Endpoints. Thread-safe."""
+        capture, limit = self._recorder.capture, self._context.max_model_len
         if any(code == "context_length_exceeded" for code, _ in capture.refusals):
             return True
-        room = self._serving.max_model_len
         ends = ((call, call.prefix + len(call.suffix_ids) + len(call.response_ids)) for call in list(capture.calls))
-        return any(call.finish == "length" and length >= room for call, length in ends)
+        return any(call.finish == "length" and length >= limit for call, length in ends)
 
     def watch_uses(self, on_use: Callable[[ToolUse], None]) -> None:
-        """Have each use of a tool told, once it is kept."""
+        """Call `on_use` for each use of a tool, once it is stored."""
         self._on_use = on_use
 
     def tool_used(self, use: ToolUse) -> None:
-        """See schema.Endpoints. From any thread."""
-        capture = self._ledger.recorder.capture
+        """Store a use of a tool; see schema.Endpoints. Thread-safe."""
+        capture = self._recorder.capture
         with self._lock:
             if self.closed:
                 return
             if len(capture.tool_uses) < MOST_USES:
                 before = capture.tool_uses[-1].chain if capture.tool_uses else ""
-                use = kept(use, self._room_for_uses)
+                use = kept(use, self._tool_use_room)
                 use = replace(use, chain=chained(before, use))
-                self._room_for_uses -= size_of(use)
+                self._tool_use_room -= size_of(use)
                 capture.tool_uses.append(use)
                 if self._on_use is not None:
                     self._on_use(use)
                 return
-        if not self._left_out:
-            self._left_out = True
+        if not self._has_dropped_uses:
+            self._has_dropped_uses = True
             logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
 
-    def note(self, refused: Refused, *, answered: bool = True) -> None:
-        """A request of this episode was refused; so many are kept as say what goes wrong. `answered` False: calls were
-        made for it, and it is the last request, even if one of them ended after the failure."""
-        capture = self._ledger.recorder.capture
-        if not answered:
+    def note_refusal(self, refused: Refused, *, is_last: bool = False) -> None:
+        """Store why a request was refused, the first few different reasons of an episode.
+
+        Args:
+            is_last: Calls were made for it, so that it is the last request even if one of them ended after the failure.
+        """
+        capture = self._recorder.capture
+        if is_last:
             capture.refused = refused.code
-        kept, told = capture.refusals, (refused.code, str(refused))
+        refusals, noted = capture.refusals, (refused.code, str(refused))
         capture.unanswered = str(refused)
-        if len(kept) < MOST_REFUSALS and told not in kept:
-            kept.append(told)
+        if len(refusals) < MAX_REFUSALS and noted not in refusals:
+            refusals.append(noted)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """The endpoint of one agent; see schema.Endpoints."""
+        """Return the endpoint of one agent; see schema.Endpoints. Thread-safe."""
         wanted = (agent_name, target_tag, debug_model)
         with self._lock:
             endpoint = self._endpoints.get(wanted)
             if endpoint is None:
                 if self.closed:
-                    raise Refused("this episode has ended", status=410, code="episode_finished")
-                secret = self._serving.keys.grant(Grant(self, *wanted))
+                    raise build_ended_error()
+                secret = self._context.keys.grant(Grant(self, *wanted))
                 endpoint = self._endpoints[wanted] = Endpoint(
-                    self._reach.base_url, secret, self.model_name, self._reach.transport
+                    self._address.base_url, secret, self.model_name, self._address.transport
                 )
             return endpoint
 
-    async def make(self, reply: Reply) -> Turn:
-        """Make a reply, or go on with it where its client left and came back. Raises Refused. Cancelling it frees the
-        engine."""
-        self._ledger.load.refuse_more()
-        capture = self._ledger.recorder.capture
-        try:
-            turn = await self._make(reply)
-        except Refused as refused:
-            capture.refused = refused.code
-            self.note(refused)
-            raise
-        capture.refused, capture.unanswered = None, ""
-        return turn
-
-    async def _make(self, reply: Reply) -> Turn:
-        request, engine, samples_tokens, own = self._route(reply.request)
-        target = request.target or request.agent
-        if samples_tokens and self._tokens is not None:
-            return await self._tokens.make(reply, request, target, own, self._adapter(request, target, own))
-        return await chat_turn(
-            reply, request, target, cast(ChatEngine, engine), self._ledger, self._sampling, self._serving.heard
+    def start_call(self, request: ParsedRequest, *, digest: bytes = b"", hint: RetryHint = NO_RETRY) -> InflightCall:
+        """Start the replies to a request; its client has joined. Raises Refused if the gateway has too many calls."""
+        call = InflightCall(
+            request, self._context.call_limit, self._make_reply, self._check_prompts, digest=digest, hint=hint
         )
+        call.join()
+        self.inflight.add(call)
+        return call
 
-    async def check(self, requests: Sequence[TurnRequest]) -> None:
-        """Refuse all of these where one cannot be made. Raises Refused, which says which. Nothing is recorded."""
-        for at, asked in enumerate(requests):
-            request, _, samples_tokens, own = self._route(asked)
-            if samples_tokens and self._tokens is not None:
-                try:
-                    self._adapter(request, request.target or request.agent, own)
-                    await self._tokens.check(request, own)
-                except Refused as refused:
-                    self._ledger.recorder.capture.refused = refused.code
-                    self.note(refused)
-                    raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
-
-    async def count(self, request: TurnRequest) -> int:
-        """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
-        request, _, samples_tokens, _ = self._route(request)
-        if not samples_tokens or self._tokens is None:
+    async def count_tokens(self, request: ParsedRequest) -> int:
+        """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
+        request, engine, _ = self._route(request)
+        if engine is not None or self._sampler is None:
             raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
-        return await self._tokens.count(request)
+        return await self._sampler.count_tokens(request)
 
-    def _route(self, request: TurnRequest) -> tuple[TurnRequest, TokenEngine | ChatEngine, bool, bool]:
-        """(the request, who answers it, whether in tokens, whether it trains)."""
-        self._ledger.refuse_ended()
-        own = self._trainable is None or (request.target or request.agent) in self._trainable
-        engine, samples_tokens = self._serving.engine, self._serving.samples_tokens
-        if not own and request.debug_model and self._serving.chat_engine_for is not None:
-            engine, samples_tokens = self._serving.chat_engine_for(request.debug_model), False
-        if self._serving.force_disable_toolcalls and request.tools:
+    def close(self) -> Capture:
+        """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""
+        with self._lock:
+            self._recorder.is_closed = True
+            self._context.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
+        self._address.run_on_loop(self._settle_all)
+        return self._recorder.capture
+
+    async def _make_reply(self, reply: Reply) -> None:
+        """Make a reply, or the rest of it if its client came back, and settle its call however it ends. Raises
+        Refused."""
+        capture = self._recorder.capture
+        try:
+            reply.request, engine, trained = self._route(reply.request)
+            target = reply.request.target or reply.request.agent
+            if engine is None and self._sampler is not None:
+                adapter = self._find_adapter(reply.request, target, trained)
+                await self._sampler.sample(reply, target=target, trained=trained, adapter=adapter)
+            else:
+                await relay_chat(
+                    reply,
+                    target,
+                    cast(ChatEngine, engine),
+                    self._recorder,
+                    self._sampling,
+                    self._context.ignored_fields,
+                )
+        except asyncio.CancelledError:
+            self._settle_failed(reply, "aborted", CLIENT_LEFT)
+            if self.closed:
+                error = build_ended_error()
+                self._note_failed(error)
+                raise error from None
+            raise
+        except EngineFailure as failure:
+            capture.may_engine_recover = failure.retryable
+            self._settle_failed(reply, "error", str(failure))
+            error = _build_engine_error(failure)
+            self._note_failed(error)
+            raise error from failure
+        except Refused as refused:
+            self._note_failed(refused)
+            raise
+        except BaseException:
+            self._settle_failed(reply, "error", "ajet: an unexpected error in the engine")
+            raise
+        assert reply.call is not None and reply.message is not None
+        if self._inspect is not None:
+            fired = self._inspect(reply.call, reply.message)
+            if fired:
+                self._recorder.add_checks(reply.call, fired)
+                if self._terminate_on_inspect:
+                    capture.terminated = fired[0]
+        capture.refused, capture.unanswered = None, ""
+
+    async def _check_prompts(self, request: ParsedRequest) -> None:
+        """Raise Refused, which says which, if one of several prompts cannot be answered. Nothing is recorded."""
+        count = len(request.prompts)
+        for at in range(count):
+            choice, engine, trained = self._route(request.build_choice(at * request.replies_per_prompt))
+            if engine is None and self._sampler is not None:
+                try:
+                    self._find_adapter(choice, choice.target or choice.agent, trained)
+                    await self._sampler.check(choice, trained=trained)
+                except Refused as refused:
+                    self._note_failed(refused)
+                    raise refused.within(f"prompt {at} of {count} (from 0)") from refused
+
+    def _route(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
+        """Return the request as it is answered, the chat engine that answers it (None: the token engine), and whether
+        its call is trained. Raises Refused if the episode has ended."""
+        self._recorder.refuse_ended()
+        context = self._context
+        trained = self._trainable is None or (request.target or request.agent) in self._trainable
+        engine = None if context.samples_tokens else cast(ChatEngine, context.engine)
+        if not trained and request.debug_model and context.chat_engine_for is not None:
+            engine = context.chat_engine_for(request.debug_model)
+        if context.force_disable_toolcalls and request.tools:
             request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
-        return request, engine, samples_tokens, own
+        return request, engine, trained
 
-    def _adapter(self, request: TurnRequest, target: str, own: bool) -> str | None:
-        """Which of several adapters answers. Raises Refused for a model that there is not, and where what is to be
-        trained has none."""
+    def _find_adapter(self, request: ParsedRequest, target: str, trained: bool) -> str | None:
+        """Return the adapter that answers. Raises Refused for an unknown model, and if a trained agent has none."""
         if self.models:
-            asked = str(request.notes.get("model") or self.model_name)
-            if asked not in self.models:
+            model = str(request.notes.get("model") or self.model_name)
+            if model not in self.models:
                 raise Refused(
-                    f"The model {asked[:64]!r} does not exist; there are {', '.join(self.models)}.",
+                    f"The model {model[:64]!r} does not exist; there are {', '.join(self.models)}.",
                     status=404,
                     code="model_not_found",
                     param="model",
                 )
-            return self.models[asked]
-        found = self._serving.adapters.of(request.agent, target)
-        if found is None and own and self._serving.adapters:
+            return self.models[model]
+        adapters = self._context.adapters
+        found = adapters.of(request.agent, target)
+        if found is None and trained and adapters:
             raise Refused(
                 f"The agent {request.agent!r} (target {target!r}) is to be trained and has no adapter; there are "
-                f"{', '.join(self._serving.adapters.names)}. Name it under ajet.trainer_common.lora.adapters (or in "
+                f"{', '.join(adapters.names)}. Name it under ajet.trainer_common.lora.adapters (or in "
                 "the `agents` of one), or leave it out of the workflow's trainable_targets: it then has the model "
                 "without adapters.",
                 code="no_adapter",
             )
         return found
 
-    def close(self) -> Capture:
-        """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""
-        with self._lock:
-            self._ledger.closed = True
-            self._serving.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
-        self._reach.on_loop(self._end)
-        return self._ledger.recorder.capture
+    def _note_failed(self, refused: Refused) -> None:
+        self._recorder.capture.refused = refused.code
+        self.note_refusal(refused)
 
-    def _end(self) -> None:
-        """Settle every call, once: after that the capture belongs to the caller."""
-        if not self._settled:
-            self._settled = True
-            self._ledger.abort_all()
-            for lost in self.askings.list_lost():
-                self._ledger.recorder.mark_lost(*lost)
+    def _settle_failed(self, reply: Reply, finish: FinishReason, error: str) -> None:
+        """Record a call that did not end by itself, with the tokens that were sampled by then."""
+        call = reply.call
+        if call is not None and not self._recorder.is_settled(call):
+            reply.write_tokens(call)
+            self._recorder.settle(call, finish, error=error)
+
+    def _settle_all(self) -> None:
+        """Settle every call, once: after that the capture belongs to the caller of `close`."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        for inflight in self.inflight.list_open():
+            for reply in inflight.replies:
+                call, task = reply.call, reply.task
+                if call is not None and task is not None and not task.done() and not self._recorder.is_settled(call):
+                    self._settle_failed(reply, "aborted", EPISODE_ENDED)
+                    task.cancel()
+        for lost in self.inflight.list_lost():
+            self._recorder.mark_lost(*lost)
+
+
+def _build_engine_error(failure: EngineFailure) -> Refused:
+    """Return the refusal of a request whose engine failed. A client that retried a server which hangs would wait as
+    long again: whether to do so is decided by the rollout."""
+    if isinstance(failure, EngineHangs):
+        return Refused(f"the engine failed: {failure}", status=504, code=ENGINE_FAILED, final=True)
+    return Refused(f"the engine failed: {failure}", status=503, code=ENGINE_FAILED, final=not failure.retryable)

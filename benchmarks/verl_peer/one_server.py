@@ -140,13 +140,12 @@ class Ask:
 
     async def _by_gateway(self, at: int) -> int:
         from ajet.engine.contract import Sampling
-        from ajet.gateway import TurnRequest
-        from ajet.gateway.reply import Reply
+        from benchmarks.direct_call import call_model
 
         session = self._gateway.open(
             uuid.uuid4().hex, key=(0, at, 0), sampling=Sampling(self._setting.reply), trainable=None
         )
-        await session.make(Reply(TurnRequest("default", self._messages[at])))
+        await call_model(session, self._messages[at])
         (call,) = session.close().calls
         assert call.suffix_ids.tolist() == self._prompts[at], "both sides ask with the same ids"
         return len(call.response_ids)

@@ -17,8 +17,7 @@ from ajet.engine.vllm.remote import RemoteVllm
 from ajet.environment import chat_model
 from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
 from ajet.environment.loop import tools_loop
-from ajet.gateway import Gateway
-from ajet.gateway.turn import Refused
+from ajet.gateway import Gateway, Refused
 from ajet.record.seldom import Seldom
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model

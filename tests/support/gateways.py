@@ -27,8 +27,8 @@ from starlette.routing import Route
 from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling, TokenEngine
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
-from ajet.gateway import Capture, Gateway, Session, exchange, running_calls, worker_threads
-from ajet.gateway.token_turn import TRIES
+from ajet.gateway import Capture, Gateway, Session, exchange, prompt, stream_pacing
+from ajet.gateway.token_sampler import TRIES
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
@@ -53,7 +53,7 @@ ADD = {
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 2?"}]
-LONG_PROMPT = worker_threads.LONG
+LONG_PROMPT = prompt.LONG_PROMPT
 """Characters from which on a prompt is rendered in a thread of its own."""
 
 
@@ -74,7 +74,7 @@ class EpisodeSession:
     @property
     def calls(self) -> list[Call]:
         """The calls recorded so far."""
-        return self._session._ledger.recorder.capture.calls
+        return self._session.recorder.capture.calls
 
     @property
     def is_idle(self) -> bool:
@@ -84,38 +84,42 @@ class EpisodeSession:
     @property
     def is_sampling(self) -> bool:
         """True if a call is under way."""
-        return not self._session._ledger.idle
+        recorder = self._session.recorder
+        replies = [reply for call in self._session.inflight.list_open() for reply in call.replies]
+        return any(
+            reply.call is not None and reply.has_place and not recorder.is_settled(reply.call) for reply in replies
+        )
 
     @property
     def is_first_call_complete(self) -> bool:
         """True if the first call has its whole reply, whoever has read it."""
-        entries = self._session._ledger.recorder.entries
-        return bool(entries) and entries[0].settled
+        stored = self._session.recorder.stored
+        return bool(stored) and stored[0].is_settled
 
     @property
     def undelivered(self) -> int:
         """The number of requests whose replies nobody has read to the end."""
-        return sum(map(len, self._session.askings._open.values()))
+        return len(self._session.inflight.list_open())
 
     @property
     def readers(self) -> int:
         """The number of clients that wait for those replies."""
-        return sum(asking.readers for asked in self._session.askings._open.values() for asking in asked)
+        return sum(call.clients for call in self._session.inflight.list_open())
 
     @property
     def clients(self) -> int:
         """The number of clients of the whole gateway that are being answered."""
-        return self._session.load.clients
+        return self._gateway.clients
 
     @property
     def calls_under_way(self) -> int:
         """The number of calls of the whole gateway that are under way."""
-        return self._session.load.now
+        return self._gateway.calls_under_way
 
     def stored_text_size(self) -> int:
         """Count the characters that the gateway holds for this episode besides token ids."""
-        entries = self._session._ledger.recorder.entries
-        return sum(len(entry.text) + len(entry.reply_text) for entry in entries)
+        stored = self._session.recorder.stored
+        return sum(len(call.text) + len(call.reply_text) for call in stored)
 
     def stored_responses(self, names: list[str]) -> list[tuple[list[int], int]]:
         """Return of each stored response the identities of its input items in memory, and of its tools."""
@@ -156,6 +160,11 @@ class RunningGateway:
         return host, int(port)
 
     @property
+    def calls_under_way(self) -> int:
+        """The number of calls that are under way."""
+        return self.gateway._context.call_limit.reserved
+
+    @property
     def asgi_app(self) -> Any:
         """The ASGI application, for a server that is not ours."""
         return self.gateway.app
@@ -163,7 +172,7 @@ class RunningGateway:
     @property
     def clients(self) -> int:
         """The number of clients that are being answered."""
-        return self.gateway._serving.load.clients
+        return self.gateway._context.pacing.clients
 
     def open(self, **options: Any) -> EpisodeSession:
         """Open an episode."""
@@ -225,10 +234,18 @@ class GatedRenderer(Renderer):
 
     def render(self, messages: Any, tools: Any = None) -> Any:
         """See Renderer."""
-        if len(messages[0]["content"]) > LONG_PROMPT:
+        self._wait_if_long(messages[0]["content"])
+        return super().render(messages, tools)
+
+    def raw(self, prompt: Any) -> Any:
+        """See Renderer."""
+        self._wait_if_long(prompt)
+        return super().raw(prompt)
+
+    def _wait_if_long(self, text: Any) -> None:
+        if len(text) > LONG_PROMPT:
             self.begun.release()
             assert self.go.wait(60)
-        return super().render(messages, tools)
 
 
 def renderer_of_style(style: str = "qwen25", *, made: Any = None, **options: Any) -> Renderer:
@@ -320,7 +337,7 @@ def limit_bodies(size: int) -> Iterator[None]:
 def gather_stream_events(per_second: int) -> Iterator[None]:
     """Within the block all streams together send `per_second` events, and tokens gather meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running_calls, "_EVENTS", per_second)
+        patch.setattr(stream_pacing, "_EVENTS", per_second)
         yield
 
 
@@ -328,5 +345,5 @@ def gather_stream_events(per_second: int) -> Iterator[None]:
 def render_in_threads(above: int) -> Iterator[None]:
     """Within the block prompts of more than `above` characters are rendered in threads of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_threads, "LONG", above)
+        patch.setattr(prompt, "LONG_PROMPT", above)
         yield

@@ -13,7 +13,7 @@ import pytest
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.gateway.observing import Sessions
-from ajet.gateway.running_calls import RunningCalls
+from ajet.gateway.recorder import Recorder
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.served.deadlines import Deadlines
@@ -45,7 +45,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
 
     session: Any = object.__new__(Session)
     session.requests = 0
-    session._ledger = RunningCalls(SimpleNamespace(), None, False)  # type: ignore[arg-type]
+    session._recorder = Recorder()
     about: Any = SimpleNamespace()
     served = ServedEpisode(about, session, about, about, None, about)
     settings: Any = SimpleNamespace(
@@ -58,7 +58,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
     assert served.quiet < HOUR_S and watched._find_timeout(served) is None
     served.since -= HOUR_S
     assert served.quiet > HOUR_S, "it made no call"
-    session._ledger.recorder.settled_at = time.monotonic()
+    session.recorder.settled_at = time.monotonic()
     assert served.quiet < HOUR_S, "one has ended just now"
 
 

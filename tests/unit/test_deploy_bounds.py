@@ -4,8 +4,8 @@ import pytest
 
 from ajet.commands import deploy, model_card
 from ajet.commands.deploy import Deployment, deployed
+from ajet.gateway import Refused
 from ajet.gateway.dialects.responses.kept import KeptResponses
-from ajet.gateway.turn import Refused
 from ajet.schema.errors import UserError
 
 

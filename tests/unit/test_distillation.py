@@ -19,7 +19,7 @@ from ajet.commands.launchable import refuse_untrainable
 from ajet.config import Experiment
 from ajet.config.schema.algorithm import Teacher
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
-from ajet.gateway.capture import Capture
+from ajet.gateway import Capture
 from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
 from ajet.rollout.attempt import AttemptResult, Identity

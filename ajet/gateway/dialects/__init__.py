@@ -1,4 +1,4 @@
-"""dialects: what clients speak. Each translates its requests into `TurnRequest`s and `Turn`s into its replies.
+"""The client protocols. Each parses its requests into `ParsedRequest`s and formats `Reply`s as its answers.
 
-Invariant: no dialect touches tokens, calls or keys; a field is honoured, or harmless, or refused by name.
+Invariant: no dialect touches tokens, calls or keys; a field is honoured, harmless, or refused by name.
 """

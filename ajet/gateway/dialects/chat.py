@@ -1,7 +1,8 @@
-"""OpenAI Chat Completions, streaming and not.
+"""OpenAI Chat Completions, streamed or not.
 
-Invariant: usage counts the captured tokens, finish reasons are honest, and `logprobs.content` has one entry a captured
-token. Fields that only a chat engine can honour are passed on to it and refused by name where tokens are captured.
+Invariant: usage counts the captured tokens, finish reasons are honest, and `logprobs.content` has one entry for each
+captured token. Fields that only a chat engine can honour are passed on to it, and refused by name where tokens are
+captured. Messages leave `parse` with tool calls that have a name and arguments as JSON text.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from ajet.gateway.dialects import fields
-from ajet.gateway.dialects.chat_messages import read_messages, read_tool_choice, read_tools
-from ajet.gateway.dialects.contract import Asked, Caller, Writer
-from ajet.gateway.dialects.response_format import read_response_format
-from ajet.gateway.dialects.token_logprobs import token_logprobs
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
+from ajet.gateway.dialects.contract import Caller, StreamWriter
+from ajet.gateway.dialects.token_logprobs import build_token_logprobs
+from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
+from ajet.gateway.request import ParsedRequest, Refused
 
-_ASIDES = (
+_INERT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
-"""They ask nothing of the reply."""
+"""Fields that do not affect the reply."""
 TAKEN = {
-    *_ASIDES,
+    *_INERT,
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stream", "stream_options", "seed",
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
@@ -45,50 +45,59 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "seed": (),
 }
-"""Fields that only a chat engine may honour, with the values that ask for nothing. The session honours `seed` and
+"""Fields that only a chat engine may honour, with the values that have no effect. The session honours `seed` and
 `response_format` itself where it can."""
-
-
-_TEXT = {"content"}
-_ROLE = '{"role":"assistant","content":""}'
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_DELTA = {"content"}
+_FIRST_DELTA = '{"role":"assistant","content":""}'
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Options:
     model: str
     include_usage: bool
     logprobs: bool
     top_logprobs: int
     is_call_named: bool
+    """True if the client demands a call of one tool: such a reply ends with `stop`, as at OpenAI and vLLM."""
     id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def build_head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
 
 class ChatDialect:
-    """See Dialect. `decode` gives a token's text, for logprobs; None where no tokens are known."""
+    """Chat Completions. `decode` gives a token's text, for logprobs; None if no tokens are known."""
 
     path = "/v1/chat/completions"
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None) -> None:
         self._decode = decode
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
-        """The request as turns. Raises Refused."""
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse a request. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
-        model = fields.model(body)
-        tools = read_tools(body.get("tools"))
-        choice, named = read_tool_choice(body, tools)
-        limits = [fields.integer(body, name, 1, 1 << 31) for name in ("max_completion_tokens", "max_tokens")]
-        logprobs = fields.boolean(body, "logprobs", False)
-        top = fields.integer(body, "top_logprobs", 0, 20) or 0
+        model = fields.read_model(body)
+        tools: list[dict[str, Any]] | None = None
+        choice, named = "auto", None
+        if body.get("tools") is not None or body.get("tool_choice") is not None:
+            tools = read_tools(body.get("tools"))
+            choice, named = _read_tool_choice(body, tools)
+        limits = [fields.read_integer(body, name, 1, 1 << 31) for name in ("max_completion_tokens", "max_tokens")]
+        logprobs = fields.read_boolean(body, "logprobs", False)
+        top = fields.read_integer(body, "top_logprobs", 0, 20) or 0
         if top and not logprobs:
-            raise fields.wrong("top_logprobs", "'logprobs' to be true with it")
-        fields.seed(body)
-        stream = fields.boolean(body, "stream", False)
-        usage = fields.include_usage(body, stream)
+            raise fields.invalid_value("top_logprobs", "'logprobs' to be true with it")
+        if "seed" in body:
+            fields.read_seed(body)
+        is_streamed = fields.read_boolean(body, "stream", False)
+        include_usage = fields.read_include_usage(body, is_streamed)
+        response_format = body.get("response_format")
         images: list[str] = []
-        request = TurnRequest(
+        return ParsedRequest(
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
@@ -97,144 +106,247 @@ class ChatDialect:
             tools=tools,
             tool_choice=choice,
             named_tool=named,
-            parallel_tool_calls=fields.boolean(body, "parallel_tool_calls", True) if tools else True,
+            parallel_tool_calls=fields.read_boolean(body, "parallel_tool_calls", True) if tools else True,
             max_tokens=min([limit for limit in limits if limit is not None], default=None),
-            temperature=fields.number(body, "temperature", 0, 2),
-            top_p=fields.top_p(body),
-            top_k=fields.top_k(body),
-            stop=fields.stop_strings(body.get("stop")),
+            **fields.read_sampling(body),
+            stop=fields.read_stop(body.get("stop")),
             logprobs=logprobs,
             top_logprobs=top,
-            counts_tokens=usage or not stream,
-            json_schema=read_response_format(body.get("response_format")),
-            passed=fields.not_neutral(body, _NEUTRAL),
-            asides=fields.given(body, _ASIDES),
+            counts_tokens=include_usage or not is_streamed,
+            json_schema=None
+            if response_format is None
+            else fields.read_format(response_format, "response_format", is_nested=True),
+            engine_fields=fields.select_effective(body, _NEUTRAL),
+            inert_fields=fields.select_set(body, _INERT),
             notes={"model": model} if model else {},
+            replies_per_prompt=fields.read_integer(body, "n", 1, 128) or 1,
+            is_streamed=is_streamed,
+            options=_Options(model or "ajet", include_usage, logprobs, top, named is not None),
         )
-        count = fields.integer(body, "n", 1, 128) or 1
-        return Asked(
-            choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top, named is not None)
-        )
 
-    def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
-        """A chat.completion."""
-        options: _Options = asked.options
-        choices = [
-            {
-                "index": index,
-                "message": {"refusal": None, **turn.message},
-                "logprobs": self._logprobs(options, turn.ids, turn.logprobs, turn.top) if options.logprobs else None,
-                "finish_reason": _finish_reason(options, turn),
-            }
-            for index, turn in enumerate(turns)
-        ]
-        return {**_head(options, "chat.completion"), "choices": choices, "usage": _usage(turns)}
+    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return a chat.completion."""
+        options: _Options = request.options
+        choices = []
+        for index, reply in enumerate(replies):
+            logprobs = None
+            if options.logprobs:
+                logprobs = self.format_logprobs(options, reply.ids, reply.unit_logprobs, reply.top)
+            choices.append(
+                {
+                    "index": index,
+                    "message": {"refusal": None, **(reply.message or {})},
+                    "logprobs": logprobs,
+                    "finish_reason": _find_finish_reason(options, reply),
+                }
+            )
+        return {**options.build_head("chat.completion"), "choices": choices, "usage": count_usage(replies[:1], replies)}
 
-    def writer(self, asked: Asked) -> Writer:
-        """See Writer."""
-        return _ChunkWriter(self, asked.options)
+    def build_writer(self, request: ParsedRequest) -> StreamWriter:
+        """Return the writer of a streamed answer."""
+        return _ChunkWriter(self, request.options)
 
-    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
-        """OpenAI's error shape."""
+    def format_error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
+        """Return an error in OpenAI's shape."""
         return error_body(refused)
 
-    def _logprobs(
-        self,
-        options: _Options,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        top: Sequence[list[tuple[int, float]]],
+    def format_logprobs(
+        self, options: _Options, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
     ) -> dict[str, Any] | None:
+        """Return the logprobs of tokens; None if no tokens are known."""
         if self._decode is None or not len(ids):
             return None
-        return {"content": token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top), "refusal": None}
+        content = build_token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top)
+        return {"content": content, "refusal": None}
 
 
 class _ChunkWriter:
-    """chat.completion.chunk events."""
+    """Writes chat.completion.chunk events."""
 
     def __init__(self, dialect: ChatDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
-        self._head = _head(options, "chat.completion.chunk")
+        self._head = options.build_head("chat.completion.chunk")
         self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
+        # With usage in the last chunk, the others have null, as in OpenAI's reference.
         self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
-        """With usage in the last chunk, the others say null: so has OpenAI's reference."""
 
-    def start(self, choice: int) -> bytes:
-        return self._plain(choice, _ROLE)
+    def begin_reply(self, choice: int) -> bytes:
+        return self._write_plain(choice, _FIRST_DELTA)
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
-        deltas = piece.deltas or ([{"content": ""}] if self._options.logprobs and len(piece.ids) else [])
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        if not self._options.logprobs and len(chunk.deltas) == 1:
+            (delta,) = chunk.deltas
+            if delta.keys() == _TEXT_DELTA:  # almost all
+                return self._write_plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
+        deltas = chunk.deltas or ([{"content": ""}] if self._options.logprobs and len(chunk.ids) else [])
         events: list[bytes] = []
         for at, delta in enumerate(deltas):
             logprobs = None
             if self._options.logprobs and at == 0:
-                logprobs = self._dialect._logprobs(self._options, piece.ids, piece.logprobs, piece.top)
-            events.append(self._chunk(choice, delta, logprobs=logprobs))
+                logprobs = self._dialect.format_logprobs(self._options, chunk.ids, chunk.logprobs, chunk.top)
+            body = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+            events.append(f"{self._before}{body}{self._after}".encode())
         return b"".join(events)
 
-    def end(self, choice: int, turn: Turn) -> bytes:
-        return self._plain(choice, "{}", f'"{_finish_reason(self._options, turn)}"')
+    def end_reply(self, choice: int, reply: Reply) -> bytes:
+        return self._write_plain(choice, "{}", f'"{_find_finish_reason(self._options, reply)}"')
 
-    def close(self, turns: Sequence[Turn]) -> bytes:
+    def close(self, replies: Sequence[Reply]) -> bytes:
         usage = b""
         if self._options.include_usage:
-            usage = event({**self._head, "choices": [], "usage": _usage(turns)})
+            usage = encode_event({**self._head, "choices": [], "usage": count_usage(replies[:1], replies)})
         return usage + b"data: [DONE]\n\n"
 
-    def error(self, refused: Refused) -> bytes:
-        return event(error_body(refused))
+    def fail(self, refused: Refused) -> bytes:
+        return encode_event(error_body(refused))
 
-    def _chunk(self, choice: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None) -> bytes:
-        if logprobs is None and delta.keys() == _TEXT:  # almost all there are
-            return self._plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
-        told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
-        return f"{self._before}{told}{self._after}".encode()
-
-    def _plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
-        """An event without logprobs, of JSON texts."""
-        told = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
-        return f"{self._before}{told}{self._after}".encode()
+    def _write_plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
+        """Return an event without logprobs from JSON texts."""
+        body = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
+        return f"{self._before}{body}{self._after}".encode()
 
 
-def _finish_reason(options: _Options, turn: Turn) -> str:
-    """A call that the client demanded by name ends with `stop`, as at OpenAI and vLLM."""
-    return "stop" if options.is_call_named and turn.finish == "tool_calls" else turn.finish
+def _find_finish_reason(options: _Options, reply: Reply) -> str:
+    return "stop" if options.is_call_named and reply.finish == "tool_calls" else reply.finish
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """An error as OpenAI's servers send it. `names` has the fields of a turn that a dialect calls otherwise."""
+    """Return an error as OpenAI's servers send it. `names`: the fields that a dialect calls otherwise."""
     param = refused.param
     if names and param and refused.code != "unknown_parameter":
         param = names.get(param, param)
-    kind = {401: "authentication_error", 429: "rate_limit_error"}
-    return {
-        "error": {
-            "message": refused.message,
-            "type": kind.get(refused.status, "server_error" if refused.status >= 500 else "invalid_request_error"),
-            "param": param,
-            "code": refused.code,
-        }
-    }
+    default = "server_error" if refused.status >= 500 else "invalid_request_error"
+    kind = _ERROR_TYPES.get(refused.status, default)
+    return {"error": {"message": refused.message, "type": kind, "param": param, "code": refused.code}}
 
 
-def _head(options: _Options, kind: str) -> dict[str, Any]:
-    return {"id": options.id, "object": kind, "created": options.created, "model": options.model}
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """A server-sent event without a name."""
+def encode_event(value: dict[str, Any]) -> bytes:
+    """Return a server-sent event without a name."""
     return b"data: " + _ENCODE(value).encode() + b"\n\n"
 
 
-def _usage(turns: Sequence[Turn]) -> dict[str, int] | None:
-    return usage_of(turns[:1], turns)
+def count_usage(prompts: Sequence[Reply], replies: Sequence[Reply]) -> dict[str, int] | None:
+    """Return the tokens of replies, and of the prompts of some of them; None if a server did not count them."""
+    prompt_tokens = completion_tokens = 0
+    for reply in prompts:
+        if reply.prompt_tokens is None:
+            return None
+        prompt_tokens += reply.prompt_tokens
+    for reply in replies:
+        if reply.completion_tokens is None:
+            return None
+        completion_tokens += reply.completion_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
-def usage_of(prompts: Sequence[Turn], turns: Sequence[Turn]) -> dict[str, int] | None:
-    """The tokens of these prompts and of these replies; None where a server did not count them."""
-    told = [turn.prompt_tokens for turn in prompts], [turn.completion_tokens for turn in turns]
-    if None in told[0] or None in told[1]:
+def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
+    """Return the request's messages, checked; the places of images are added to `images`."""
+    if not isinstance(value, list) or not value:
+        raise fields.invalid_value("messages", "a non-empty list of messages")
+    messages: list[dict[str, Any]] = []
+    for index, message in enumerate(value):
+        if isinstance(message, dict) and len(message) == 2:
+            role, content = message.get("role"), message.get("content")
+            if role in _ROLES and isinstance(content, str):  # almost all
+                messages.append({"role": role, "content": content})
+                continue
+        messages.append(_read_message(message, f"messages[{index}]", images))
+    return messages
+
+
+def _read_message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise fields.invalid_value(where, "an object")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise fields.invalid_value(f"{where}.role", "one of " + ", ".join(_ROLES))
+    calls = message.get("tool_calls") if role == "assistant" else None
+    read: dict[str, Any] = {"role": role}
+    content: Any = fields.read_content(message.get("content"), f"{where}.content", images if role == "user" else None)
+    if role == "assistant":
+        if message.get("function_call"):
+            raise fields.unsupported_value(f"{where}.function_call", "use tool_calls.")
+        read["content"] = content if content or not calls else None
+        if read["content"] is None and not calls:
+            read["content"] = ""
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str):
+            read["reasoning_content"] = thought
+        if calls:
+            read["tool_calls"] = _read_tool_calls(calls, f"{where}.tool_calls")
+    elif content is None:
+        raise fields.invalid_value(f"{where}.content", "a string or a list of text blocks")
+    else:
+        read["content"] = content
+    for name in ("name", "tool_call_id"):
+        if message.get(name) is not None:
+            read[name] = fields.check_text(message[name], f"{where}.{name}")
+    return read
+
+
+def _read_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise fields.invalid_value(where, "a list of tool calls")
+    read: list[dict[str, Any]] = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise fields.invalid_value(f"{where}[{index}].function", "an object")
+        name = fields.check_text(function.get("name"), f"{where}[{index}].function.name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(arguments or "", str):
+            raise fields.invalid_value(f"{where}[{index}].function.arguments", "a string of JSON")
+        checked: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments or ""}}
+        if call.get("id") is not None:
+            checked["id"] = fields.check_text(call["id"], f"{where}[{index}].id")
+        read.append(checked)
+    return read
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return the request's tools, checked; None without any."""
+    if value is None or value == []:
         return None
-    prompt, completion = (sum(filter(None, counts)) for counts in told)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    if not isinstance(value, list):
+        raise fields.invalid_value("tools", "a list of tools")
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict):
+            raise fields.invalid_value(where, "an object")
+        if tool.get("type") != "function":
+            raise fields.unsupported_value(f"{where}.type", "only tools of type 'function' are known.")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise fields.invalid_value(f"{where}.function", "an object")
+        fields.check_text(function.get("name"), f"{where}.function.name")
+        if not isinstance(function.get("description") or "", str):
+            raise fields.invalid_value(f"{where}.function.description", "a string")
+        strict = fields.read_boolean(function, "strict", False, f"{where}.function")
+        fields.check_parameters(function.get("parameters"), f"{where}.function.parameters", strict=strict)
+    return value
+
+
+def _read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> tuple[Any, str | None]:
+    """Return (auto | none | required | named, the tool's name)."""
+    choice = body.get("tool_choice")
+    if choice is None or choice == "auto":
+        return "auto", None
+    if choice == "none":
+        return "none", None
+    if not tools:
+        raise fields.invalid_value("tool_choice", "'tools' beside it")
+    if choice in ("required", "any"):
+        return "required", None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict):
+        raise fields.invalid_value("tool_choice", "'auto', 'none', 'required' or a function")
+    name = fields.check_text(function.get("name"), "tool_choice.function.name")
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise fields.invalid_value("tool_choice.function.name", "the name of one of the tools")
+    return "named", name

@@ -1,8 +1,8 @@
-"""OpenAI Completions: a raw prompt, as a text or as token ids, and the text that follows. Streaming and not.
+"""OpenAI Completions: a raw prompt, as a text or as token ids, and the text that follows, streamed or not.
 
-Invariant: no chat template is applied and the reply is not parsed; ids of the client's are taken as they are, a text
-that goes on from an earlier reply gets that reply's sampled ids. Each choice is one call, and none is made where one of
-the prompts is refused; usage counts each prompt once and every captured token. Without `max_tokens` a reply has at most
+Invariant: no chat template is applied and the reply is not parsed; the client's ids are taken as they are, a text
+that continues an earlier reply gets that reply's sampled ids. Each choice is one call, and none is made if one of the
+prompts is refused; usage counts each prompt once and every captured token. Without `max_tokens` a reply has at most
 16 tokens, as the protocol says.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ajet.gateway.dialects import fields
-from ajet.gateway.dialects.chat import error_body, event, usage_of
-from ajet.gateway.dialects.contract import Asked, Caller, Writer
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
+from ajet.gateway.dialects.chat import count_usage, encode_event, error_body
+from ajet.gateway.dialects.contract import Caller, StreamWriter
+from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
+from ajet.gateway.request import ParsedRequest, Refused
 from ajet.tokens.decoding import IncrementalDecoder
 
 TAKEN = {
@@ -36,130 +37,130 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "seed": (),
 }
-"""Fields that not every engine honours, with the values that ask for nothing."""
+"""Fields that not every engine honours, with the values that have no effect."""
 _MAX_TOKENS = 16
 _MAX_CHOICES = 128
 
 Prompt = str | list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Options:
     model: str
     include_usage: bool
     logprobs: int | None
     count: int
-    """Choices a prompt."""
+    """Choices for each prompt."""
     echoes: Sequence[str]
-    """Per prompt, what its choices' texts begin with."""
+    """For each prompt the beginning of its choices' texts."""
     id: str = field(default_factory=lambda: "cmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
 
 class CompletionsDialect:
-    """See Dialect. `decode` gives the text of token ids; None where no tokens are known."""
+    """Completions. `decode` gives the text of token ids; None if no tokens are known."""
 
     path = "/v1/completions"
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None) -> None:
         self._decode = decode
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
-        """The request as turns: for each prompt, `n`. Raises Refused."""
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse a request. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
-        model = fields.model(body)
-        prompts = _prompts(body.get("prompt"))
-        count = fields.integer(body, "n", 1, _MAX_CHOICES) or 1
+        model = fields.read_model(body)
+        prompts = _read_prompts(body.get("prompt"))
+        count = fields.read_integer(body, "n", 1, _MAX_CHOICES) or 1
         if len(prompts) * count > _MAX_CHOICES:
-            raise fields.wrong("prompt", f"at most {_MAX_CHOICES} choices over all prompts")
-        best_of = fields.integer(body, "best_of", 1, _MAX_CHOICES)
+            raise fields.invalid_value("prompt", f"at most {_MAX_CHOICES} choices over all prompts")
+        best_of = fields.read_integer(body, "best_of", 1, _MAX_CHOICES)
         if best_of is not None and best_of != count:
-            raise fields.unsupported("best_of", "every reply is given: it can only be equal to 'n'.")
-        logprobs = fields.integer(body, "logprobs", 0, 20)
-        echo = fields.boolean(body, "echo", False)
+            raise fields.unsupported_value("best_of", "every reply is given: it can only be equal to 'n'.")
+        logprobs = fields.read_integer(body, "logprobs", 0, 20)
+        echo = fields.read_boolean(body, "echo", False)
         if echo and logprobs is not None:
-            raise fields.unsupported("echo", "logprobs of prompts are not at hand.")
-        fields.seed(body)
-        stream = fields.boolean(body, "stream", False)
-        usage = fields.include_usage(body, stream)
-        shared = TurnRequest(
+            raise fields.unsupported_value("echo", "logprobs of prompts are not at hand.")
+        fields.read_seed(body)
+        is_streamed = fields.read_boolean(body, "stream", False)
+        include_usage = fields.read_include_usage(body, is_streamed)
+        echoes = [self._decode_prompt(prompt) if echo else "" for prompt in prompts]
+        return ParsedRequest(
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
             messages=(),
-            max_tokens=fields.integer(body, "max_tokens", 1, 1 << 31) or _MAX_TOKENS,
-            temperature=fields.number(body, "temperature", 0, 2),
-            top_p=fields.top_p(body),
-            top_k=fields.top_k(body),
-            stop=fields.stop_strings(body.get("stop")),
+            prompts=prompts,
+            max_tokens=fields.read_integer(body, "max_tokens", 1, 1 << 31) or _MAX_TOKENS,
+            **fields.read_sampling(body),
+            stop=fields.read_stop(body.get("stop")),
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
-            counts_tokens=usage or not stream,
-            passed=fields.not_neutral(body, _NEUTRAL),
-            asides=fields.given(body, ("user",)),
+            counts_tokens=include_usage or not is_streamed,
+            engine_fields=fields.select_effective(body, _NEUTRAL),
+            inert_fields=fields.select_set(body, ("user",)),
             notes={"model": model} if model else {},
+            replies_per_prompt=count,
+            is_streamed=is_streamed,
+            options=_Options(model or "ajet", include_usage, logprobs, count, echoes),
         )
-        turns = [turn for prompt in prompts for turn in choices(replace(shared, prompt=prompt), count)]
-        echoes = [self._text(prompt) if echo else "" for prompt in prompts]
-        options = _Options(model or "ajet", usage, logprobs, count, echoes)
-        return Asked(turns, stream, options, checks=turns[::count] if len(prompts) > 1 else ())
 
-    def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
-        """A text_completion."""
-        options: _Options = asked.options
+    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return a text_completion."""
+        options: _Options = request.options
         choices = []
-        for index, turn in enumerate(turns):
-            text = options.echoes[index // options.count] + (turn.message["content"] or "")
-            told = None
+        for index, reply in enumerate(replies):
+            content = reply.message["content"] if reply.message is not None else None
+            text, logprobs = options.echoes[index // options.count] + (content or ""), None
             if options.logprobs is not None:
-                told = self._logprobs(options.logprobs).tell(turn.ids, turn.logprobs, turn.top)
-            choices.append(_choice(index, text, told, turn.finish))
-        return {**_head(options), "choices": choices, "usage": _usage(options, turns)}
+                formatter = self.build_formatter(options.logprobs)
+                logprobs = formatter.format_next(reply.ids, reply.unit_logprobs, reply.top)
+            choices.append(_build_choice(index, text, logprobs, reply.finish))
+        usage = count_usage(replies[:: options.count], replies)
+        return {**_build_head(options), "choices": choices, "usage": usage}
 
-    def writer(self, asked: Asked) -> Writer:
-        """See Writer."""
-        return _ChunkWriter(self, asked.options)
+    def build_writer(self, request: ParsedRequest) -> StreamWriter:
+        """Return the writer of a streamed answer."""
+        return _TextWriter(self, request.options)
 
-    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
-        """OpenAI's error shape."""
+    def format_error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
+        """Return an error in OpenAI's shape."""
         return error_body(refused, {"messages": "prompt"})
 
-    def _text(self, prompt: Prompt) -> str:
+    def _decode_prompt(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
         if self._decode is None:
-            raise fields.unsupported("echo", "the text of token ids is not at hand.")
+            raise fields.unsupported_value("echo", "the text of token ids is not at hand.")
         try:
             return self._decode(prompt)
         except (OverflowError, IndexError, TypeError) as error:
-            raise fields.wrong("prompt", "ids of this model's vocabulary") from error
+            raise fields.invalid_value("prompt", "ids of this model's vocabulary") from error
 
-    def _logprobs(self, count: int) -> _Logprobs:
-        return _Logprobs(self._decode, count)
+    def build_formatter(self, count: int) -> _LogprobFormatter:
+        """Return the formatter of one choice's logprobs, with `count` alternatives a token."""
+        return _LogprobFormatter(self._decode, count)
 
 
-class _Logprobs:
-    """Logprobs of one choice, told in pieces whose offsets go on."""
+class _LogprobFormatter:
+    """Formats the logprobs of one choice in parts whose offsets continue."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str] | None, count: int) -> None:
         self._decode, self._count = decode, count
         self._text = IncrementalDecoder(decode) if decode is not None else None
         self._offset = 0
 
-    def tell(
-        self, ids: Sequence[int], logprobs: Sequence[float], top: Sequence[list[tuple[int, float]]]
-    ) -> dict[str, Any] | None:
-        """The next tokens' entries; None where there are none."""
+    def format_next(self, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs) -> dict[str, Any] | None:
+        """Return the entries of the next tokens; None if there are none."""
         if self._decode is None or self._text is None or not len(ids):
             return None
         tokens, offsets, others = [], [], []
         for at, token in enumerate(ids):
-            spelled = self._decode([token])
-            tokens.append(spelled)
+            token_text = self._decode([token])
+            tokens.append(token_text)
             offsets.append(self._offset)
             self._offset += len(self._text.feed([token]))
             likely = {self._decode([other]): float(value) for other, value in (top[at] if at < len(top) else [])}
-            others.append({**dict(list(likely.items())[: self._count]), spelled: float(logprobs[at])})
+            others.append({**dict(list(likely.items())[: self._count]), token_text: float(logprobs[at])})
         return {
             "tokens": tokens,
             "token_logprobs": [float(value) for value in logprobs],
@@ -168,67 +169,66 @@ class _Logprobs:
         }
 
 
-class _ChunkWriter:
-    """text_completion events."""
+class _TextWriter:
+    """Writes text_completion events."""
 
     def __init__(self, dialect: CompletionsDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
-        self._head = _head(options)
-        self._logprobs: dict[int, _Logprobs] = {}
+        self._head = _build_head(options)
+        self._formatters: dict[int, _LogprobFormatter] = {}
 
-    def start(self, choice: int) -> bytes:
+    def begin_reply(self, choice: int) -> bytes:
         echo = self._options.echoes[choice // self._options.count]
-        return self._chunk(choice, echo) if echo else b""
+        return self._write(choice, echo) if echo else b""
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
-        text = "".join([delta.get("content") or "" for delta in piece.deltas])
-        told = None
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        text = "".join([delta.get("content") or "" for delta in chunk.deltas])
+        logprobs = None
         if self._options.logprobs is not None:
-            if choice not in self._logprobs:
-                self._logprobs[choice] = self._dialect._logprobs(self._options.logprobs)
-            told = self._logprobs[choice].tell(piece.ids, piece.logprobs, piece.top)
-        return self._chunk(choice, text, told) if text or told else b""
+            if choice not in self._formatters:
+                self._formatters[choice] = self._dialect.build_formatter(self._options.logprobs)
+            logprobs = self._formatters[choice].format_next(chunk.ids, chunk.logprobs, chunk.top)
+        return self._write(choice, text, logprobs) if text or logprobs else b""
 
-    def end(self, choice: int, turn: Turn) -> bytes:
-        return self._chunk(choice, "", None, turn.finish)
+    def end_reply(self, choice: int, reply: Reply) -> bytes:
+        return self._write(choice, "", None, reply.finish)
 
-    def close(self, turns: Sequence[Turn]) -> bytes:
+    def close(self, replies: Sequence[Reply]) -> bytes:
         usage = b""
         if self._options.include_usage:
-            usage = event({**self._head, "choices": [], "usage": _usage(self._options, turns)})
+            total = count_usage(replies[:: self._options.count], replies)
+            usage = encode_event({**self._head, "choices": [], "usage": total})
         return usage + b"data: [DONE]\n\n"
 
-    def error(self, refused: Refused) -> bytes:
-        return event(self._dialect.error(refused))
+    def fail(self, refused: Refused) -> bytes:
+        return encode_event(self._dialect.format_error(refused))
 
-    def _chunk(self, choice: int, text: str, told: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+    def _write(
+        self, choice: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
+    ) -> bytes:
         usage = {"usage": None} if self._options.include_usage else {}
-        return event({**self._head, "choices": [_choice(choice, text, told, finish)], **usage})
+        return encode_event({**self._head, "choices": [_build_choice(choice, text, logprobs, finish)], **usage})
 
 
-def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+def _build_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _head(options: _Options) -> dict[str, Any]:
+def _build_head(options: _Options) -> dict[str, Any]:
     return {"id": options.id, "object": "text_completion", "created": options.created, "model": options.model}
 
 
-def _usage(options: _Options, turns: Sequence[Turn]) -> dict[str, int] | None:
-    return usage_of(turns[:: options.count], turns)
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """A text, ids, or a list of either."""
+def _read_prompts(value: Any) -> list[Prompt]:
+    """Return the prompts: the value is a text, ids, or a list of either."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise fields.wrong("prompt", "a text, a list of texts, a list of token ids, or a list of such lists")
+        raise fields.invalid_value("prompt", "a text, a list of texts, a list of token ids, or a list of such lists")
     if _are_ids(value):
         return [value]
     for index, prompt in enumerate(value):
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_ids(prompt)):
-            raise fields.wrong(f"prompt[{index}]", "a text or a list of token ids")
+            raise fields.invalid_value(f"prompt[{index}]", "a text or a list of token ids")
     return value
 
 

@@ -1,19 +1,20 @@
-"""Dialect: what the HTTP side needs to know of a client's language.
+"""Dialect: what the HTTP side needs to know of a client protocol.
 
-Invariant: `read` either honours a field, or knows it harmless, or raises `Refused` with its name. The HTTP side does
-keys, bodies, disconnects and status codes; the session does the turns.
+Invariant: `parse` honours a field, knows it harmless, or raises `Refused` with its name. The HTTP side does keys,
+bodies, disconnects and status codes; the session makes the replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.reply import Reply, ReplyChunk
+from ajet.gateway.request import ParsedRequest, Refused
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """The caller of a request, by the key, the headers or the model's suffix."""
 
@@ -21,47 +22,33 @@ class Caller:
     target: str = ""
     debug_model: str | None = None
     kept: dict[str, Any] = field(default_factory=dict)
-    """The session's: what a dialect must remember from one request to the next, by the dialect's own names. It is
-    written on the gateway's loop only, read by `read` on a thread too, and dies with the session."""
+    """What a dialect must remember from one request of the session to the next, by the dialect's own names. It is
+    written on the gateway's loop only, read by `parse` on a thread too, and dies with the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, read. `turns` are independent replies to give (OpenAI's `n`)."""
+class StreamWriter(Protocol):
+    """Writes the replies to one request as server-sent events."""
 
-    turns: Sequence[TurnRequest]
-    stream: bool
-    options: Any = None
-    """The dialect's own, for its replies."""
-    checks: Sequence[TurnRequest] = ()
-    """Turns that must all be possible before any is made: the first of each prompt, where there are several."""
-    count: Callable[[int], dict[str, Any]] | None = None
-    """Nothing is to be sampled: this makes the answer, of the number of tokens in the prompt of `turns[0]`."""
+    def begin_reply(self, choice: int) -> bytes: ...
 
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes: ...
 
-class Writer(Protocol):
-    """Writes one streamed reply as server-sent events."""
+    def end_reply(self, choice: int, reply: Reply) -> bytes: ...
 
-    def start(self, choice: int) -> bytes: ...
+    def close(self, replies: Sequence[Reply]) -> bytes: ...
 
-    def piece(self, choice: int, piece: Piece) -> bytes: ...
-
-    def end(self, choice: int, turn: Turn) -> bytes: ...
-
-    def close(self, turns: Sequence[Turn]) -> bytes: ...
-
-    def error(self, refused: Refused) -> bytes: ...
+    def fail(self, refused: Refused) -> bytes: ...
 
 
 class Dialect(Protocol):
-    """The reading and writing of one client protocol."""
+    """Parses the requests and formats the answers of one client protocol."""
 
     path: str
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked: ...
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest: ...
 
-    def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]: ...
+    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]: ...
 
-    def writer(self, asked: Asked) -> Writer: ...
+    def build_writer(self, request: ParsedRequest) -> StreamWriter: ...
 
-    def error(self, refused: Refused, request_id: str) -> dict[str, Any]: ...
+    def format_error(self, refused: Refused, request_id: str) -> dict[str, Any]: ...

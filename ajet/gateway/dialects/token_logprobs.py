@@ -1,7 +1,7 @@
-"""Logprobs as Chat Completions and Responses tell them: one entry a captured token.
+"""Logprobs in the form of Chat Completions and Responses: one entry for each captured token.
 
-Invariant: what is told of a token is what the engine reported for it, at temperature 1; a token that is no whole
-character has no bytes here, since its text alone does not tell them.
+Invariant: an entry has what the engine reported for its token, at temperature 1. A token that is only part of a
+character has no bytes here, since its text does not determine them.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ajet.gateway.reply import TopLogprobs
+
 Decode = Callable[[Sequence[int]], str]
-Top = Sequence[list[tuple[int, float]]]
+"""Returns the text of token ids."""
 
 
-def token_logprobs(
-    decode: Decode, count: int, ids: Sequence[int], logprobs: Sequence[float], top: Top
+def build_token_logprobs(
+    decode: Decode, count: int, ids: Sequence[int], logprobs: Sequence[float], top: TopLogprobs
 ) -> list[dict[str, Any]]:
-    """An entry a token, each with its `count` likeliest alternatives. All of them [R]; `top` may be shorter."""
+    """Return an entry for each token with its `count` likeliest alternatives. All of them [R]; `top` may be shorter."""
     entries = []
     for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         others = top[at][:count] if at < len(top) else []
-        told = [_entry(decode, *other) for other in others]
-        entries.append({**_entry(decode, token, logprob), "top_logprobs": told})
+        alternatives = [_build_entry(decode, *other) for other in others]
+        entries.append({**_build_entry(decode, token, logprob), "top_logprobs": alternatives})
     return entries
 
 
-def _entry(decode: Decode, token: int, logprob: float) -> dict[str, Any]:
-    spelled = decode([token])
-    whole = "\ufffd" not in spelled
-    return {"token": spelled, "logprob": float(logprob), "bytes": list(spelled.encode()) if whole else None}
+def _build_entry(decode: Decode, token: int, logprob: float) -> dict[str, Any]:
+    text = decode([token])
+    is_complete = "\ufffd" not in text
+    return {"token": text, "logprob": float(logprob), "bytes": list(text.encode()) if is_complete else None}

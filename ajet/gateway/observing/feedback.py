@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 from ajet.schema.episode import Verdict
 
 SCORER = "feedback"

@@ -27,14 +27,18 @@ from loguru import logger
 
 from ajet.engine.asked_server import patience
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import Receive, Scope, Send, answer, break_off, cut_off, refuse, request_body
+from ajet.gateway.exchange import Receive, Scope, Send, break_off
+from ajet.gateway.exchange import end_by_shutdown as cut_off
+from ajet.gateway.exchange import read_body as request_body
+from ajet.gateway.exchange import send_json as answer
+from ajet.gateway.exchange import send_refusal as refuse
 from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, without_keys
 from ajet.gateway.observing.sessions import Sessions
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 from ajet.record.seldom import Seldom
 from ajet.schema.addresses import hostname_in_header, is_loopback
 from ajet.schema.bounded_json import LONG_BYTES, load_json
@@ -207,7 +211,7 @@ class Proxy:
                 ended = await self._to_its_end(asyncio.to_thread(copy.ended)) if copy.is_long else copy.ended()
                 if session is not None and asked is not None:
                     await self._to_its_end(self._sessions.call_ended(session, asked, ended))
-                self._say(copy, asked.entry.call.error if asked is not None else ended.problem)
+                self._say(copy, asked.call.error if asked is not None else ended.problem)
         if copy.broken:
             await break_off(scope)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from ajet.gateway.chat_relay import read_answer
 from ajet.gateway.dialects.anthropic.messages import read_messages as read_anthropic
 from ajet.gateway.observing.no_reply import no_reply
 from ajet.gateway.observing.requests import assistant_message
-from ajet.gateway.proxy import read_answer
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from ajet.gateway.dialects import anthropic
 from ajet.gateway.dialects.anthropic import messages as anthropic_messages
-from ajet.gateway.dialects.chat_messages import read_messages, read_tools
+from ajet.gateway.dialects.chat import read_messages, read_tools
 from ajet.gateway.dialects.responses import items, kept
 from ajet.gateway.dialects.responses import tools as responses_tools
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 from ajet.schema.secrets import is_secret_name
 
 Message = dict[str, Any]

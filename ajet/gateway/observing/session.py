@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker.timeline_making import timelines
-from ajet.gateway.capture import Entry, Recorder, common_start
 from ajet.gateway.observing.feedback import Feedback, verdict_of
 from ajet.gateway.observing.replies import Answer, Said, Tokens, read_reply
 from ajet.gateway.observing.requests import Sent
+from ajet.gateway.recorder import Recorder, common_start
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.messages import text_of
@@ -39,7 +39,7 @@ class Asked:
     agent: str
     body: Mapping[str, Any]
     sent: Sent
-    entry: Entry
+    call: Call
 
 
 @dataclass(slots=True)
@@ -84,13 +84,13 @@ class Session:
         answer = Answer("") if broken else read_reply(asked.dialect, ended.body)
         problem = ended.problem or answer.problem
         choices = answer.choices or (None,)
-        entries = [asked.entry, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
-        for entry, said in zip(entries, choices, strict=True):
-            self._settle(entry, said, answer, problem, ended)
+        calls = [asked.call, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
+        for call, said in zip(calls, choices, strict=True):
+            self._settle(call, said, answer, problem, ended)
         if answer.id:
             self._replies.add(answer.id)
-        if asked.entry.call.reply is not None and answer.id:
-            self._responses[answer.id] = asked.entry.call
+        if asked.call.reply is not None and answer.id:
+            self._responses[answer.id] = asked.call
         return answer
 
     def knows(self, reply: str) -> bool:
@@ -130,7 +130,7 @@ class Session:
             ended=max((call.ended for call in calls), default=self.began),
         )
 
-    def _enter(self, sent: Sent, agent: str, dialect: str) -> Entry:
+    def _enter(self, sent: Sent, agent: str, dialect: str) -> Call:
         messages: Sequence[dict[str, Any]] = sent.messages
         extra: dict[str, Any] = {"model": sent.model, "dialect": dialect, "settings": dict(sent.settings)}
         if sent.follows is not None:
@@ -143,7 +143,7 @@ class Session:
         if sent.raw is not None:
             extra["sent"] = dict(sent.raw)
         recorder = self._recorder
-        entry = recorder.enter(
+        call = recorder.add(
             agent=agent,
             target=agent,
             trained=False,
@@ -153,8 +153,8 @@ class Session:
             prompt=None,
             temperature=_number(sent.settings.get("temperature"), 1.0),
         )
-        entry.call.extra |= extra
-        return entry
+        call.extra |= extra
+        return call
 
     def _conversation(self, before: Call, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """What went before a response, and itself; instructions are those of the new request."""
@@ -162,15 +162,14 @@ class Session:
         told = [messages[at] for at in before.messages] + ([messages[before.reply]] if before.reply is not None else [])
         return [each for each in told if each.get("role") != "system"] if any(map(_instructs, own)) else told
 
-    def _settle(self, entry: Entry, said: Said | None, answer: Answer, problem: str, ended: Ended) -> None:
-        call = entry.call
+    def _settle(self, call: Call, said: Said | None, answer: Answer, problem: str, ended: Ended) -> None:
         finish = ended.finish or ("error" if said is None or problem else said.finish)
         call.extra |= {"id": answer.id, "usage": dict(answer.usage), "exact": False}
         if said is None and ended.body is not None:
             call.extra["said"] = ended.body
         if said is not None and said.tokens is not None and not problem:
-            self._set_tokens(call, said.tokens, entry.extends)
-        self._recorder.settle(entry, finish, message=said.message if said else None, error=problem or None)
+            self._set_tokens(call, said.tokens, self._recorder.stored[call.index].extends)
+        self._recorder.settle(call, finish, message=said.message if said else None, error=problem or None)
 
     def _set_tokens(self, call: Call, tokens: Tokens, extends: int | None) -> None:
         calls = self._recorder.capture.calls

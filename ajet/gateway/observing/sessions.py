@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 from ajet.gateway.observing.feedback import Feedback, read_feedback
 from ajet.gateway.observing.requests import Sent, read_request
 from ajet.gateway.observing.session import Asked, Ended, Session
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 from ajet.record.files import append_lines, heal, read_rows
 from ajet.record.secrets import Redactor
 from ajet.schema.bounded_json import LONG_BYTES
@@ -120,7 +120,7 @@ class Sessions:
 
     async def call_ended(self, session: Session, asked: Asked, ended: Ended) -> None:
         """Write it down, then count it; where the disk takes nothing, it is said and counted."""
-        call = asked.entry.call
+        call = asked.call
         row = {
             "dialect": asked.dialect, "agent": asked.agent, "sent": asked.body, "said": ended.body,
             "problem": ended.problem, "finish": ended.finish, "started": call.started, "ended": time.time(),
@@ -216,7 +216,7 @@ class Sessions:
             sent = read_request(call.dialect, call.sent)
             asked = session.begin(call.dialect, call.sent, sent, call.agent)
             session.settle(asked, Ended(call.said, call.problem, call.finish))
-            asked.entry.call.started, asked.entry.call.ended = call.started, call.ended
+            asked.call.started, asked.call.ended = call.started, call.ended
             session.touched = time.monotonic() - max(0.0, time.time() - call.ended)
         return session
 

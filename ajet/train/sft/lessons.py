@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker.timeline_making import timelines
-from ajet.gateway.capture import Capture, Recorder
+from ajet.gateway.recorder import Capture, Recorder
 from ajet.rollout.attempt import Identity
 from ajet.schema.call import Call, Ids, Terms
 from ajet.schema.episode import Episode, Group, Split, Verdict
@@ -155,20 +155,20 @@ def _enter(
 ) -> dict[str, Any]:
     """Record one reply as a call; answers the message that its tokens say."""
     match = recorder.conversations.match(AGENT, history)
-    told = recorder.spoken(history, match.extends)
+    told = recorder.restore_replies(history, match.extends)
     before: Rendered | None = None
     prompt: Rendered | None = None
     fork = match.reason
     if match.extends is not None:
-        earlier = recorder.entries[match.extends]
-        before = recorder.prompt(match.extends)
-        prompt = words.extend(before, earlier.call.response_ids, earlier.call.finish, told, tools)
+        earlier = recorder.capture.calls[match.extends]
+        before = recorder.build_prompt(match.extends)
+        prompt = words.extend(before, earlier.response_ids, earlier.finish, told, tools)
         if prompt is None:
             before, fork = None, "template"
     if prompt is None:
         prompt = words.render(told, tools)
     ids, said = written_reply(words, prompt, told, reply, tools)
-    entry = recorder.enter(
+    call = recorder.add(
         agent=AGENT,
         target=AGENT,
         trained=learned,
@@ -180,13 +180,13 @@ def _enter(
         before=before,
         fork=fork,
     )
-    _write(entry.call, ids)
-    for call, original in zip(said.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
+    _write(call, ids)
+    for tool_call, original in zip(said.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
         if original.get("id"):
-            call["id"] = original["id"]
+            tool_call["id"] = original["id"]
     finish = "tool_calls" if said.get("tool_calls") else "stop"
-    recorder.settle(entry, finish, message=said, reply_text=words.decode(ids, after=prompt.ids))  # type: ignore[arg-type]
-    entry.call.started = entry.call.ended = at
+    recorder.settle(call, finish, message=said, reply_text=words.decode(ids, after=prompt.ids))  # type: ignore[arg-type]
+    call.started = call.ended = at
     return said
 
 

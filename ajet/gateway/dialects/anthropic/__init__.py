@@ -1,4 +1,4 @@
-"""anthropic: Anthropic's Messages and count_tokens, streaming and not.
+"""Anthropic's Messages and count_tokens, streamed or not.
 
 Invariant: a conversation means the same here as in Chat Completions, so that both dialects give it the same prompt:
 `system` opens it, each tool_result is a message of its own, blocks of text join without a separator. What a client

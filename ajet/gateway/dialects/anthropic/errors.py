@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 
 _TYPES = {
     400: "invalid_request_error",

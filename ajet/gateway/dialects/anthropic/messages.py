@@ -9,10 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ajet.gateway.dialects.chat_messages import as_parts
-from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
-from ajet.gateway.dialects.images import image_part
-from ajet.gateway.turn import Refused
+from ajet.gateway.dialects.fields import (
+    build_parts,
+    check_text,
+    invalid_value,
+    read_boolean,
+    read_image,
+    unsupported_value,
+)
+from ajet.gateway.request import Refused
 
 _BILLING = "x-anthropic-billing-header:"
 """A block of `system` that begins so is for Anthropic's accounts: it differs from request to request."""
@@ -30,12 +35,12 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
     """The request's messages, several for a turn that brings results of tools; the places of images are added to
     `images`."""
     if not isinstance(value, list) or not value:
-        raise wrong("messages", "a non-empty list of messages")
+        raise invalid_value("messages", "a non-empty list of messages")
     read: list[dict[str, Any]] = []
     for index, message in enumerate(value):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise wrong(where, "an object")
+            raise invalid_value(where, "an object")
         role, content = message.get("role"), message.get("content")
         if role == "user":
             read += _user(content, f"{where}.content", images)
@@ -44,7 +49,7 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
         elif role == "system":
             read.append({"role": "system", "content": _text(content, f"{where}.content")})
         else:
-            raise wrong(f"{where}.role", "'user', 'assistant' or 'system'")
+            raise invalid_value(f"{where}.role", "'user', 'assistant' or 'system'")
     return read
 
 
@@ -53,24 +58,24 @@ def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
-        raise wrong(where, "a string or a list of blocks")
+        raise invalid_value(where, "a string or a list of blocks")
     for index, block in enumerate(content):
         if not isinstance(block, dict):
-            raise wrong(f"{where}[{index}]", "a block")
+            raise invalid_value(f"{where}[{index}]", "a block")
     return [(block, f"{where}[{index}]") for index, block in enumerate(content)]
 
 
 def _misplaced(block: dict[str, Any], where: str, expected: str) -> Refused:
     kind = block.get("type")
     if not isinstance(kind, str) or kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
-        return wrong(f"{where}.type", expected)
-    return unsupported(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
+        return invalid_value(f"{where}.type", expected)
+    return unsupported_value(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
 
 
 def _said(block: dict[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise wrong(f"{where}.{name}", "a string")
+        raise invalid_value(f"{where}.{name}", "a string")
     return value
 
 
@@ -91,7 +96,7 @@ def _user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
 
     def say() -> None:
         pictures = any(not isinstance(part, str) for part in parts)
-        read.append({"role": "user", "content": as_parts(parts) if pictures else "".join(parts)})
+        read.append({"role": "user", "content": build_parts(parts) if pictures else "".join(parts)})
         parts.clear()
 
     for block, place in _blocks(content, where):
@@ -104,7 +109,7 @@ def _user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
             read.append(_tool_result(block, place))
         elif kind == "image":
             images.append(f"{place}.type")
-            parts.append(image_part(block, place))
+            parts.append(read_image(block, place))
         else:
             raise _misplaced(block, place, "'text', 'image' or 'tool_result' in a user's turn")
     if parts or not read:
@@ -115,9 +120,13 @@ def _user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     told = block.get("content")
     said = "" if told is None else _text(told, f"{where}.content")
-    if boolean(block, "is_error", False, where) and not said.lower().startswith("error"):
+    if read_boolean(block, "is_error", False, where) and not said.lower().startswith("error"):
         said = f"Error: {said}" if said else "Error"
-    return {"role": "tool", "tool_call_id": text(block.get("tool_use_id"), f"{where}.tool_use_id"), "content": said}
+    return {
+        "role": "tool",
+        "tool_call_id": check_text(block.get("tool_use_id"), f"{where}.tool_use_id"),
+        "content": said,
+    }
 
 
 def _assistant(content: Any, where: str) -> dict[str, Any]:
@@ -146,6 +155,9 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
 def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
     given = block.get("input")
     if not isinstance(given, dict):
-        raise wrong(f"{where}.input", "an object")
-    function = {"name": text(block.get("name"), f"{where}.name"), "arguments": json.dumps(given, ensure_ascii=False)}
-    return {"id": text(block.get("id"), f"{where}.id"), "type": "function", "function": function}
+        raise invalid_value(f"{where}.input", "an object")
+    function = {
+        "name": check_text(block.get("name"), f"{where}.name"),
+        "arguments": json.dumps(given, ensure_ascii=False),
+    }
+    return {"id": check_text(block.get("id"), f"{where}.id"), "type": "function", "function": function}

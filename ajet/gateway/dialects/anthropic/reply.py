@@ -1,6 +1,6 @@
-"""A reply's parts as Anthropic names them: content blocks, stop reasons, usage.
+"""The parts of an answer in Anthropic's form: content blocks, stop reasons, usage.
 
-Invariant: whole and streamed replies are made of the same parts.
+Invariant: streamed answers are made of the same parts as others.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from ajet.gateway.turn import Refused, Turn
+from ajet.gateway.reply import Reply
+from ajet.gateway.request import Refused
 
-Shown = Literal["shown", "omitted", "hidden"]
+ThinkingDisplay = Literal["shown", "omitted", "hidden"]
 """Thinking with its text, as an empty block, or not at all."""
 
 
-def content_of(message: dict[str, Any], thinking: Shown, signature: str) -> list[dict[str, Any]]:
-    """The blocks of a message. Raises Refused where a call's arguments are no object, which has no form here."""
+def build_content(message: dict[str, Any], thinking: ThinkingDisplay, signature: str) -> list[dict[str, Any]]:
+    """Return the blocks of a message. Raises Refused if the arguments of a call are no JSON object."""
     blocks: list[dict[str, Any]] = []
     thought = message.get("reasoning_content")
     if thought and thinking != "hidden":
@@ -24,40 +25,40 @@ def content_of(message: dict[str, Any], thinking: Shown, signature: str) -> list
         blocks.append(text_block(message["content"]))
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        blocks.append({**tool_block(call["id"], function["name"]), "input": _input(function)})
+        blocks.append({**tool_block(call["id"], function["name"]), "input": _parse_input(function)})
     return blocks
 
 
 def thinking_block(thought: str) -> dict[str, Any]:
-    """A block of thinking, not signed yet."""
+    """Return a block of thinking without a signature."""
     return {"type": "thinking", "thinking": thought, "signature": ""}
 
 
-def text_block(said: str) -> dict[str, Any]:
-    """A block of text."""
-    return {"type": "text", "text": said}
+def text_block(text: str) -> dict[str, Any]:
+    """Return a block of text."""
+    return {"type": "text", "text": text}
 
 
 def tool_block(call_id: str, name: str) -> dict[str, Any]:
-    """A call without its input."""
+    """Return a block of a tool call without its input."""
     return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
 
-def stop_of(turn: Turn, room: int) -> dict[str, Any]:
-    """stop_reason and its kin."""
+def build_stop(reply: Reply, room: int) -> dict[str, Any]:
+    """Return stop_reason, stop_sequence and stop_details. `room` limits the tokens of prompt and reply together."""
     reason = "end_turn"
-    if turn.finish == "tool_calls":
+    if reply.finish == "tool_calls":
         reason = "tool_use"
-    elif turn.finish == "length":
-        full = (turn.prompt_tokens or 0) + (turn.completion_tokens or 0) >= room
+    elif reply.finish == "length":
+        full = (reply.prompt_tokens or 0) + (reply.completion_tokens or 0) >= room
         reason = "model_context_window_exceeded" if full else "max_tokens"
-    elif turn.stopped is not None:
+    elif reply.stopped is not None:
         reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": turn.stopped, "stop_details": None}
+    return {"stop_reason": reason, "stop_sequence": reply.stopped, "stop_details": None}
 
 
-def usage_of(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
-    """Tokens as captured; 0 where a server did not count them, since clients add these numbers up."""
+def build_usage(prompt_tokens: int | None, completion_tokens: int | None) -> dict[str, Any]:
+    """Return the captured tokens; 0 if a server did not count them, since clients add these numbers up."""
     return {
         "input_tokens": prompt_tokens or 0,
         "output_tokens": completion_tokens or 0,
@@ -66,7 +67,7 @@ def usage_of(prompt_tokens: int | None, completion_tokens: int | None) -> dict[s
     }
 
 
-def _input(function: dict[str, Any]) -> dict[str, Any]:
+def _parse_input(function: dict[str, Any]) -> dict[str, Any]:
     try:
         value = json.loads(function.get("arguments") or "{}")
     except (ValueError, RecursionError):

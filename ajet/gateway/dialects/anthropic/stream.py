@@ -1,4 +1,4 @@
-"""EventWriter: a reply as Anthropic's server-sent events.
+"""MessageWriter: a reply as Anthropic's server-sent events.
 
 Invariant: message_start, ping, then the blocks one after the other (start, deltas, stop), message_delta, message_stop;
 the deltas add up to the blocks of the whole reply.
@@ -12,58 +12,59 @@ from typing import Any
 
 from ajet.gateway.dialects.anthropic.errors import error_body
 from ajet.gateway.dialects.anthropic.reply import (
-    Shown,
-    stop_of,
+    ThinkingDisplay,
+    build_stop,
+    build_usage,
     text_block,
     thinking_block,
     tool_block,
-    usage_of,
 )
-from ajet.gateway.turn import Piece, Refused, Turn
+from ajet.gateway.reply import Reply, ReplyChunk
+from ajet.gateway.request import Refused
 
 
-class EventWriter:
-    """See Writer; of one reply."""
+class MessageWriter:
+    """Writes one reply."""
 
-    def __init__(self, message_id: str, model: str, thinking: Shown, signature: str, room: int) -> None:
+    def __init__(self, message_id: str, model: str, thinking: ThinkingDisplay, signature: str, room: int) -> None:
         self._id, self._model, self._thinking = message_id, model, thinking
         self._signature, self._room = signature, room
-        self._begun = False
+        self._has_begun = False
         self._open: str | None = None
-        """The type of the block that is open."""
+        """The type of the open block."""
         self._blocks = 0
         self._calls: dict[int, int] = {}
-        """A call's index -> its block's."""
+        """Index of a tool call -> index of its block."""
 
-    def start(self, choice: int) -> bytes:
+    def begin_reply(self, choice: int) -> bytes:
         return b""
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
-        events = [self._begin(piece.prompt_tokens)]
-        for delta in piece.deltas:
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        events = [self._begin_message(chunk.prompt_tokens)]
+        for delta in chunk.deltas:
             if delta.get("reasoning_content"):
-                events.append(self._think(delta["reasoning_content"]))
+                events.append(self._write_thinking(delta["reasoning_content"]))
             if delta.get("content"):
-                events.append(self._say(delta["content"]))
-            events += [self._call(call) for call in delta.get("tool_calls") or ()]
+                events.append(self._write_text(delta["content"]))
+            events += [self._write_call(call) for call in delta.get("tool_calls") or ()]
         return b"".join(events)
 
-    def end(self, choice: int, turn: Turn) -> bytes:
-        events = [self._begin(turn.prompt_tokens), self._stop_block()]
-        usage = usage_of(turn.prompt_tokens, turn.completion_tokens)
-        events.append(_event("message_delta", delta=stop_of(turn, self._room), usage=usage))
+    def end_reply(self, choice: int, reply: Reply) -> bytes:
+        events = [self._begin_message(reply.prompt_tokens), self._stop_block()]
+        usage = build_usage(reply.prompt_tokens, reply.completion_tokens)
+        events.append(_encode_event("message_delta", delta=build_stop(reply, self._room), usage=usage))
         return b"".join(events)
 
-    def close(self, turns: Sequence[Turn]) -> bytes:
-        return _event("message_stop")
+    def close(self, replies: Sequence[Reply]) -> bytes:
+        return _encode_event("message_stop")
 
-    def error(self, refused: Refused) -> bytes:
-        return _event("error", error=error_body(refused)["error"])
+    def fail(self, refused: Refused) -> bytes:
+        return _encode_event("error", error=error_body(refused)["error"])
 
-    def _begin(self, prompt_tokens: int | None) -> bytes:
-        if self._begun:
+    def _begin_message(self, prompt_tokens: int | None) -> bytes:
+        if self._has_begun:
             return b""
-        self._begun = True
+        self._has_begun = True
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -73,23 +74,23 @@ class EventWriter:
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
-            "usage": usage_of(prompt_tokens, 0),
+            "usage": build_usage(prompt_tokens, 0),
         }
-        return _event("message_start", message=message) + _event("ping")
+        return _encode_event("message_start", message=message) + _encode_event("ping")
 
-    def _think(self, thought: str) -> bytes:
+    def _write_thinking(self, thought: str) -> bytes:
         if self._thinking == "hidden":
             return b""
         events = b"" if self._open == "thinking" else self._start_block(thinking_block(""))
         if self._thinking == "shown":
-            events += self._delta(self._blocks - 1, "thinking_delta", thinking=thought)
+            events += self._write_delta(self._blocks - 1, "thinking_delta", thinking=thought)
         return events
 
-    def _say(self, said: str) -> bytes:
+    def _write_text(self, text: str) -> bytes:
         events = b"" if self._open == "text" else self._start_block(text_block(""))
-        return events + self._delta(self._blocks - 1, "text_delta", text=said)
+        return events + self._write_delta(self._blocks - 1, "text_delta", text=text)
 
-    def _call(self, call: dict[str, Any]) -> bytes:
+    def _write_call(self, call: dict[str, Any]) -> bytes:
         function = call.get("function") or {}
         index = call.get("index", 0)
         events = b""
@@ -97,14 +98,14 @@ class EventWriter:
             events = self._start_block(tool_block(call.get("id") or f"call_{index}", function.get("name") or ""))
             self._calls[index] = self._blocks - 1
         if function.get("arguments"):
-            events += self._delta(self._calls[index], "input_json_delta", partial_json=function["arguments"])
+            events += self._write_delta(self._calls[index], "input_json_delta", partial_json=function["arguments"])
         return events
 
     def _start_block(self, block: dict[str, Any]) -> bytes:
         events = self._stop_block()
         self._open = block["type"]
         self._blocks += 1
-        return events + _event("content_block_start", index=self._blocks - 1, content_block=block)
+        return events + _encode_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _stop_block(self) -> bytes:
         if self._open is None:
@@ -112,14 +113,14 @@ class EventWriter:
         index = self._blocks - 1
         signed = b""
         if self._open == "thinking":
-            signed = self._delta(index, "signature_delta", signature=self._signature)
+            signed = self._write_delta(index, "signature_delta", signature=self._signature)
         self._open = None
-        return signed + _event("content_block_stop", index=index)
+        return signed + _encode_event("content_block_stop", index=index)
 
-    def _delta(self, index: int, kind: str, **told: str) -> bytes:
-        return _event("content_block_delta", index=index, delta={"type": kind, **told})
+    def _write_delta(self, index: int, kind: str, **values: str) -> bytes:
+        return _encode_event("content_block_delta", index=index, delta={"type": kind, **values})
 
 
-def _event(kind: str, **told: Any) -> bytes:
-    data = json.dumps({"type": kind, **told}, separators=(",", ":"))
+def _encode_event(kind: str, **values: Any) -> bytes:
+    data = json.dumps({"type": kind, **values}, separators=(",", ":"))
     return f"event: {kind}\ndata: {data}\n\n".encode()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.dialects.chat_messages import read_tools as read_chat_tools
-from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
-from ajet.gateway.turn import Refused
+from ajet.gateway.dialects.chat import read_tools as read_chat_tools
+from ajet.gateway.dialects.fields import check_text, invalid_value, read_boolean, unsupported_value
+from ajet.gateway.request import Refused
 
 Choice = tuple[Any, str | None, bool]
 """(auto | none | required | named, the tool's name, whether several calls may be made at once)."""
@@ -21,7 +21,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list):
-        raise wrong("tools", "a list of tools")
+        raise invalid_value("tools", "a list of tools")
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
     try:
         return read_chat_tools(tools)
@@ -33,25 +33,27 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
-        raise wrong(where, "an object")
+        raise invalid_value(where, "an object")
     kind = tool.get("type")
     if kind is not None and kind != "custom":
-        raise unsupported(f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known.")
-    if boolean(tool, "defer_loading", False, where):
-        raise unsupported(f"{where}.defer_loading", "there is no tool search here.")
+        raise unsupported_value(
+            f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known."
+        )
+    if read_boolean(tool, "defer_loading", False, where):
+        raise unsupported_value(f"{where}.defer_loading", "there is no tool search here.")
     if tool.get("allowed_callers") not in (None, [], ["direct"]):
-        raise unsupported(f"{where}.allowed_callers", "only the model itself calls tools here ('direct').")
+        raise unsupported_value(f"{where}.allowed_callers", "only the model itself calls tools here ('direct').")
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
-        raise wrong(f"{where}.input_schema", "a JSON schema (an object)")
+        raise invalid_value(f"{where}.input_schema", "a JSON schema (an object)")
     examples = tool.get("input_examples") or []
     if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
-        raise wrong(f"{where}.input_examples", "a list of objects")
+        raise invalid_value(f"{where}.input_examples", "a list of objects")
     function: dict[str, Any] = {"name": tool.get("name")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     function["parameters"] = {**schema, "examples": examples} if examples else schema
-    if boolean(tool, "strict", False, where):
+    if read_boolean(tool, "strict", False, where):
         function["strict"] = True
     return {"type": "function", "function": function}
 
@@ -62,16 +64,16 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if choice is None:
         return "auto", None, True
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "any", "tool", "none"):
-        raise wrong("tool_choice.type", "'auto', 'any', 'tool' or 'none'")
-    several = not boolean(choice, "disable_parallel_tool_use", False, "tool_choice")
+        raise invalid_value("tool_choice.type", "'auto', 'any', 'tool' or 'none'")
+    several = not read_boolean(choice, "disable_parallel_tool_use", False, "tool_choice")
     kind = choice["type"]
     if kind in ("auto", "none"):
         return kind, None, several or not tools
     if not tools:
-        raise wrong("tool_choice", "'tools' beside it")
+        raise invalid_value("tool_choice", "'tools' beside it")
     if kind == "any":
         return "required", None, several
-    name = text(choice.get("name"), "tool_choice.name")
+    name = check_text(choice.get("name"), "tool_choice.name")
     if all(tool["function"]["name"] != name for tool in tools):
-        raise wrong("tool_choice.name", "the name of one of the tools")
+        raise invalid_value("tool_choice.name", "the name of one of the tools")
     return "named", name, several

@@ -1,6 +1,6 @@
-"""The dialect itself: a request read, a response told.
+"""Responses and its input_tokens: parsing of requests, formatting of answers.
 
-Invariant: what a response says of the request is what was asked; usage counts the captured tokens; a reply that was
+Invariant: what a response repeats of the request is what was sent; usage counts the captured tokens; a reply that was
 cut is `incomplete` and says why, one that failed in its stream is `failed`.
 """
 
@@ -15,14 +15,14 @@ from typing import Any
 
 from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body
-from ajet.gateway.dialects.contract import Asked, Caller, Writer
-from ajet.gateway.dialects.response_format import as_response_format, read_text_format
+from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.responses.items import messages_of, read_input
 from ajet.gateway.dialects.responses.kept import Item, Kept, KeptResponses, kept_responses
 from ajet.gateway.dialects.responses.output import Event, Output, Telling, reasoning_tokens, whole
 from ajet.gateway.dialects.responses.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.token_logprobs import Decode
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.reply import Reply, ReplyChunk
+from ajet.gateway.request import ParsedRequest, Refused
 
 _ECHOED: dict[str, Any] = {
     "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": {}, "model": "ajet",
@@ -31,15 +31,15 @@ _ECHOED: dict[str, Any] = {
     "tool_choice": "auto", "tools": [], "top_logprobs": None, "top_p": None, "truncation": "disabled", "user": None,
     "background": False,
 }  # fmt: skip
-"""Fields of a request that its response repeats, and what it says of those that were left out."""
-_ASIDES = (
+"""Fields of a request that its response repeats, and their values if they were left out."""
+_INERT = (
     "user", "metadata", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata",
 )  # fmt: skip
-"""They ask nothing of the reply."""
+"""Fields that do not affect the reply."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"presence_penalty": (0,), "frequency_penalty": (0,)}
-"""Fields that only a chat engine may honour, with the values that ask for nothing."""
-TAKEN = {*_ECHOED, *_ASIDES, *_NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
+"""Fields that only a chat engine may honour, with the values that have no effect."""
+TAKEN = {*_ECHOED, *_INERT, *_NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
 """The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
@@ -52,10 +52,10 @@ _PARAMS = {
     "messages": "input", "logprobs": "include", "response_format": "text.format", "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
-"""A turn's fields as this protocol calls them."""
+"""Names of fields in this protocol, by their names in Chat Completions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Options:
     echo: Mapping[str, Any]
     telling: Telling
@@ -67,7 +67,7 @@ class _Options:
     id: str = field(default_factory=lambda: "resp_" + secrets.token_hex(24))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def response(self, status: str, output: Sequence[Item], **told: Any) -> dict[str, Any]:
+    def build_response(self, status: str, output: Sequence[Item], **values: Any) -> dict[str, Any]:
         ended = status in ("completed", "incomplete")
         return {
             "id": self.id,
@@ -80,41 +80,41 @@ class _Options:
             **self.echo,
             "output": list(output),
             "usage": None,
-            **told,
+            **values,
         }
 
-    def ended(self, turn: Turn, output: Sequence[Item]) -> dict[str, Any]:
-        """The response of a whole reply, kept if that was asked for."""
-        cut = turn.finish == "length"
-        thought = reasoning_tokens(turn.ids, turn.message, self.decode)
-        response = self.response(
+    def complete_response(self, reply: Reply, output: Sequence[Item]) -> dict[str, Any]:
+        """Return the response of a complete reply, and store it if the client wants that."""
+        cut = reply.finish == "length"
+        thought = reasoning_tokens(reply.ids, reply.message or {}, self.decode)
+        response = self.build_response(
             "incomplete" if cut else "completed",
             output,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            usage=_usage(turn, thought),
+            usage=_build_usage(reply, thought),
         )
-        self.keep(response)
+        self.store_response(response)
         return response
 
-    def keep(self, response: dict[str, Any]) -> None:
+    def store_response(self, response: dict[str, Any]) -> None:
         if self.store:
             self.kept.keep(self.previous, self.own, response)
 
 
 class ResponsesDialect:
-    """See Dialect. `decode` gives a token's text, for logprobs; None where no tokens are known."""
+    """Responses. `decode` gives a token's text, for logprobs; None if no tokens are known."""
 
     path = "/v1/responses"
 
     def __init__(self, decode: Decode | None) -> None:
         self._decode = decode
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
-        """The request as one turn. Raises Refused."""
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse a request. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
-        model = fields.model(body)
+        model = fields.read_model(body)
         kept = kept_responses(caller.kept)
-        previous = _previous(body.get("previous_response_id"), kept)
+        previous = _find_previous(body.get("previous_response_id"), kept)
         own = read_input(body.get("input", []), kept)
         earlier = previous.conversation() + previous.response["output"] if previous is not None else []
         images: list[str] = []
@@ -122,22 +122,24 @@ class ResponsesDialect:
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
-                raise fields.wrong("instructions", "a string")
+                raise fields.invalid_value("instructions", "a string")
             messages.insert(0, {"role": "system", "content": instructions})
         if not messages:
-            raise fields.wrong("input", "a text or a non-empty list of items")
+            raise fields.invalid_value("input", "a text or a non-empty list of items")
         tools, namespaces = read_tools(body.get("tools"))
         choice, named = read_tool_choice(body, tools)
-        includes = _includes(body.get("include"))
-        top = fields.integer(body, "top_logprobs", 0, 20)
+        includes = _read_includes(body.get("include"))
+        top = fields.read_integer(body, "top_logprobs", 0, 20)
         logprobs = "message.output_text.logprobs" in includes or bool(top)
-        summary, effort = _reasoning(body.get("reasoning"))
-        schema, passed = _text(body.get("text"))
-        seed = fields.seed(body)
-        passed |= {name: value for name, value in (("reasoning_effort", effort), ("seed", seed)) if value is not None}
-        passed |= fields.not_neutral(body, _NEUTRAL)
+        summary, effort = _read_reasoning(body.get("reasoning"))
+        schema, engine_fields = _read_text(body.get("text"))
+        seed = fields.read_seed(body)
+        engine_fields |= {
+            name: value for name, value in (("reasoning_effort", effort), ("seed", seed)) if value is not None
+        }
+        engine_fields |= fields.select_effective(body, _NEUTRAL)
         _check_rest(body)
-        request = TurnRequest(
+        request = ParsedRequest(
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
@@ -146,122 +148,121 @@ class ResponsesDialect:
             tools=tools,
             tool_choice=choice,
             named_tool=named,
-            parallel_tool_calls=fields.boolean(body, "parallel_tool_calls", True) if tools else True,
-            max_tokens=fields.integer(body, "max_output_tokens", 1, 1 << 31),
-            temperature=fields.number(body, "temperature", 0, 2),
-            top_p=fields.top_p(body),
-            top_k=fields.top_k(body),
-            stop=fields.stop_strings(body.get("stop")),
+            parallel_tool_calls=fields.read_boolean(body, "parallel_tool_calls", True) if tools else True,
+            max_tokens=fields.read_integer(body, "max_output_tokens", 1, 1 << 31),
+            **fields.read_sampling(body),
+            stop=fields.read_stop(body.get("stop")),
             logprobs=logprobs,
             top_logprobs=top or 0,
             json_schema=schema,
-            passed=passed,
-            asides=fields.given(body, _ASIDES),
+            engine_fields=engine_fields,
+            inert_fields=fields.select_set(body, _INERT),
             notes={"model": model} if model else {},
         )
         echo = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-        echo["tools"] = [_echoed(tool) for tool in body.get("tools") or ()]
+        echo["tools"] = [_build_echo(tool) for tool in body.get("tools") or ()]
         echo["text"] = {"format": {"type": "text"}, **(body.get("text") or {})}
         sealing = "reasoning.encrypted_content" in includes
         telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
-        store = fields.boolean(body, "store", True)
-        options = _Options(echo, telling, self._decode, kept, previous, own, store)
-        return Asked([request], fields.boolean(body, "stream", False), options)
+        store = fields.read_boolean(body, "store", True)
+        request.options = _Options(echo, telling, self._decode, kept, previous, own, store)
+        request.is_streamed = fields.read_boolean(body, "stream", False)
+        return request
 
-    def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
-        """A response."""
-        options: _Options = asked.options
-        turn = turns[0]
+    def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return a response."""
+        options: _Options = request.options
+        reply = replies[0]
         output = Output(options.id, options.telling, options.kept.called)
-        tokens = Piece([], turn.ids, turn.logprobs, turn.top)
-        for _ in output.feed(whole(turn.message, tokens)):
+        for _ in output.feed(whole(reply)):
             pass
-        for _ in output.end(_status(turn)):
+        for _ in output.end(_find_status(reply)):
             pass
-        return options.ended(turn, output.items)
+        return options.complete_response(reply, output.items)
 
-    def writer(self, asked: Asked) -> Writer:
-        """See Writer."""
-        return _EventWriter(asked.options)
+    def build_writer(self, request: ParsedRequest) -> StreamWriter:
+        """Return the writer of a streamed answer."""
+        return _ResponseWriter(request.options)
 
-    def error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
-        """OpenAI's error shape."""
+    def format_error(self, refused: Refused, request_id: str = "") -> dict[str, Any]:
+        """Return an error in OpenAI's shape."""
         return error_body(refused, _PARAMS)
 
 
 class InputTokensDialect(ResponsesDialect):
-    """Takes what Responses takes and answers with the prompt's length alone."""
+    """Takes the requests of Responses and answers with the number of prompt tokens only."""
 
     path = "/v1/responses/input_tokens"
 
-    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
-        """See Asked.count. Raises Refused."""
-        request = super().read(body, caller).turns[0]
-        return Asked([request], False, count=lambda tokens: {"object": "response.input_tokens", "input_tokens": tokens})
+    def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
+        """Parse a request whose tokens are to be counted. Raises Refused."""
+        request = super().parse(body, caller)
+        request.format_count = lambda tokens: {"object": "response.input_tokens", "input_tokens": tokens}
+        return request
 
 
-class _EventWriter:
-    """Named, numbered events."""
+class _ResponseWriter:
+    """Writes named, numbered events."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._output = Output(options.id, options.telling, options.kept.called)
         self._number = 0
 
-    def start(self, choice: int) -> bytes:
-        begun = self._options.response("in_progress", ())
-        return self._event({"type": "response.created", "response": begun}) + self._event(
+    def begin_reply(self, choice: int) -> bytes:
+        begun = self._options.build_response("in_progress", ())
+        return self._encode_event({"type": "response.created", "response": begun}) + self._encode_event(
             {"type": "response.in_progress", "response": begun}
         )
 
-    def piece(self, choice: int, piece: Piece) -> bytes:
-        return b"".join([self._event(event) for event in self._output.feed(piece)])
+    def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
+        return b"".join([self._encode_event(event) for event in self._output.feed(chunk)])
 
-    def end(self, choice: int, turn: Turn) -> bytes:
-        return b"".join([self._event(event) for event in self._output.end(_status(turn))])
+    def end_reply(self, choice: int, reply: Reply) -> bytes:
+        return b"".join([self._encode_event(event) for event in self._output.end(_find_status(reply))])
 
-    def close(self, turns: Sequence[Turn]) -> bytes:
-        response = self._options.ended(turns[0], self._output.items)
-        return self._event({"type": f"response.{response['status']}", "response": response})
+    def close(self, replies: Sequence[Reply]) -> bytes:
+        response = self._options.complete_response(replies[0], self._output.items)
+        return self._encode_event({"type": f"response.{response['status']}", "response": response})
 
-    def error(self, refused: Refused) -> bytes:
+    def fail(self, refused: Refused) -> bytes:
         code = "server_error"
         if refused.status < 500:
             code = "rate_limit_exceeded" if refused.status == 429 else "invalid_prompt"
-        told = {"code": code, "message": refused.message}
+        error = {"code": code, "message": refused.message}
         self._output.settle()
-        response = self._options.response("failed", self._output.items, error=told)
-        self._options.keep(response)
-        return self._event({"type": "response.failed", "response": response})
+        response = self._options.build_response("failed", self._output.items, error=error)
+        self._options.store_response(response)
+        return self._encode_event({"type": "response.failed", "response": response})
 
-    def _event(self, event: Event) -> bytes:
+    def _encode_event(self, event: Event) -> bytes:
         numbered = {**event, "sequence_number": self._number}
         self._number += 1
         data = json.dumps(numbered, separators=(",", ":"))
         return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
-def _usage(turn: Turn, reasoning_tokens: int) -> dict[str, Any] | None:
-    """None where a chat engine's server did not count its tokens."""
-    if turn.prompt_tokens is None or turn.completion_tokens is None:
+def _build_usage(reply: Reply, reasoning_tokens: int) -> dict[str, Any] | None:
+    """Return the usage; None if the server of a chat engine did not count its tokens."""
+    if reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return {
-        "input_tokens": turn.prompt_tokens,
+        "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": turn.completion_tokens,
+        "output_tokens": reply.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-        "total_tokens": turn.prompt_tokens + turn.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
 
 
-def _status(turn: Turn) -> str:
-    return "incomplete" if turn.finish == "length" else "completed"
+def _find_status(reply: Reply) -> str:
+    return "incomplete" if reply.finish == "length" else "completed"
 
 
-def _previous(name: Any, kept: KeptResponses) -> Kept | None:
+def _find_previous(name: Any, kept: KeptResponses) -> Kept | None:
     if name is None:
         return None
-    found = kept.find(fields.text(name, "previous_response_id"))
+    found = kept.find(fields.check_text(name, "previous_response_id"))
     if found is None:
         raise Refused(
             f"Previous response with id '{name}' not found.",
@@ -269,79 +270,86 @@ def _previous(name: Any, kept: KeptResponses) -> Kept | None:
             param="previous_response_id",
         )
     if found.response["status"] == "failed":
-        raise fields.unsupported("previous_response_id", "that response failed.")
+        raise fields.unsupported_value("previous_response_id", "that response failed.")
     return found
 
 
-def _echoed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _build_echo(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
 
 
-def _includes(value: Any) -> list[str]:
+def _read_includes(value: Any) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise fields.wrong("include", "a list")
+        raise fields.invalid_value("include", "a list")
     for index, name in enumerate(value):
         if not isinstance(name, str) or name not in _INCLUDES:
-            raise fields.unsupported(f"include[{index}]", f"no response here has {name!r}.")
+            raise fields.unsupported_value(f"include[{index}]", f"no response here has {name!r}.")
     return value
 
 
-def _reasoning(value: Any) -> tuple[bool, str | None]:
-    """(whether a summary is wanted, the effort that is)."""
+def _read_reasoning(value: Any) -> tuple[bool, str | None]:
+    """Return (True if a summary is wanted, the effort)."""
     if value is None:
         return False, None
     if not isinstance(value, dict):
-        raise fields.wrong("reasoning", "an object")
+        raise fields.invalid_value("reasoning", "an object")
     for name, neutral in (("context", "auto"), ("mode", "standard")):
         if value.get(name) not in (None, neutral):
-            raise fields.unsupported(f"reasoning.{name}", "this server's models do not know it.")
+            raise fields.unsupported_value(f"reasoning.{name}", "this server's models do not know it.")
     fields.refuse_unknown(value, {"context", "mode", "effort", "summary", "generate_summary"})
     wanted = [value[name] for name in ("summary", "generate_summary") if value.get(name) is not None]
     if any(each not in ("auto", "detailed") for each in wanted):
-        raise fields.unsupported("reasoning.summary", "reasoning is told whole: 'auto' or 'detailed'.")
+        raise fields.unsupported_value("reasoning.summary", "reasoning is told whole: 'auto' or 'detailed'.")
     effort = value.get("effort")
-    return bool(wanted), None if effort is None else fields.text(effort, "reasoning.effort")
+    return bool(wanted), None if effort is None else fields.check_text(effort, "reasoning.effort")
 
 
-def _text(value: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """(the schema of the reply, fields for chat engines)."""
+def _read_text(value: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """Return (the schema of the reply, fields for chat engines)."""
     if value is None:
         return None, {}
     if not isinstance(value, dict):
-        raise fields.wrong("text", "an object")
+        raise fields.invalid_value("text", "an object")
     fields.refuse_unknown(value, {"format", "verbosity"})
-    schema = read_text_format(value.get("format"))
+    schema = fields.read_format(value.get("format"), "text.format", is_nested=False)
     passed: dict[str, Any] = {}
     if schema is not None:
-        passed["response_format"] = as_response_format(value["format"])
+        passed["response_format"] = _build_response_format(value["format"])
     if value.get("verbosity") is not None:
-        passed["verbosity"] = fields.text(value["verbosity"], "text.verbosity")
+        passed["verbosity"] = fields.check_text(value["verbosity"], "text.verbosity")
     return schema, passed
 
 
+def _build_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `text.format` as Chat Completions' `response_format`."""
+    if value["type"] != "json_schema":
+        return dict(value)
+    return {"type": "json_schema", "json_schema": {name: value[name] for name in value if name != "type"}}
+
+
 def _check_rest(body: Mapping[str, Any]) -> None:
-    """Fields that can be honoured only in part."""
-    if fields.boolean(body, "background", False):
-        raise fields.unsupported("background", "replies are given at once or streamed.")
+    """Raise Refused for values of fields that are honoured only in part."""
+    if fields.read_boolean(body, "background", False):
+        raise fields.unsupported_value("background", "replies are given at once or streamed.")
     if body.get("truncation") not in (None, "disabled"):
-        raise fields.unsupported("truncation", "nothing is left out of a conversation: 'disabled' only.")
-    fields.integer(body, "max_tool_calls", 1, 1 << 31)
+        raise fields.unsupported_value("truncation", "nothing is left out of a conversation: 'disabled' only.")
+    fields.read_integer(body, "max_tool_calls", 1, 1 << 31)
     metadata = body.get("metadata")
     if metadata is not None:
         texts = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
         if not texts:
-            raise fields.wrong("metadata", "an object of strings")
+            raise fields.invalid_value("metadata", "an object of strings")
     for name in ("user", "prompt_cache_key", "safety_identifier"):
         if not isinstance(body.get(name, ""), (str, type(None))):
-            raise fields.wrong(name, "a string")
+            raise fields.invalid_value(name, "a string")
     if body.get("service_tier") not in (None, *_TIERS):
-        raise fields.wrong("service_tier", "one of " + ", ".join(_TIERS))
+        raise fields.invalid_value("service_tier", "one of " + ", ".join(_TIERS))
     options = body.get("stream_options")
     if options is not None:
         if not isinstance(options, dict) or not body.get("stream"):
-            raise fields.wrong("stream_options", "an object, and 'stream' to be true")
+            raise fields.invalid_value("stream_options", "an object, and 'stream' to be true")
         fields.refuse_unknown(options, {"include_obfuscation"})
-        if fields.boolean(options, "include_obfuscation", False):
-            raise fields.unsupported("stream_options.include_obfuscation", "streams are not obfuscated.")
+        if fields.read_boolean(options, "include_obfuscation", False):
+            raise fields.unsupported_value("stream_options.include_obfuscation", "streams are not obfuscated.")

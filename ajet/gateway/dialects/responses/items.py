@@ -11,11 +11,10 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.gateway.dialects.chat_messages import read_content
-from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.dialects.fields import check_text, invalid_value, read_content, unsupported_value
 from ajet.gateway.dialects.responses.kept import Item, KeptResponses
 from ajet.gateway.dialects.responses.tools import one_name
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 
 _SEALED = "ajet:"
 _ROLES = ("user", "system", "developer", "assistant")
@@ -26,14 +25,14 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
-        raise wrong("input", "a text or a list of items")
+        raise invalid_value("input", "a text or a list of items")
     items: list[Item] = []
     for index, item in enumerate(value):
         where = f"input[{index}]"
         if not isinstance(item, dict):
-            raise wrong(where, "an object")
+            raise invalid_value(where, "an object")
         if item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item):
-            name = text(item.get("id"), f"{where}.id")
+            name = check_text(item.get("id"), f"{where}.id")
             found = kept.item(name)
             if found is None:
                 raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{where}.id")
@@ -87,16 +86,16 @@ class _Conversation:
         elif kind == "function_call_output":
             self._result(item, where)
         else:
-            raise unsupported(f"{where}.type", f"this server has no use for items of type {kind!r}.")
+            raise unsupported_value(f"{where}.type", f"this server has no use for items of type {kind!r}.")
 
     def _message(self, item: Item, where: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
-            raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
+            raise invalid_value(f"{where}.role", "one of " + ", ".join(_ROLES))
         images = self._images if role == "user" else None
         content = read_content(item.get("content"), f"{where}.content", images)
         if content is None:
-            raise wrong(f"{where}.content", "a text or a list of text parts")
+            raise invalid_value(f"{where}.content", "a text or a list of text parts")
         if role != "assistant":
             self._reply = None
             self.messages.append({"role": role, "content": content})
@@ -110,21 +109,21 @@ class _Conversation:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
 
     def _call(self, item: Item, where: str) -> None:
-        name = text(item.get("name"), f"{where}.name")
+        name = check_text(item.get("name"), f"{where}.name")
         if item.get("namespace") is not None:
-            name = one_name(text(item["namespace"], f"{where}.namespace"), name)
-        call = text(item.get("call_id"), f"{where}.call_id")
+            name = one_name(check_text(item["namespace"], f"{where}.namespace"), name)
+        call = check_text(item.get("call_id"), f"{where}.call_id")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
-            raise wrong(f"{where}.arguments", "a string of JSON")
+            raise invalid_value(f"{where}.arguments", "a string of JSON")
         told = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
         self._open(begin=False, call=call).setdefault("tool_calls", []).append(told)
 
     def _result(self, item: Item, where: str) -> None:
         output = read_content(item.get("output"), f"{where}.output")
         if output is None:
-            raise wrong(f"{where}.output", "a text or a list of text parts")
-        call = text(item.get("call_id"), f"{where}.call_id")
+            raise invalid_value(f"{where}.output", "a text or a list of text parts")
+        call = check_text(item.get("call_id"), f"{where}.call_id")
         self._answered = True
         self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
 
@@ -156,18 +155,18 @@ def _thought(item: Item, where: str) -> str:
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
-            raise wrong(f"{where}.{name}", "a list of texts")
+            raise invalid_value(f"{where}.{name}", "a list of texts")
         texts = [part.get("text") for part in parts or ()]
         if not all(isinstance(each, str) for each in texts):
-            raise wrong(f"{where}.{name}", "a list of texts")
+            raise invalid_value(f"{where}.{name}", "a list of texts")
         if texts and name == "content":
             return "".join(texts)
     secret = item.get("encrypted_content")
     if secret is not None:
         if not isinstance(secret, str) or not secret.startswith(_SEALED):
-            raise unsupported(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
+            raise unsupported_value(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
         try:
             return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
         except ValueError as error:  # no base64, or no UTF-8 in it
-            raise wrong(f"{where}.encrypted_content", "the text that was given") from error
+            raise invalid_value(f"{where}.encrypted_content", "the text that was given") from error
     return "".join(texts)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 
 Item = dict[str, Any]
 CALLS = 16

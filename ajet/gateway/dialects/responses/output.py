@@ -13,8 +13,8 @@ from typing import Any
 from ajet.gateway.dialects.responses.items import sealed
 from ajet.gateway.dialects.responses.kept import Item
 from ajet.gateway.dialects.responses.tools import Namespaces
-from ajet.gateway.dialects.token_logprobs import Decode, token_logprobs
-from ajet.gateway.turn import Piece
+from ajet.gateway.dialects.token_logprobs import Decode, build_token_logprobs
+from ajet.gateway.reply import Reply, ReplyChunk
 
 Event = dict[str, Any]
 
@@ -48,15 +48,17 @@ class Output:
         self._waiting: list[dict[str, Any]] = []
         """Logprobs of tokens that no text was told with."""
 
-    def feed(self, piece: Piece) -> Iterator[Event]:
-        """More of the reply."""
+    def feed(self, chunk: ReplyChunk) -> Iterator[Event]:
+        """Yield the events of the next part of the reply."""
         telling = self._telling
-        if telling.decode is not None and len(piece.ids):
+        if telling.decode is not None and len(chunk.ids):
             self._waiting += [
                 _with_bytes(told)
-                for told in token_logprobs(telling.decode, telling.top_logprobs, piece.ids, piece.logprobs, piece.top)
+                for told in build_token_logprobs(
+                    telling.decode, telling.top_logprobs, chunk.ids, chunk.logprobs, chunk.top
+                )
             ]
-        for delta in piece.deltas:
+        for delta in chunk.deltas:
             if delta.get("reasoning_content"):
                 yield from self._think(delta["reasoning_content"])
             if delta.get("content"):
@@ -170,14 +172,15 @@ class Output:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **told}
 
 
-def whole(message: dict[str, Any], piece: Piece) -> Piece:
-    """A whole message as one piece, with the tokens of `piece`."""
+def whole(reply: Reply) -> ReplyChunk:
+    """Return a complete reply as one chunk."""
+    message = reply.message or {}
     deltas: list[dict[str, Any]] = [
         {name: message[name]} for name in ("reasoning_content", "content") if message.get(name)
     ]
     for index, call in enumerate(message.get("tool_calls") or ()):
         deltas.append({"tool_calls": [{**call, "index": index}]})
-    return Piece(deltas, piece.ids, piece.logprobs, piece.top)
+    return ReplyChunk(deltas, reply.ids, reply.unit_logprobs, reply.top)
 
 
 def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode | None) -> int:

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ajet.gateway.dialects.fields import unsupported, wrong
+from ajet.gateway.dialects.fields import invalid_value, unsupported_value
 from ajet.gateway.dialects.responses.kept import item_list, kept_responses
-from ajet.gateway.turn import Refused
+from ajet.gateway.request import Refused
 
 _PAGE = 20
 
@@ -25,7 +25,7 @@ def response_routes(kept_of: Callable[[Request], dict[str, Any]]) -> list[Route]
         if request.method == "DELETE":
             return JSONResponse(kept.delete(name))
         if request.query_params.get("stream", "false") != "false":
-            raise unsupported("stream", "a response that has ended is given whole.")
+            raise unsupported_value("stream", "a response that has ended is given whole.")
         return JSONResponse(kept.get(name).response)
 
     async def items(request: Request) -> Response:
@@ -33,9 +33,9 @@ def response_routes(kept_of: Callable[[Request], dict[str, Any]]) -> list[Route]
         query = request.query_params
         order, limit = query.get("order", "desc"), query.get("limit", str(_PAGE))
         if order not in ("asc", "desc"):
-            raise wrong("order", "'asc' or 'desc'")
+            raise invalid_value("order", "'asc' or 'desc'")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= 100):
-            raise wrong("limit", "an integer from 1 to 100")
+            raise invalid_value("limit", "an integer from 1 to 100")
         return JSONResponse(item_list(kept, order=order, limit=int(limit), after=query.get("after")))
 
     async def cancel(request: Request) -> Response:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.dialects.chat_messages import check_parameters
-from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.dialects.fields import check_parameters, check_text, invalid_value, read_boolean, unsupported_value
 
 Choice = tuple[Any, "str | None"]
 """(auto | none | required | named, the tool's name)."""
@@ -25,7 +24,7 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
     if value is None or value == []:
         return None, {}
     if not isinstance(value, list):
-        raise wrong("tools", "a list of tools")
+        raise invalid_value("tools", "a list of tools")
     tools: list[dict[str, Any]] = []
     namespaces: dict[str, tuple[str, str]] = {}
     for index, tool in enumerate(value):
@@ -33,13 +32,13 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
             tools.append(_function(tool, where))
             continue
-        space = text(tool.get("name"), f"{where}.name")
+        space = check_text(tool.get("name"), f"{where}.name")
         members = tool.get("tools")
         if not isinstance(members, list):
-            raise wrong(f"{where}.tools", "a list of tools")
+            raise invalid_value(f"{where}.tools", "a list of tools")
         told = tool.get("description") or ""
         if not isinstance(told, str):
-            raise wrong(f"{where}.description", "a string")
+            raise invalid_value(f"{where}.description", "a string")
         for at, member in enumerate(members):
             read = _function(member, f"{where}.tools[{at}]")
             function = read["function"]
@@ -49,7 +48,7 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
             read["function"] = {**function, "name": one, **({"description": "\n\n".join(about)} if about else {})}
             tools.append(read)
     if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
-        raise wrong("tools", "functions whose names differ, those of namespaces with the namespace in front")
+        raise invalid_value("tools", "functions whose names differ, those of namespaces with the namespace in front")
     return tools or None, namespaces
 
 
@@ -60,18 +59,20 @@ def one_name(namespace: str, name: str) -> str:
 
 def _function(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
-        raise wrong(where, "an object")
+        raise invalid_value(where, "an object")
     if tool.get("type") != "function":
-        raise unsupported(f"{where}.type", f"there is no {tool.get('type')!r} here, only tools of type 'function'.")
+        raise unsupported_value(
+            f"{where}.type", f"there is no {tool.get('type')!r} here, only tools of type 'function'."
+        )
     for name in _ONLY:
         if tool.get(name) and tool[name] != ["direct"]:
-            raise unsupported(f"{where}.{name}", "this server's models do not know it.")
-    function: dict[str, Any] = {"name": text(tool.get("name"), f"{where}.name")}
+            raise unsupported_value(f"{where}.{name}", "this server's models do not know it.")
+    function: dict[str, Any] = {"name": check_text(tool.get("name"), f"{where}.name")}
     if tool.get("description") is not None:
         if not isinstance(tool["description"], str):
-            raise wrong(f"{where}.description", "a string")
+            raise invalid_value(f"{where}.description", "a string")
         function["description"] = tool["description"]
-    strict = boolean(tool, "strict", False, where)
+    strict = read_boolean(tool, "strict", False, where)
     check_parameters(tool.get("parameters"), f"{where}.parameters", strict=strict)
     if tool.get("parameters") is not None:
         function["parameters"] = tool["parameters"]
@@ -86,7 +87,7 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
     if not tools:
-        raise wrong("tool_choice", "'tools' beside it")
+        raise invalid_value("tool_choice", "'tools' beside it")
     if choice == "required":
         return "required", None
     names = [tool["function"]["name"] for tool in tools]
@@ -96,30 +97,30 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if kind == "allowed_tools":
         return _allowed(choice, names)
     if isinstance(kind, str):
-        raise unsupported("tool_choice.type", f"there is no {kind!r} here, only tools of type 'function'.")
-    raise wrong("tool_choice", "'auto', 'none', 'required' or a function")
+        raise unsupported_value("tool_choice.type", f"there is no {kind!r} here, only tools of type 'function'.")
+    raise invalid_value("tool_choice", "'auto', 'none', 'required' or a function")
 
 
 def _allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
     """Some of the tools: honoured where it comes to the same as another choice."""
     mode, listed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
-        raise wrong("tool_choice.mode", "'auto' or 'required'")
+        raise invalid_value("tool_choice.mode", "'auto' or 'required'")
     if not isinstance(listed, list) or not listed:
-        raise wrong("tool_choice.tools", "a non-empty list of tools")
+        raise invalid_value("tool_choice.tools", "a non-empty list of tools")
     allowed = set()
     for index, tool in enumerate(listed):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise unsupported(f"tool_choice.tools[{index}]", "only tools of type 'function' are known.")
+            raise unsupported_value(f"tool_choice.tools[{index}]", "only tools of type 'function' are known.")
         allowed.add(_known(tool.get("name"), names, f"tool_choice.tools[{index}].name"))
     if allowed == set(names):
         return mode, None
     if mode == "required" and len(allowed) == 1:
         return "named", allowed.pop()
-    raise unsupported("tool_choice.tools", "a model that is shown a tool may call it: leave it out of 'tools'.")
+    raise unsupported_value("tool_choice.tools", "a model that is shown a tool may call it: leave it out of 'tools'.")
 
 
 def _known(name: Any, names: list[str], where: str) -> str:
-    if text(name, where) not in names:
-        raise wrong(where, "the name of one of the tools")
+    if check_text(name, where) not in names:
+        raise invalid_value(where, "the name of one of the tools")
     return name

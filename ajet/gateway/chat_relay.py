@@ -1,47 +1,45 @@
-"""Proxy: turns that a chat engine answers (a debug model, a remote server).
+"""Replies of a chat engine: a debug model, or a remote server.
 
-Invariant: the engine gets the client's request as it was meant, and what it says is passed on unchanged; such replies
-have no ids here, so they are recorded and never trained on.
+Invariant: the engine gets the client's request as it was meant, and its answer is passed on unchanged. Such replies
+have no token ids here, so they are recorded and never trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling
-from ajet.gateway.capture import Sampled
-from ajet.gateway.hints import Heard
-from ajet.gateway.prompting import lowered_max_tokens
+from ajet.gateway.ignored_fields import IgnoredFieldLog
+from ajet.gateway.recorder import Recorder, build_ended_error
 from ajet.gateway.reply import Reply
-from ajet.gateway.running_calls import RunningCalls
-from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
+from ajet.gateway.request import ParsedRequest, Refused
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
+from ajet.tokens.parsing import Delta
 
-Answer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
-"""The message, why it ended, the server's own token counts."""
+ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
+"""The message, why it ended, and the server's own token counts."""
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
-async def chat_turn(
+async def relay_chat(
     reply: Reply,
-    request: TurnRequest,
     target: str,
     engine: ChatEngine,
-    ledger: RunningCalls,
+    recorder: Recorder,
     run: Sampling,
-    heard: Heard,
-) -> Turn:
-    """Have a chat engine answer. Raises Refused."""
-    recorder = ledger.recorder
-    body = chat_body(request, run)
-    reply.told.clear()
-    reply.marks.clear()
-    async with ledger.turnstile:
-        ledger.refuse_ended()
-        entry = recorder.enter(
+    ignored_fields: IgnoredFieldLog,
+) -> None:
+    """Have a chat engine answer. Raises Refused or EngineFailure."""
+    request = reply.request
+    body = build_chat_body(request, run)
+    reply.deltas.clear()
+    reply.chunk_ends.clear()
+    async with recorder.admission_lock:
+        recorder.refuse_ended()
+        call = reply.call = recorder.add(
             agent=request.agent,
             target=target,
             trained=False,
@@ -51,29 +49,32 @@ async def chat_turn(
             prompt=None,
             temperature=run.temperature if request.temperature is None else request.temperature,
         )
-    reply.entry = entry
-    entry.call.extra.update(request.notes)
-    heard.say(request.asides)
-    heard.say_replaced(lowered := lowered_max_tokens(request, run), run)
-    if ignored := {**request.asides, **lowered}:
-        entry.call.extra["ignored"] = ignored
-    with ledger.under_way(entry, Sampled()):
-        if reply.streamed:
-            if request.counts_tokens:  # without it servers count nothing in streams
-                body["stream_options"] = {"include_usage": True}
-            message, finish, usage = await relay(engine.stream(body), reply.tell)
-        else:
-            message, finish, usage = read_answer(await engine.chat(body))
-    recorder.settle(entry, finish, message=message)
-    ledger.look(entry.call, message)
-    return Turn(entry.call.index, message, finish, usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    call.extra.update(request.notes)
+    ignored_fields.log_hints(request.inert_fields)
+    lowered: dict[str, Any] = {}
+    if request.max_tokens is not None and request.max_tokens > run.max_tokens:
+        lowered["max_tokens"] = request.max_tokens
+    ignored_fields.log_replaced(lowered, run)
+    if ignored := {**request.inert_fields, **lowered}:
+        call.extra["ignored"] = ignored
+    if request.is_streamed:
+        if request.counts_tokens:  # without it servers count nothing in streams
+            body["stream_options"] = {"include_usage": True}
+        message, finish, usage = await relay_stream(engine.stream(body), reply.add_deltas)
+    else:
+        message, finish, usage = read_answer(await engine.chat(body))
+    if recorder.is_settled(call):
+        raise build_ended_error()
+    recorder.settle(call, finish, message=message)
+    reply.message, reply.finish = message, finish
+    reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
 
 
-def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
-    """The request as a chat engine takes it: OpenAI's Chat Completions. Raises Refused."""
+def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
+    """Return the request in the form of OpenAI's Chat Completions. Raises Refused."""
     if request.logprobs:
         raise Refused("this model's logprobs are not at hand", param="logprobs", code="unsupported_parameter")
-    if request.prompt is not None:
+    if request.prompts:
         raise Refused("this model takes messages only", param="prompt", code="unsupported_parameter")
     body: dict[str, Any] = {"messages": list(request.messages)}
     if request.tools:
@@ -96,11 +97,11 @@ def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
         body["response_format"] = (
             {"type": "json_schema", "json_schema": schema} if request.json_schema else {"type": "json_object"}
         )
-    return {**body, **request.passed}
+    return {**body, **request.engine_fields}
 
 
-def read_answer(answer: Mapping[str, Any]) -> Answer:
-    """The answer of a chat engine. Raises EngineFailure for what is no chat completion."""
+def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
+    """Return the parts of a chat engine's answer. Raises EngineFailure if it is no chat completion."""
     try:
         choice = answer["choices"][0]
         message = {name: value for name, value in choice["message"].items() if value is not None}
@@ -111,8 +112,10 @@ def read_answer(answer: Mapping[str, Any]) -> Answer:
     return message, _FINISH.get(choice.get("finish_reason"), "stop"), answer.get("usage") or {}
 
 
-async def relay(chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece) -> Answer:
-    """The answer of a streamed reply, whose pieces are passed on."""
+async def relay_stream(
+    chunks: AsyncIterator[dict[str, Any]], add_deltas: Callable[[Sequence[Delta]], None]
+) -> ChatAnswer:
+    """Pass on a streamed answer and return its parts."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: dict[int, dict[str, Any]] = {}
     finish: FinishReason = "stop"
@@ -127,14 +130,16 @@ async def relay(chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece) -> Ans
                     if delta.get(name):
                         message[name] = message.get(name, "") + delta[name]
                 for call in delta.get("tool_calls") or ():
-                    told = calls.setdefault(call.get("index", 0), {"type": "function", "function": {"arguments": ""}})
-                    told["id"] = call.get("id") or told.get("id", "")
+                    tool_call = calls.setdefault(
+                        call.get("index", 0), {"type": "function", "function": {"arguments": ""}}
+                    )
+                    tool_call["id"] = call.get("id") or tool_call.get("id", "")
                     function = call.get("function") or {}
-                    told["function"]["name"] = function.get("name") or told["function"].get("name", "")
-                    told["function"]["arguments"] += function.get("arguments") or ""
+                    tool_call["function"]["name"] = function.get("name") or tool_call["function"].get("name", "")
+                    tool_call["function"]["arguments"] += function.get("arguments") or ""
                 delta.pop("role", None)
                 if any(delta.values()):
-                    on_piece(Piece([delta]))
+                    add_deltas([delta])
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
         message["content"] = message["content"] or None

@@ -1,0 +1,91 @@
+"""Fields of requests that this gateway does not follow, and fields that it refuses.
+
+Invariant: a hint, which no engine here can follow and which no token depends on, is recorded with its call and logged
+once; it is never refused. A field that would change the distribution that is sampled from is refused with the reason:
+the policy that is trained and proven is the run's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from loguru import logger
+
+from ajet.engine.contract import Sampling
+from ajet.gateway.request import ParsedRequest, Refused
+
+HINTS = frozenset({"reasoning_effort", "verbosity"})
+"""By their names in `ParsedRequest.engine_fields`."""
+_NEUTRAL_VALUES = {
+    "logit_bias": "{}",
+    "presence_penalty": "0",
+    "frequency_penalty": "0",
+    "repetition_penalty": "1",
+    "min_p": "0",
+}
+"""Fields that sample from another distribution than the model's own, and their values that do not."""
+_DECIDED_BY = {
+    "temperature": "rollout.temperature (in validation: rollout.val_kwargs)",
+    "top_p": "rollout.top_p (in validation: rollout.val_kwargs)",
+    "top_k": "rollout.top_k (in validation: rollout.val_kwargs)",
+    "seed": "seed (each reply has a draw of its own)",
+    "max_tokens": "rollout.max_response_length_in_one_turn",
+}
+"""The key that decides a sampling field which the run replaces."""
+
+
+class IgnoredFieldLog:
+    """Logs each ignored field once a gateway. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._lock = threading.Lock()
+
+    def log_hints(self, names: Iterable[str]) -> None:
+        """Log the fields that have no effect, except those that were logged before."""
+        with self._lock:
+            new = sorted(set(names) - self._names)
+            self._names.update(new)
+        if new:
+            logger.info("clients ask for {}, which changes nothing here and is kept with their calls", ", ".join(new))
+
+    def log_replaced(self, fields: Mapping[str, Any], run: Sampling) -> None:
+        """Log each sampling field that the run replaces, with the key that decides it.
+
+        Args:
+            fields: The fields that are replaced, with the request's values.
+            run: The run's own sampling.
+        """
+        if self._names.issuperset(fields):
+            return
+        with self._lock:
+            new = [name for name in fields if name not in self._names]
+            self._names.update(new)
+        for name in new:
+            logger.warning(
+                "the agent asks for {} {}; the run uses {}, by {}",
+                *(name, fields[name], "its own" if name == "seed" else getattr(run, name), _DECIDED_BY[name]),
+            )
+
+
+def list_hints(request: ParsedRequest) -> dict[str, Any]:
+    """Return the hints of a request with their values, and the fields that do not affect the reply."""
+    hints = {name: value for name, value in request.engine_fields.items() if name in HINTS}
+    return {**hints, **request.inert_fields}
+
+
+def refuse_unsupported(request: ParsedRequest) -> None:
+    """Raise Refused for a field that a token engine cannot honour."""
+    supported = {"seed"} if request.json_schema is None else {"seed", "response_format"}
+    for name in request.engine_fields:
+        if name in supported or name in HINTS:
+            continue
+        why = (
+            f"{name} draws from another distribution than the model's own, which is the one that is trained and whose "
+            f"logprobs are recorded and proven: leave it out, or send {_NEUTRAL_VALUES[name]}"
+            if name in _NEUTRAL_VALUES
+            else f"{name} cannot be honoured by this model's engine"
+        )
+        raise Refused(why, param=name, code="unsupported_parameter")

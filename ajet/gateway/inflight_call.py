@@ -1,0 +1,271 @@
+"""InflightCall: one request for replies, from its arrival until a client has them, and the retries that join it.
+
+A request is a retry of an earlier one exactly when its key, path and body are the same, it declares itself a retry
+(`x-stainless-retry-count` above 0, or an equal `Idempotency-Key`), and no client has received the earlier one's
+replies. It then joins the running call, reads from the beginning what was sampled, or resumes an aborted call after its
+last token: in each case it is the same call. Any other request is a call of its own.
+
+Invariant: each reply is counted against `gateway.max_calls` from the moment its client joins until its task has ended,
+whatever ends it. Everything here runs on the gateway's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from ajet.gateway.recorder import CLIENT_LEFT
+from ajet.gateway.reply import Reply
+from ajet.gateway.request import ParsedRequest, Refused
+from ajet.schema.call import Call, FinishReason
+
+EPISODE_ENDED = "the episode ended"
+ENGINE_FAILED = "engine_failure"
+"""The code of a request whose engine failed."""
+_MAX_ABANDONED = 64
+"""Requests without a client that a session remembers."""
+
+
+class CallLimit:
+    """Counts the calls of one gateway that are under way, and refuses more than its limit."""
+
+    def __init__(self, most: int) -> None:
+        self.reserved, self._most = 0, most
+
+    def reserve(self, calls: int) -> None:
+        """Reserve places for calls. Raises Refused if there are not enough."""
+        if self.reserved + calls > self._most:
+            raise Refused(
+                f"{self.reserved} calls are under way, and this gateway takes no more than {self._most}; "
+                "try again later.",
+                status=429,
+                code="overloaded",
+                retry_after=1,
+            )
+        self.reserved += calls
+
+
+@dataclass(frozen=True, slots=True)
+class RetryHint:
+    """What the headers of a request say about it being a retry."""
+
+    count: int = 0
+    idempotency_key: bytes | None = None
+
+    def __bool__(self) -> bool:
+        return self.count > 0 or self.idempotency_key is not None
+
+
+NO_RETRY = RetryHint()
+
+
+def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
+    """Return the retry hint in a request's headers."""
+    count, key = headers.get(b"x-stainless-retry-count", b"0"), headers.get(b"idempotency-key")
+    if count == b"0" and not key:
+        return NO_RETRY
+    return RetryHint(int(count) if count.isdigit() and len(count) < 9 else 0, key or None)
+
+
+def digest_request(*parts: bytes) -> bytes:
+    """Return the digest that equal requests share."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
+
+
+class LostReply(NamedTuple):
+    """A reply that no client received: its record, and what is to be recorded."""
+
+    call: Call
+    finish: FinishReason
+    error: str
+
+
+class InflightCall:
+    """One request of a client, its replies and the clients that wait for them. `leave` follows each `join`."""
+
+    def __init__(
+        self,
+        request: ParsedRequest,
+        limit: CallLimit,
+        make_reply: Callable[[Reply], Awaitable[None]],
+        check_prompts: Callable[[ParsedRequest], Awaitable[None]],
+        *,
+        digest: bytes = b"",
+        hint: RetryHint = NO_RETRY,
+    ) -> None:
+        """Args:
+        request: The request.
+        limit: Counts the calls of the gateway.
+        make_reply: Samples a reply, or resumes one whose client came back.
+        check_prompts: Raises Refused if one of several prompts cannot be answered.
+        digest: Equal for retries of this request.
+        hint: What the request says about being a retry.
+        """
+        self.request, self.digest, self.hint = request, digest, hint
+        self._limit, self._make_reply, self._check_prompts = limit, make_reply, check_prompts
+        self.retry_count = hint.count
+        """The largest retry count of the requests that joined."""
+        self.clients = 0
+        self.deliveries = 0
+        """Clients that received the replies."""
+        self.refusal: Refused | None = None
+        """The error that the client got instead of replies; None also if the gateway itself failed."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called when a reply has ended."""
+        self._check: asyncio.Future[None] | None = None
+        self.replies = [Reply(choice) for choice in request.list_choices()]
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a reply ended with an error: a retry is then a new call."""
+        for reply in self.replies:
+            task = reply.task
+            if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
+                return True
+        return False
+
+    @property
+    def is_settled(self) -> bool:
+        """True if all replies have ended, or one with an error."""
+        for reply in self.replies:
+            if reply.task is None or not reply.task.done():
+                return self.has_failed
+        return True
+
+    def find_refusal(self) -> Refused | None:
+        """Return the refusal that is the answer of a settled call; None if all replies are complete. Raises any other
+        error of a reply."""
+        for reply in self.replies:
+            if reply.task is not None and reply.task.done():
+                try:
+                    reply.task.result()
+                except Refused as refused:
+                    return refused
+        return None
+
+    def join(self) -> None:
+        """Add a client, and start or resume the replies that no task makes. Their places are reserved here, before
+        anything is awaited. Raises Refused if there are not enough."""
+        waiting = [reply for reply in self.replies if reply.task is None or reply.is_abandoned]
+        if waiting:
+            self._limit.reserve(sum(not reply.has_place for reply in waiting))
+        self.clients += 1
+        if len(self.request.prompts) > 1 and self._check is None:
+            self._check = asyncio.ensure_future(self._check_prompts(self.request))
+            self._check.add_done_callback(_retrieve_error)
+        for reply in waiting:
+            reply.has_place, reply.is_abandoned = True, False
+            reply.task = asyncio.ensure_future(self._start_reply(reply, reply.task))
+            reply.task.add_done_callback(partial(self._end_reply, reply))
+
+    async def _start_reply(self, reply: Reply, previous: asyncio.Task[None] | None) -> None:
+        """Make a reply once its prompt is checked and the task before has ended; that one may have completed it."""
+        if previous is not None:
+            await asyncio.wait([previous])
+            if not previous.cancelled():
+                return previous.result()
+        if self._check is not None:
+            await asyncio.wait([self._check])
+            self._check.result()
+        await self._make_reply(reply)
+
+    def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
+        if reply.task is task:  # otherwise a task that resumes the reply has taken over its place
+            self._limit.reserved -= 1
+            reply.has_place = False
+        if not task.cancelled():
+            task.exception()  # retrieved here: a client learns of one failure, one that has left of none
+        for listen in self.listeners:
+            listen()
+
+    def leave(self) -> list[asyncio.Task[None]]:
+        """Remove a client. Return the tasks that are cancelled because no client waits for them any more."""
+        self.clients -= 1
+        if self.clients:
+            return []
+        running = [reply for reply in self.replies if reply.task is not None and not reply.task.done()]
+        for reply in running:
+            assert reply.task is not None
+            reply.is_abandoned = True
+            reply.task.cancel()
+        return [reply.task for reply in running if reply.task is not None]
+
+    def list_lost(self, *, has_episode_ended: bool = False) -> list[LostReply]:
+        """Return the replies that no client received. No client can come back for them if the episode has ended."""
+        if self.deliveries:
+            return []
+        finish: FinishReason = "aborted"
+        if self.has_failed or self.refusal is not None:
+            if self.refusal is None or self.refusal.code == ENGINE_FAILED:
+                finish = "error"
+            why = f"its request was answered with an error: {self.refusal or 'an internal error'}"
+        else:
+            why = EPISODE_ENDED if has_episode_ended and self.clients else CLIENT_LEFT
+        return [LostReply(reply.call, finish, why) for reply in self.replies if reply.call is not None]
+
+
+def _retrieve_error(task: asyncio.Future[Any]) -> None:
+    """Mark an error as seen, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class InflightCalls:
+    """The calls of one session whose replies no client has received yet."""
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, list[InflightCall]] = {}
+        """Digest -> the calls of equal requests."""
+        self._abandoned: list[InflightCall] = []
+        self._lost: list[LostReply] = []
+
+    def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
+        """Return the call that a request repeats; None if it is a call of its own."""
+        found = [call for call in self._calls.get(digest, ()) if not call.has_failed]
+        if hint.idempotency_key is not None:
+            same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]
+            if same:
+                return same[0]
+            found = [call for call in found if call.hint.idempotency_key is None]
+        repeated = [call for call in found if call.retry_count < hint.count]
+        return min(repeated, key=lambda call: bool(call.clients), default=None)
+
+    def list_open(self) -> Sequence[InflightCall]:
+        """Return the calls that a retry may still join."""
+        return [call for calls in self._calls.values() for call in calls]
+
+    def add(self, call: InflightCall) -> None:
+        """Add a new call."""
+        self._calls.setdefault(call.digest, []).append(call)
+
+    def remove(self, call: InflightCall) -> None:
+        """Remove a call whose replies were delivered, or failed."""
+        found = self._calls.get(call.digest, [])
+        if call in found:
+            found.remove(call)
+            if not found:
+                del self._calls[call.digest]
+            if not call.deliveries:
+                self._lost += call.list_lost()
+
+    def abandon(self, call: InflightCall) -> None:
+        """Remember a call whose client has left without its replies; the oldest such calls are removed."""
+        if call not in self._calls.get(call.digest, ()):
+            self.add(call)
+        self._abandoned.append(call)
+        if len(self._abandoned) > _MAX_ABANDONED:
+            oldest = self._abandoned.pop(0)
+            if not oldest.clients:
+                self.remove(oldest)
+
+    def list_lost(self) -> list[LostReply]:
+        """Return the replies that no client received, at the end of the episode."""
+        return [*self._lost, *[lost for call in self.list_open() for lost in call.list_lost(has_episode_ended=True)]]

@@ -1,0 +1,221 @@
+"""RenderedPrompt: the token ids that answer a request's messages or raw prompt, and how they continue earlier calls.
+
+Invariants: a request that extends an earlier call does so with that call's exact ids, otherwise it forks with a reason;
+what was sampled is never encoded again. A long prompt delays its own session only: it is rendered and encoded on a
+thread, which touches nothing that the gateway's loop changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ajet.context_tracker.matching import Match
+from ajet.gateway.recorder import Recorder
+from ajet.gateway.request import ParsedRequest, RawPromptInput, Refused, refuse_images
+from ajet.schema.call import ForkReason, Ids, RawPrompt
+from ajet.tokens import Rendered, Renderer, TemplateRefused
+from ajet.tokens.image_tokens import image_urls
+
+T = TypeVar("T")
+
+LONG_PROMPT = 20_000
+"""Characters whose rendering and encoding takes about 5 ms; what is shorter stays on the loop, where it costs less than
+switching to a thread and back."""
+_MESSAGE_COST, _TOOL_COST = 40, 500
+"""Characters whose encoding takes as long as a template takes for one message or tool."""
+_THREADS = 2
+"""Templates are rendered in Python: more threads would only compete for the interpreter's lock."""
+
+
+@dataclass(slots=True)
+class RenderedPrompt:
+    """The prompt of one reply."""
+
+    rendered: Rendered
+    match: Match
+    """The earlier calls that its messages continue or resemble."""
+    parent: int | None = None
+    """The call that it extends; for a raw prompt also one that it only begins like."""
+    before: Rendered | None = None
+    """The parent's prompt if this one extends it verbatim."""
+    fork: ForkReason | None = None
+    raw_prompt: RawPrompt | None = None
+    """The text of a raw prompt and where its encoding began; None for messages, and for ids that the client chose."""
+    images: tuple[str, ...] = ()
+    """The images that its image tokens stand for, in order, as data: URLs."""
+
+
+class RenderThreadPool:
+    """The threads on which one gateway renders long prompts."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ajet-gateway-render")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns. If this is cancelled, the work still runs to its end."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Start no more work."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def render_prompt(
+    request: ParsedRequest, recorder: Recorder, renderer: Renderer, threads: RenderThreadPool
+) -> RenderedPrompt:
+    """Render a request: an earlier call's ids with a suffix, or all of it anew. Other tasks run meanwhile only if it is
+    long. Raises Refused."""
+    images: tuple[str, ...] = ()
+    if request.images:
+        images = _list_images(request, renderer)
+    match = recorder.conversations.match(request.agent, request.messages)
+    if request.prompts:
+        return await _render_raw(request.prompts[0], request.agent, match, recorder, renderer, threads)
+    messages = recorder.restore_replies(request.messages, match.extends)
+    tools, fork = request.tools, match.reason
+    before: Rendered | None = None
+    rendered: Rendered | None = None
+    try:
+        if match.extends is not None:
+            call, stored = recorder.capture.calls[match.extends], recorder.stored[match.extends]
+            before = recorder.build_prompt(match.extends)
+            extend = partial(renderer.extend, before, call.response_ids, call.finish, messages, tools)
+            extend = partial(extend, verbatim=stored.stopped is None)
+            is_long = measure_prompt(messages, tools, stored.messages + 1) > LONG_PROMPT
+            rendered = await threads.run(extend) if is_long else extend()
+            if rendered is None:
+                before, fork = None, _find_fork_reason(recorder, match.extends, request)
+        if rendered is None:
+            render = partial(renderer.render, messages, tools)
+            is_long = measure_prompt(messages, tools) > LONG_PROMPT
+            rendered = await threads.run(render) if is_long else render()
+    except TemplateRefused as refusal:
+        raise Refused(str(refusal), param="messages", code="template_refused") from refusal
+    if request.tool_choice in ("required", "named"):
+        rendered = _force_call(rendered, request, renderer)
+    return RenderedPrompt(rendered, match, match.extends if before is not None else None, before, fork, images=images)
+
+
+def measure_prompt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, encoded: int = 0) -> int:
+    """Return how much work it is to render and encode messages, in characters. The first `encoded` messages are only
+    rendered."""
+    size = _MESSAGE_COST * len(messages) + _TOOL_COST * len(tools or ())
+    for message in messages[encoded:] if encoded else messages:
+        content = message.get("content") or ""
+        if isinstance(content, str):
+            size += len(content)
+        else:
+            size += sum(len(block.get("text") or (block.get("image_url") or {}).get("url") or "") for block in content)
+        for call in message.get("tool_calls") or ():
+            size += len(call["function"].get("arguments") or "")
+    return size
+
+
+def _force_call(rendered: Rendered, request: ParsedRequest, renderer: Renderer) -> Rendered:
+    """Return the prompt with the beginning of the tool call that the client demands. Raises Refused."""
+    forced = renderer.force_call(rendered, request.named_tool)
+    if forced is None:
+        raise Refused(
+            "tool_choice can be 'auto' or 'none' with this model: its tool calls have no form that a prompt "
+            "could begin",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    return forced
+
+
+def _list_images(request: ParsedRequest, renderer: Renderer) -> tuple[str, ...]:
+    """Return the request's images as data: URLs. Raises Refused."""
+    if renderer.images is None:
+        refuse_images(request)
+    urls = image_urls(request.messages)
+    for place, url in zip(request.images, urls, strict=False):
+        if not url.startswith("data:"):
+            raise Refused(
+                f"Unsupported value for '{place}': nothing is fetched here, send the image as a data: URL.",
+                param=place,
+                code="unsupported_value",
+            )
+    return urls
+
+
+def _find_fork_reason(recorder: Recorder, extends: int, request: ParsedRequest) -> ForkReason:
+    """Return why a request whose messages continue a call cannot continue its ids."""
+    call = recorder.capture.calls[extends]
+    if not len(call.response_ids):
+        return "unknown"
+    if call.tools != recorder.find_tools(request.tools):
+        return "tools"
+    return "template" if recorder.stored[extends].stopped is None else "stop"
+
+
+async def _render_raw(
+    prompt: RawPromptInput, agent: str, match: Match, recorder: Recorder, renderer: Renderer, threads: RenderThreadPool
+) -> RenderedPrompt:
+    """Return a raw prompt. One that begins with an earlier call's prompt and reply gets that call's ids, then its own
+    new text; ids that the client chose are taken as they are. Raises Refused."""
+
+    async def run(size: int, work: Callable[[], T]) -> T:
+        return await threads.run(work) if size > LONG_PROMPT else work()
+
+    given: str | Rendered
+    try:
+        if isinstance(prompt, str):
+            given = text = prompt
+        else:
+            given = await run(len(prompt), partial(renderer.raw, prompt))
+            text = given.text
+        parent, begins_like = recorder.texts.match(agent, text)
+        if parent is None:
+            result = await run(len(text), partial(_begin_raw, given, match, begins_like, renderer))
+        else:
+            before, reply = recorder.build_prompt(parent), recorder.capture.calls[parent].response_ids
+            extend = partial(_extend_raw, given, match, parent, before, reply, renderer)
+            result = await run(len(text) - len(before.text), extend)
+    except TemplateRefused as refusal:
+        raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
+    if not len(result.rendered.ids):
+        raise Refused(
+            "the prompt is empty: this model needs a token to begin with", param="prompt", code="invalid_value"
+        )
+    return result
+
+
+def _begin_raw(given: str | Rendered, match: Match, begins_like: int | None, renderer: Renderer) -> RenderedPrompt:
+    """Return a raw prompt that extends no call."""
+    if isinstance(given, str):
+        return RenderedPrompt(renderer.raw(given), match, begins_like, raw_prompt=RawPrompt(given, 0))
+    return RenderedPrompt(given, match, begins_like)
+
+
+def _extend_raw(
+    given: str | Rendered, match: Match, parent: int, before: Rendered, reply: Ids, renderer: Renderer
+) -> RenderedPrompt:
+    """Return a raw prompt whose text begins with that of call `parent`: its prompt `before` and its reply."""
+    if not isinstance(given, str):
+        head = np.concatenate([before.ids, reply])
+        extends = np.array_equal(given.ids[: len(head)], head)
+        return RenderedPrompt(given, match, parent, before if extends else None, None if extends else "client_edit")
+    ended = len(reply) and int(reply[-1]) in renderer.end_ids
+    for kept in (reply, reply[:-1] if ended else reply):  # clients do not see the token that ended the reply
+        known = before.text + renderer.decode(kept, after=before.ids)
+        if given.startswith(known):
+            new = given[len(known) :]
+            ids = np.concatenate([before.ids, kept, renderer.without_images(new)]).astype(np.int32, copy=False)
+            is_complete = len(kept) == len(reply)
+            return RenderedPrompt(
+                Rendered(given, ids),
+                match,
+                parent,
+                before if is_complete else None,
+                None if is_complete else "client_edit",
+                RawPrompt(new, len(before.ids) + len(kept)),
+            )
+    return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))

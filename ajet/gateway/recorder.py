@@ -1,0 +1,342 @@
+"""Recorder: the calls of one episode, and the token ids and texts that later requests continue.
+
+Invariant: a call is added when its request arrives and settled exactly once, with the ids that were sampled by then.
+Prompts are chains: ids and text of a call are a beginning of its parent's plus its own suffix, so that memory grows
+with the number of distinct tokens. Only the gateway's thread uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ajet.context_tracker.matching import Conversations, Match, as_given
+from ajet.context_tracker.texts import Texts
+from ajet.gateway.request import Refused
+from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, full_ids
+from ajet.schema.tool_use import ToolUse
+from ajet.tokens import Rendered
+
+CLIENT_LEFT = "the client left"
+"""The error of a call that ended because no client waited for its reply."""
+_NO_IDS: Ids = np.empty(0, dtype=np.int32)
+_NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
+
+
+@dataclass(slots=True)
+class Capture:
+    """What a session recorded of its episode, as it hands it over at the end."""
+
+    calls: list[Call] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[list[dict[str, Any]]] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+    """Checks that fired, in order, each once."""
+    terminated: str | None = None
+    """The check that ended the episode early."""
+    refused: str | None = None
+    """The code with which the last request was refused; None if it was answered."""
+    unanswered: str = ""
+    """The message with which the last request was refused; "" if it was answered."""
+    refusals: list[tuple[str | None, str]] = field(default_factory=list)
+    """(code, message) of the first different refusals."""
+    tool_uses: list[ToolUse] = field(default_factory=list)
+    """Uses of tools, shortened to what is stored."""
+    may_engine_recover: bool = True
+    """False if the engine's last failure was one that no further attempt can mend."""
+
+
+@dataclass(slots=True)
+class StoredCall:
+    """What the recorder needs of a call for later requests, besides the record itself. It lives as long as the
+    episode, not as the request."""
+
+    messages: int
+    """Number of messages of its prompt; 0 for a raw prompt."""
+    extends: int | None
+    """The call whose messages it continues, even if its ids fork."""
+    text_prefix: int
+    """Number of characters shared with the parent's prompt and reply."""
+    text: str
+    """The rest of the prompt's text."""
+    raw: tuple[tuple[int, str], ...] = ()
+    forced: str = ""
+    respelled: tuple[Any, ...] = ()
+    """As `raw` and `forced`: of the same names in `Rendered`."""
+    reply_text: str = ""
+    message: dict[str, Any] | None = None
+    stopped: str | None = None
+    """The stop string that cut the reply: the client's text differs from that of the tokens, unless it puts it
+    back."""
+    is_settled: bool = False
+
+
+class Recorder:
+    """The calls of one episode, growing."""
+
+    def __init__(self) -> None:
+        self.capture = Capture()
+        self.conversations = Conversations()
+        self.is_closed = False
+        """True once the episode has ended."""
+        self.admission_lock = asyncio.Lock()
+        """Held from a request's arrival until its call is recorded, which takes a while for a long prompt: calls are
+        recorded in the order in which they came."""
+        self.settled_at = -math.inf
+        """When a call ended last, by the monotonic clock."""
+        self.texts = Texts()
+        """Of the calls with raw prompts, which are not part of `conversations`."""
+        self.stored: list[StoredCall] = []
+        self._messages: dict[Hashable, int] = {}
+        self._tools: dict[str, int] = {}
+
+    def refuse_ended(self) -> None:
+        """Raise Refused if the episode has ended."""
+        if self.is_closed:
+            raise build_ended_error()
+        if self.capture.terminated is not None:
+            raise Refused(
+                f"this episode was ended by the check {self.capture.terminated!r}",
+                status=410,
+                code="episode_terminated",
+            )
+
+    def build_prompt(self, index: int) -> Rendered:
+        """Return the whole prompt of a call, rebuilt from its ancestors."""
+        stored = self.stored[index]
+        reply = self.capture.calls[index].response_ids
+        whole = full_ids(self.capture.calls, index)
+        ids = whole[: len(whole) - len(reply)]
+        return Rendered(self._build_text(index), ids, stored.messages, stored.raw, stored.forced, stored.respelled)
+
+    def restore_replies(self, messages: Sequence[dict[str, Any]], extends: int | None) -> list[dict[str, Any]]:
+        """Return `messages` with each reply that they quote as the model gave it: its reasoning, its order of keys."""
+        restored = list(messages)
+        while extends is not None:
+            stored = self.stored[extends]
+            if stored.message is not None:
+                restored[stored.messages] = as_given(restored[stored.messages], stored.message, stored.stopped)
+            extends = stored.extends
+        return restored
+
+    def add(
+        self,
+        *,
+        agent: str,
+        target: str,
+        trained: bool,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        match: Match,
+        prompt: Rendered | None,
+        parent: int | None = None,
+        before: Rendered | None = None,
+        fork: ForkReason | None = None,
+        temperature: float = 1.0,
+    ) -> Call:
+        """Add a call whose request has arrived.
+
+        Args:
+            prompt: None for a chat engine, whose ids are unknown.
+            parent: The call that `before` belongs to, or that a raw prompt begins like.
+            before: The prompt of `parent` if the call extends it verbatim. Otherwise the call shares with its parent
+                what the two have in common; for messages the parent is then the call that has the longest beginning
+                of the same tools and messages.
+        """
+        calls = self.capture.calls
+        index = len(calls)
+        tool_list = self._add_tools(tools)
+        if messages and before is None:
+            parent = self.conversations.nearest(match.keys, tool_list)
+        prefix, shared, text = 0, 0, ""
+        suffix = _NO_IDS
+        if prompt is None:
+            parent = None
+        elif parent is not None and before is not None:
+            prefix = len(before.ids) + len(calls[parent].response_ids)
+            shared = len(before.text) + len(self.stored[parent].reply_text)
+        elif parent is not None:
+            parent, prefix, shared = self._find_shared(prompt, parent)
+        if prompt is not None:
+            suffix, text = prompt.ids[prefix:].copy(), prompt.text[shared:]
+        call = Call(
+            index=index,
+            agent=agent,
+            target=target,
+            trained=trained,
+            parent=parent,
+            prefix=prefix,
+            suffix_ids=suffix,
+            response_ids=_NO_IDS,
+            logprobs=_NO_FLOATS,
+            logprobs_unit=_NO_FLOATS,
+            versions=(),
+            finish="aborted",
+            messages=self._add_messages(messages),
+            tools=tool_list,
+            reply=None,
+            fork=fork,
+            temperature=temperature,
+            started=time.time(),
+        )
+        stored = StoredCall(len(messages), match.extends, shared, text)
+        if prompt is not None:
+            stored.raw, stored.forced, stored.respelled = prompt.raw, prompt.forced, prompt.respelled
+        calls.append(call)
+        self.stored.append(stored)
+        if messages:
+            self.conversations.asked(index, match, tool_list)
+        elif prompt is not None:
+            self.texts.asked(index, prompt.text)
+        return call
+
+    def settle(
+        self,
+        call: Call,
+        finish: FinishReason,
+        *,
+        message: dict[str, Any] | None = None,
+        reply_text: str = "",
+        stopped: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record how a call ended; its ids are in it already. Only the first of several settlements counts.
+
+        Args:
+            message: The reply; None if the call failed or was aborted.
+            reply_text: The text of its ids, special tokens included.
+            stopped: The stop string that cut it.
+            error: Why it failed or was aborted.
+        """
+        stored = self.stored[call.index]
+        if stored.is_settled:
+            return
+        stored.is_settled = True
+        call.finish, call.error, call.ended = finish, error, time.time()
+        self.settled_at = time.monotonic()
+        if message is not None:
+            stored.message, stored.reply_text, stored.stopped = message, reply_text, stopped
+            (call.reply,) = self._add_messages((message,))
+            if stored.messages:
+                self.conversations.told(call.index, call.agent, message, stopped)
+            else:
+                self.texts.told(call.index, call.agent, self._build_text(call.index) + message["content"])
+
+    def reopen(self, call: Call) -> None:
+        """Let a call that was aborted go on: its client came back."""
+        self.stored[call.index].is_settled, call.error = False, None
+
+    def is_settled(self, call: Call) -> bool:
+        """True if the call has ended."""
+        return self.stored[call.index].is_settled
+
+    def mark_lost(self, call: Call, finish: FinishReason, error: str) -> None:
+        """Record that no client received the reply of a call. One that a later request continues was received."""
+        if not call.is_delivered and call.error != CLIENT_LEFT:
+            return
+        if not any(self._continues(later, call) for later in self.capture.calls[call.index + 1 :]):
+            call.finish, call.error = finish, error
+
+    def add_checks(self, call: Call, names: Sequence[str]) -> None:
+        """Record the checks that fired on a call."""
+        call.checks = tuple(names)
+        self.capture.checks += [name for name in names if name not in self.capture.checks]
+
+    def find_tools(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
+        """Return the index of a list of tools if an earlier call had it, -1 if none had, None for no tools."""
+        return None if not tools else self._tools.get(json.dumps(tools), -1)
+
+    def _continues(self, later: Call, call: Call) -> bool:
+        """True if the later call repeats the reply of `call`."""
+        stored = self.stored[later.index]
+        own = call.prefix + len(call.suffix_ids)
+        raw = later.prefix - own >= max(1, len(call.response_ids) - 1)  # clients do not see the token that ended it
+        raw = raw and not stored.messages and later.parent == call.index
+        return stored.extends == call.index or raw
+
+    def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
+        """Return (parent, shared ids, shared characters) of a prompt that begins like that of a call."""
+        prefix = common_start(prompt.ids, full_ids(self.capture.calls, parent))
+        if prefix == 0:
+            return None, 0, 0
+        shared = _common_text(prompt.text, self._build_text(parent) + self.stored[parent].reply_text)
+        # The oldest call with these ids: chains are then as long as conversations are, not as sessions.
+        while prefix <= self.capture.calls[parent].prefix:
+            older = self.capture.calls[parent].parent
+            assert older is not None, f"call {parent} shares tokens with no other"
+            parent, shared = older, min(shared, self.stored[parent].text_prefix)
+        return parent, prefix, shared
+
+    def _build_text(self, index: int | None) -> str:
+        """Return the text of a call's prompt."""
+        parts: list[str] = []
+        need: int | None = None
+        while index is not None:
+            stored = self.stored[index]
+            own = stored.text if need is None else stored.text + stored.reply_text
+            if need is None:
+                parts.append(own)
+                need = stored.text_prefix
+            elif need > stored.text_prefix:
+                parts.append(own[: need - stored.text_prefix])
+                need = stored.text_prefix
+            index = self.capture.calls[index].parent if need else None
+        return "".join(reversed(parts))
+
+    def _add_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+        """Store messages, each different one once. Return their indexes."""
+        known, indexes = self._messages, []
+        for message in messages:
+            values = tuple(message.values())
+            key: Hashable = (*message, *values)
+            if not all([isinstance(value, str) for value in values]):
+                key = json.dumps(message)  # templates show calls in the order of their keys
+            index = known.get(key)
+            if index is None:
+                index = known[key] = len(self.capture.messages)
+                self.capture.messages.append(message)
+            indexes.append(index)
+        return tuple(indexes)
+
+    def _add_tools(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
+        if not tools:
+            return None
+        key = json.dumps(tools)  # the order of keys is part of it: templates show tools in their order
+        index = self._tools.get(key)
+        if index is None:
+            index = self._tools[key] = len(self.capture.tools)
+            self.capture.tools.append(list(tools))
+        return index
+
+
+def build_ended_error() -> Refused:
+    """Return the refusal of a request whose episode has ended."""
+    return Refused("this episode has ended", status=410, code="episode_finished")
+
+
+def common_start(a: Ids, b: Ids) -> int:
+    """Return how many ids both begin with."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
+
+
+def _common_text(a: str, b: str) -> int:
+    """Return how many characters both begin with."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,128 @@
+"""Routes of a gateway besides requests for replies: health, models, stored responses, and errors without a dialect.
+
+Invariant: a client that sends `anthropic-version` is answered as Anthropic would, any other as OpenAI would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from loguru import logger
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from ajet.gateway.context import GatewayContext
+from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.dialects.responses import response_routes
+from ajet.gateway.exchange import REQUEST_ID
+from ajet.gateway.keys import find_grant
+from ajet.gateway.limits import after_wrong_key, welcome
+from ajet.gateway.request import Refused
+from ajet.gateway.session import Session
+
+
+def build_routes(context: GatewayContext, paths: Iterable[str], opens_later: Callable[[], bool]) -> Starlette:
+    """Return the application of these routes.
+
+    Args:
+        context: The gateway's.
+        paths: Paths of the dialects: served elsewhere, and listed here.
+        opens_later: Returns True while routes may still be added; an unknown path is then served soon.
+    """
+
+    async def get_health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def get_models(request: Request) -> Response:
+        session = find_session(context, request)
+        models = [_describe_model(request, context, name) for name in session.models or [session.model_name]]
+        if _is_anthropic(request):
+            return JSONResponse(anthropic.model_page(models))
+        return JSONResponse({"object": "list", "data": models})
+
+    async def get_model(request: Request) -> Response:
+        session = find_session(context, request)
+        name = request.path_params["name"]
+        if name not in (session.models or [session.model_name]):
+            raise Refused("The model does not exist.", status=404, code="model_not_found", param="model")
+        return JSONResponse(_describe_model(request, context, name))
+
+    async def serve_dialect(request: Request) -> Response:
+        raise AssertionError("the app sends such requests to their dialect")  # here for the 405 of other methods
+
+    async def answer_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404 and opens_later():  # a client of the server before a restart retries
+            soon = Refused("The server is being started.", status=503, code="starting")
+            return JSONResponse(format_error(request, soon), status_code=503, headers={"retry-after": "1"})
+        refused = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
+        headers: Mapping[str, str] | None = None
+        if refused.status == 405:
+            headers = {"allow": ", ".join(_list_methods(others.routes, request.scope))}
+        return JSONResponse(format_error(request, refused), status_code=error.status_code, headers=headers)
+
+    others = Starlette(
+        routes=[
+            Route("/health", get_health),
+            Route("/v1/models", get_models),
+            Route("/v1/models/{name:path}", get_model),
+            *response_routes(lambda request: find_session(context, request).kept),
+            *[Route(path, serve_dialect, methods=["POST"]) for path in paths],
+        ],
+        exception_handlers={Refused: _answer_refusal, HTTPException: answer_http_error, Exception: answer_failure},
+    )
+    others.router.redirect_slashes = False  # a redirect would lose the key of a path
+    return others
+
+
+async def answer_failure(request: Request, error: Exception) -> Response:
+    """Log an error of ours and answer with 500."""
+    request_id = request.scope["state"][REQUEST_ID]
+    logger.opt(exception=error).error("the gateway failed on {} {} ({})", request.method, request.url.path, request_id)
+    return JSONResponse(
+        format_error(request, Refused("internal error", status=500, code="internal_error")), status_code=500
+    )
+
+
+def format_error(request: Request, refused: Refused) -> dict[str, Any]:
+    """Return the body of an error outside of any dialect."""
+    if _is_anthropic(request):
+        return anthropic.error_body(refused, request.scope["state"][REQUEST_ID])
+    return chat.error_body(refused)
+
+
+def find_session(context: GatewayContext, request: Request) -> Session:
+    """Return the session of a request's key. Raises Refused."""
+    session: Session = find_grant(context.keys, request.scope, dict(request.scope["headers"]))[1].session
+    welcome(request.scope)
+    return session
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    if error.status == 401:
+        await after_wrong_key(request.scope)
+    return JSONResponse(format_error(request, error), status_code=error.status)
+
+
+def _describe_model(request: Request, context: GatewayContext, name: str) -> dict[str, Any]:
+    if _is_anthropic(request):
+        return anthropic.model_info(name, context.max_model_len, context.max_response_tokens)
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
+
+
+def _is_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _list_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """Return the methods of all routes with this path: HTTP requires a 405 to name them."""
+    found = [
+        route.methods or () for route in routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE
+    ]
+    return sorted({method for methods in found for method in methods})

@@ -1,0 +1,316 @@
+"""TokenSampler: replies that a token engine samples. What is trained comes from here.
+
+Invariant: the ids of a reply are the engine's, recorded whatever becomes of the client; the run's sampling settings
+replace the client's wherever a call is trained. A reply that violates a demand of its request is recorded as aborted
+with the reason, counted, and sampled again; no client sees it, so nothing is trained on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.gateway.ignored_fields import IgnoredFieldLog, list_hints, refuse_unsupported
+from ajet.gateway.prompt import RenderedPrompt, RenderThreadPool, render_prompt
+from ajet.gateway.recorder import Recorder, build_ended_error
+from ajet.gateway.reply import Reply, tool_call_id
+from ajet.gateway.reply_format import FormatViolation, find_violation, needs_check
+from ajet.gateway.request import ParsedRequest, Refused
+from ajet.gateway.stream_pacing import StreamPacing
+from ajet.schema.call import FinishReason, RawPrompt, Terms, VersionRun
+from ajet.schema.errors import EngineFailure
+from ajet.tokens import Renderer
+
+TRIES = 4
+"""Draws for a reply that satisfies its request, if the engine cannot be held to a schema."""
+_RESUMED, _REDRAWN = 32, 48
+"""Bits by which the number of earlier engine requests, and that of rejected draws, are shifted into the name of a
+reply's random numbers: below them is the number of the call, or a client's seed."""
+
+
+class TokenSampler:
+    """Samples the replies of one session."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        renderer: Renderer,
+        recorder: Recorder,
+        threads: RenderThreadPool,
+        ignored_fields: IgnoredFieldLog,
+        pacing: StreamPacing,
+        *,
+        key: tuple[int, int, int],
+        sampling: Sampling,
+        max_model_len: int,
+    ) -> None:
+        """`key` is (seed, task order, repeat); `sampling` is the run's; `max_model_len` bounds prompt and reply."""
+        self._engine, self._renderer, self._recorder, self._threads = engine, renderer, recorder, threads
+        self._ignored_fields, self._pacing, self._key = ignored_fields, pacing, key
+        stop_ids = tuple(dict.fromkeys((*renderer.end_ids, *sampling.stop_ids)))
+        self._run = replace(sampling, stop_ids=stop_ids)
+        self._max_tokens = min(max_model_len, engine.max_model_len)
+
+    async def sample(self, reply: Reply, *, target: str, trained: bool, adapter: str | None) -> None:
+        """Sample a reply, or the rest of it if its client came back.
+
+        Args:
+            adapter: The one of several adapters that samples it.
+
+        Raises:
+            Refused: The request cannot be answered.
+            EngineFailure: The engine failed.
+        """
+        request, recorder = reply.request, self._recorder
+        if request.engine_fields:
+            refuse_unsupported(request)
+        while True:
+            if reply.token_request is None:
+                async with recorder.admission_lock:
+                    await self._begin_draw(reply, target, trained, adapter)
+            assert reply.token_request is not None and reply.call is not None
+            is_checked = False
+            if request.json_schema is not None or request.tools:
+                is_constrained = reply.token_request.sampling.json_schema is not None
+                is_checked = needs_check(request, is_constrained=is_constrained)
+            reply.is_readable = not is_checked
+            recorder.reopen(reply.call)
+            if reply.engine_finish is None:  # otherwise the client left when all was sampled, and came back
+                await self._run_engine(reply, reply.token_request)
+            if recorder.is_settled(reply.call):
+                raise build_ended_error()
+            message, finish = self._parse_message(reply)
+            if not is_checked:
+                break
+            # The schema is the client's: checking it may take a second.
+            violation = await asyncio.to_thread(find_violation, request, message, finish)
+            if violation is None:
+                break
+            self._reject_draw(reply, violation)
+        reply.is_readable = True
+        self._complete(reply, message, finish)
+
+    async def count_tokens(self, request: ParsedRequest) -> int:
+        """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
+        return len((await self._render(request)).rendered.ids)
+
+    async def check(self, request: ParsedRequest, *, trained: bool) -> None:
+        """Raise Refused where `sample` would before it samples. Nothing is recorded."""
+        refuse_unsupported(request)
+        prompt = await self._render(request)
+        self._resolve_sampling(request, trained, len(prompt.rendered.ids))
+
+    async def _render(self, request: ParsedRequest) -> RenderedPrompt:
+        return await render_prompt(request, self._recorder, self._renderer, self._threads)
+
+    async def _begin_draw(self, reply: Reply, target: str, trained: bool, adapter: str | None) -> None:
+        """Render the prompt, record the call and prepare the engine's request."""
+        request, recorder = reply.request, self._recorder
+        recorder.refuse_ended()
+        prompt = await render_prompt(request, recorder, self._renderer, self._threads)
+        recorder.refuse_ended()  # the episode may have ended while a long prompt was rendered
+        rendered = prompt.rendered
+        sampling, ignored = self._resolve_sampling(request, trained, len(rendered.ids))
+        if ignored:
+            self._ignored_fields.log_replaced(ignored, self._run)
+        if sampling.seed is not None:  # a client's seed names one reply: another draw gets another seed
+            sampling = replace(sampling, seed=sampling.seed ^ (reply.rejections << _REDRAWN))
+        may_call = bool(request.tools) and request.tool_choice != "none"
+        is_bound = request.json_schema is not None and self._engine.constrains and not may_call
+        if is_bound and not rendered.opens_thought:
+            sampling = replace(sampling, json_schema=json.dumps(request.json_schema or {"type": "object"}))
+        call = recorder.add(
+            agent=request.agent,
+            target=target,
+            trained=trained,
+            messages=request.messages,
+            tools=request.tools,
+            match=prompt.match,
+            prompt=rendered,
+            parent=prompt.parent,
+            before=prompt.before,
+            fork=prompt.fork,
+            temperature=sampling.temperature,
+        )
+        call.terms = _build_terms(request, sampling, prompt.raw_prompt, adapter)
+        if request.engine_fields or request.inert_fields:
+            hints = list_hints(request)
+            self._ignored_fields.log_hints(hints)
+            ignored |= hints
+        call.extra |= request.notes
+        if ignored:
+            call.extra["ignored"] = ignored
+        stream = self._renderer.reply_stream(
+            request.tools if may_call else None,
+            before=rendered,
+            stop=request.stop,
+            single_call=not request.parallel_tool_calls,
+        )
+        key = DrawKey(*self._key, call.index)
+        reply.begin_draw(call, rendered, stream, TokenRequest(rendered.ids, sampling, key, prompt.images, adapter))
+
+    def _resolve_sampling(
+        self, request: ParsedRequest, trained: bool, prompt_tokens: int
+    ) -> tuple[Sampling, dict[str, Any]]:
+        """Return the settings of a draw, and the client's fields that the run replaces. Raises Refused if the prompt
+        leaves no room for a reply."""
+        run, limit = self._run, self._max_tokens
+        if prompt_tokens >= limit:
+            raise Refused(
+                f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
+                f"{prompt_tokens} tokens. Please reduce the length of the messages. (ajet: rollout.max_model_len "
+                "bounds it, and the model.)",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        max_tokens = min(run.max_tokens, limit - prompt_tokens)
+        if request.max_tokens is not None:
+            max_tokens = min(max_tokens, request.max_tokens)
+        wanted: dict[str, Any] = {}
+        for name, value in (
+            ("temperature", request.temperature),
+            ("top_p", request.top_p),
+            ("top_k", request.top_k),
+            ("seed", request.engine_fields.get("seed")),
+        ):
+            if value is not None and value != getattr(run, name):
+                wanted[name] = value
+        changes = {} if trained else wanted
+        sampling = replace(run, max_tokens=max_tokens, top_logprobs=request.top_logprobs, **changes)
+        replaced = dict(wanted) if trained else {}
+        if request.max_tokens is not None and request.max_tokens > run.max_tokens:
+            replaced["max_tokens"] = request.max_tokens
+        return sampling, replaced
+
+    async def _run_engine(self, reply: Reply, first: TokenRequest) -> None:
+        """Sample until the engine or the request ends the reply."""
+        stream, request, pacing = reply.stream, reply.request, self._pacing
+        assert stream is not None
+        ends_early = bool(request.stop) or not request.parallel_tool_calls
+        token_request = first if not reply.engine_requests else _build_rest(first, reply)
+        reply.engine_requests += 1
+        ids, versions = reply.ids, reply.versions
+        oldest = newest = -1
+        finish: FinishReason | None = None
+        async with aclosing(cast(Any, self._engine.generate(token_request))) as chunks:
+            async for chunk in chunks:
+                if chunk.ids:
+                    last = chunk.version if chunk.newest is None else chunk.newest
+                    if chunk.version != oldest or last != newest:
+                        oldest, newest = chunk.version, last
+                        if not versions or versions[-1][1:] != (oldest, newest):
+                            versions.append(VersionRun(len(ids), oldest, newest))
+                    ids += chunk.ids
+                    reply.logprobs += chunk.logprobs
+                    reply.unit_logprobs += chunk.logprobs_unit
+                    if chunk.top:
+                        reply.top += chunk.top
+                finish = reply.engine_finish = chunk.finish
+                if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
+                    if len(ids) > stream.kept:
+                        stream.feed(ids[stream.kept :])
+                    if reply.is_readable:
+                        reply.chunk_ends.append((len(stream.deltas), stream.kept))
+                    if stream.cut:
+                        finish = reply.engine_finish = "stop"
+                        break
+                if reply.listeners:
+                    reply.notify()
+        if finish is None:
+            raise EngineFailure("the engine ended a reply without a finish reason")
+
+    def _parse_message(self, reply: Reply) -> tuple[dict[str, Any], FinishReason]:
+        """Return the whole message of a draw, and why it ended."""
+        stream, finish, call = reply.stream, reply.engine_finish, reply.call
+        assert stream is not None and finish is not None and call is not None and reply.token_request is not None
+        ids = reply.ids
+        if len(ids) > stream.kept:
+            stream.feed(ids[stream.kept :])
+        # SGLang reports "length" if the last token that was allowed is the one that ends the reply.
+        message = stream.message()
+        if stream.stopped is not None or (ids and ids[-1] in reply.token_request.sampling.stop_ids):
+            finish = "stop"
+        tool_calls = message.get("tool_calls")
+        if tool_calls:
+            for position, each in enumerate(tool_calls):
+                each["id"] = tool_call_id(call.index, position)
+            if finish == "stop":
+                finish = "tool_calls"
+        return message, finish
+
+    def _complete(self, reply: Reply, message: dict[str, Any], finish: FinishReason) -> None:
+        """Settle the call and complete the reply."""
+        stream, call, prompt = reply.stream, reply.call, reply.prompt
+        assert stream is not None and call is not None and prompt is not None
+        kept = stream.kept
+        reply.write_tokens(call, kept)
+        for sampled in (reply.ids, reply.unit_logprobs, reply.top):
+            del sampled[kept:]
+        text = self._renderer.decode(call.response_ids, after=prompt.ids)
+        self._recorder.settle(call, finish, message=message, reply_text=text, stopped=stream.stopped)
+        call.stop, call.resumed = stream.stopped, max(0, reply.engine_requests - 1)
+        prompt_tokens = len(prompt.ids)
+        if finish == "length":
+            limit = "max_tokens"
+            if prompt_tokens + kept >= self._max_tokens:
+                limit = "rollout.max_model_len"
+            elif kept >= self._run.max_tokens:
+                limit = "rollout.max_response_length_in_one_turn"
+            call.extra["cut_by"] = limit
+        reply.message, reply.finish, reply.stopped = message, finish, stream.stopped
+        reply.prompt_tokens, reply.completion_tokens = prompt_tokens, kept
+
+    def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:
+        """Record a draw that violates the request. Raises Refused after the last try."""
+        call, stream = reply.call, reply.stream
+        assert call is not None and stream is not None
+        reply.write_tokens(call, stream.kept)
+        call.rejected = violation.why
+        self._recorder.settle(call, "aborted", error=f"not what its client asked for: {violation.why}")
+        reply.token_request = None
+        reply.rejections += 1
+        if reply.rejections == TRIES:
+            raise Refused(
+                f"None of {TRIES} replies {violation.demand}. The last: {violation.why}",
+                status=422,
+                code="json_schema_not_met",
+                param=violation.param,
+            )
+
+
+def _build_terms(
+    request: ParsedRequest, sampling: Sampling, raw_prompt: RawPrompt | None, adapter: str | None
+) -> Terms:
+    """Return the terms under which a call is sampled."""
+    truncates = sampling.temperature > 0
+    return Terms(
+        constrained=sampling.json_schema is not None,
+        top_p=sampling.top_p if truncates else 1.0,
+        top_k=sampling.top_k if truncates and sampling.top_k > 0 else -1,
+        tool_choice=request.tool_choice,
+        named_tool=request.named_tool,
+        parallel_tool_calls=request.parallel_tool_calls,
+        raw_prompt=raw_prompt,
+        adapter=adapter,
+    )
+
+
+def _build_rest(first: TokenRequest, reply: Reply) -> TokenRequest:
+    """Return the engine's request for the rest of a draw, with random numbers of its own."""
+    # Those of the beginning were used up to a place that only the engine knew. No session has 2^32 calls, so no other
+    # call has this name.
+    again = reply.engine_requests << _RESUMED
+    sampling = first.sampling
+    seed = None if sampling.seed is None else sampling.seed ^ again
+    return replace(
+        first,
+        prompt_ids=np.concatenate([first.prompt_ids, np.array(reply.ids, dtype=np.int32)]),
+        sampling=replace(sampling, max_tokens=sampling.max_tokens - len(reply.ids), seed=seed),
+        key=first.key._replace(call=first.key.call + again),
+    )
