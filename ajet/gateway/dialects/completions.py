@@ -18,7 +18,7 @@ from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body, event, usage_of
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
-from ajet.tokens.decoding import IncrementalDecoder
+from ajet.tokens.stream import IncrementalDecoder
 
 TAKEN = {
     "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
