@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Row
 
 Chosen = npt.NDArray[np.bool_]
 

@@ -20,7 +20,7 @@ from ajet.schema.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet.algorithm.credit_assignment import Logprobs
-    from ajet.algorithm.critic_credit import Values
+    from ajet.algorithm.token_credit import Values
 
 
 class NotRecorded(AjetError, ValueError):

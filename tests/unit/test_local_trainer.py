@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ajet.algorithm import credit
-from ajet.algorithm.kl import estimate
+from ajet.algorithm.loss_terms import estimate
 from ajet.algorithm.losses.contract import Tokens
 from ajet.algorithm.losses.kl_cov import KlCov
-from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.weights import mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.timeline import SampledSpan

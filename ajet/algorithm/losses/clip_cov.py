@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from ajet.algorithm.contract import Row
 from ajet.algorithm.covariance import Chosen, covariances, some_between
+from ajet.algorithm.loss_terms import policy_loss
 from ajet.algorithm.losses.contract import PolicyLoss, Tokens
-from ajet.algorithm.policy_loss import policy_loss
-from ajet.algorithm.row import Row
 
 
 class ClipCov(PolicyLoss):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from ajet.algorithm.contract import Row
     from ajet.algorithm.covariance import Chosen
-    from ajet.algorithm.row import Row
     from ajet.config.schema.algorithm import Algorithm as Settings
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ajet.algorithm import opened
-from ajet.algorithm.kl import estimate
+from ajet.algorithm.loss_terms import estimate
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.contract import LossAgain

@@ -22,10 +22,9 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import Schedule
-from ajet.algorithm.mini_batches import mini_batches
-from ajet.algorithm.mismatch import tightened_metrics, warn_of_mismatch
+from ajet.algorithm.staleness import tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.algorithm.weights import mini_batch_scale
+from ajet.algorithm.weights import mini_batch_scale, mini_batches
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import LossTally, StepLoss
 from ajet.backbone.local.machine import release_memory

@@ -1,19 +1,20 @@
-"""Credit by a critic: what each trained token of an attempt was given, and what came of it against expectation.
+"""Credit of tokens beyond the attempt's own: of parts of an attempt, and by a critic.
 
-Invariant: what an attempt was given is its reward at its last trained token, less the KL penalties of each, and, times
-`process_weight`, the rewards of its parts at the last token of each (a step's at the end of that step): nothing is
-compared between attempts, and nothing is given twice.
+`add_process_credit`: a part (a step, an agent, a use of a tool or a text) is compared with the parts of its group that
+have the same name, by the algorithm itself, as attempts are compared with each other; its advantage, times
+`process_weight`, is added to each of its tokens, on top of the attempt's, and no other token is touched.
+With a critic an attempt is given its reward at its last trained token, less the KL penalties of each, and, times
+`process_weight`, the rewards of its parts at the last token of each. Invariant: nothing is compared between attempts
+then, and nothing is given twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.process_credit import Places
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Algorithm, Row
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.episode import Episode
@@ -64,3 +65,31 @@ def value_metrics(values_E_T: Sequence[Row], returns_E_T: Sequence[Row]) -> dict
     if spread > 0:
         metrics["critic/explained_variance"] = 1 - float((returns - values).var()) / spread
     return metrics
+
+
+Places = Mapping[int, tuple[int, int]]
+"""Where each call's reply lies, [start, stop) of an episode's row of trained tokens, by the call's number."""
+
+
+def add_process_credit(
+    rows: Sequence[Row],
+    episodes: Sequence[Episode],
+    groups_E: Sequence[int],
+    places_E: Sequence[Places],
+    by: Algorithm,
+) -> int:
+    """Adds to `rows` ([T] per episode, in the order of its trained tokens) and returns how many parts there were. Equal
+    numbers in `groups_E` mark one group."""
+    weight = by.settings.process_weight
+    if not weight:
+        return 0
+    found = [(index, part) for index, episode in enumerate(episodes) for part in by.parts(episode)]
+    classes: dict[tuple[int, tuple[str, str]], int] = {}
+    marks = [classes.setdefault((groups_E[index], part.compared), len(classes)) for index, part in found]
+    values = by.of_parts(np.array([part.reward for _, part in found], np.float64), marks) if found else ()
+    for (index, part), value in zip(found, values, strict=True):
+        for span in part.tokens:
+            if span.call in places_E[index]:  # else none of the call's tokens is trained
+                start, stop = places_E[index][span.call]
+                rows[index][start + span.start : min(start + span.stop, stop)] += weight * value
+    return len(found)
