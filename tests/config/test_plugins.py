@@ -32,7 +32,7 @@ from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
-from ajet.store.leftovers import left_in_store
+from ajet.store.opening import left_in_store
 from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
 from ajet.train.step_observers import StepObservers
