@@ -41,7 +41,7 @@ from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, upd
 from processor_peak import peak_of
 from ratios import kept
 
-from ajet.backbone.local.engines import open_engine
+from ajet.backbone.local.backbone import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment

@@ -206,9 +206,9 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking:
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
     """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
     from ajet.algorithm.staleness import importance_weights
-    from ajet.backbone.local.cores import cores
     from ajet.commands.sampling.beside import threads_of_a_side
     from ajet.engine.machine import device_kind
+    from ajet.record.processors import cores
 
     settings = experiment.ajet
     trainer, batch, episodes = settings.trainer_common, settings.data.train_batch_size, settings.rollout.num_repeat
