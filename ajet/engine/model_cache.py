@@ -1,6 +1,6 @@
 """A cache of model folders that several processes may fill at once.
 
-Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.file_lock`), works in a
+Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.lock`), works in a
 folder beside it and renames that into place.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ajet.config.locations import cache_root
 from ajet.record.console import console
-from ajet.record.file_lock import alone
+from ajet.record.lock import alone
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
 from ajet.record.write_errors import explained

@@ -39,7 +39,7 @@ from ajet.record.lock import RunLock
 from ajet.record.logs import LogFile, log_name
 from ajet.record.metrics import Metrics
 from ajet.record.processors import usable_cpus
-from ajet.record.recovery import Recovery
+from ajet.record.resume import Recovery
 from ajet.record.retention import Bounds, going, remove
 from ajet.record.run_place import RunPlace
 from ajet.record.secrets import Redactor, literal_secrets
