@@ -27,8 +27,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.engine.dimensions import parse_size, read_size
 from ajet.engine.embedded import require_embedded
-from ajet.engine.hosted_models import refuse_hosted
-from ajet.engine.model_source import HubUnreachableError, is_local, locate
+from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds
 from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
@@ -50,7 +49,7 @@ from ajet.train.remarks import describe_remarks
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
     from ajet.schema.task import Task
 
 

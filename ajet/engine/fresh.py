@@ -15,7 +15,7 @@ import torch
 
 from ajet.engine.adapted_model import choose_adapter, with_adapters
 from ajet.engine.adapters import Adapters
-from ajet.engine.quiet import quiet_transformers
+from ajet.engine.model_cache import quiet_transformers
 from ajet.schema.call import Floats, Ids
 
 

@@ -24,7 +24,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
     from ajet.schema.task import Task
     from ajet.tokens.renderer import Rendered
     from ajet.workflow.workflow import ToolWorkflow

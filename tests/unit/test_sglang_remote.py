@@ -19,7 +19,7 @@ from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import CHANGING, Crossed
-from ajet.engine.sglang.remote import Reply, SglangWeights, body_of, scored
+from ajet.engine.sglang.remote import SglangReply, SglangWeights, body_of, scored
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
 from tests.local_fixtures import config_of
@@ -39,7 +39,7 @@ def event(ids: list[int], count: int, finish: Any = None) -> dict[str, Any]:
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5), st.booleans())
 def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], incremental: bool) -> None:
-    reply, known = Reply(request_of(), 4), list[int]()
+    reply, known = SglangReply(request_of(), 4), list[int]()
     chunks = []
     for k, ids in enumerate(pieces):
         known += ids
@@ -67,7 +67,7 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], increm
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
-    reply = Reply(request_of(), 0)
+    reply = SglangReply(request_of(), 0)
     with pytest.raises(EngineFailure, match=words):
         for each in events:
             reply.read(each)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
 def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
     said = event([3], 1, STOP)
     said["meta_info"]["output_top_logprobs"] = [[[-0.375, 3, None], [None, 9, None]]]
-    chunk = Reply(request_of(top_logprobs=2), 0).read(said)
+    chunk = SglangReply(request_of(top_logprobs=2), 0).read(said)
     assert chunk is not None and chunk.top == [[(3, -0.375)]]
 
 

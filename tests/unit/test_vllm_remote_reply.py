@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.vllm.remote_reply import Reply, body_of, scored
+from ajet.engine.vllm.remote import VllmReply, body_of, scored
 from ajet.schema.errors import EngineFailure
 
 
@@ -29,7 +29,7 @@ def usage(tokens: int) -> dict[str, Any]:
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> None:
-    reply = Reply(request_of(), 4)
+    reply = VllmReply(request_of(), 4)
     chunks = [reply.read(event(ids, "stop" if k == len(pieces) - 1 else None)) for k, ids in enumerate(pieces)]
     assert reply.read(usage(sum(map(len, pieces)))) is None
     found = [chunk for chunk in [*chunks, reply.end()] if chunk is not None]
@@ -53,7 +53,7 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> Non
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
-    reply = Reply(request_of(), 0)
+    reply = VllmReply(request_of(), 0)
     with pytest.raises(EngineFailure, match=words):
         for each in events:
             reply.read(each)
@@ -61,7 +61,7 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
 
 
 def test_a_greedy_reply_is_certain() -> None:
-    chunk = Reply(request_of(temperature=0.0), 0).read(event([8]))
+    chunk = VllmReply(request_of(temperature=0.0), 0).read(event([8]))
     assert chunk is not None and chunk.logprobs == [0.0] and chunk.logprobs_unit == [-1.0]
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ajet.context_tracker.packing import Tree, tree_mask
-from ajet.engine.attention_keywords import refuse_unknown
+from ajet.engine.same_model import refuse_unknown
 
 NAME = "ajet_tree"
 DENSE = 640

@@ -17,7 +17,7 @@ import httpx
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.server_weights import ServerWeights
-from ajet.engine.streamed_reply import StreamedReply
+from ajet.engine.wire import StreamedReply
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure
 
@@ -90,9 +90,9 @@ class SglangWire:
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 
-    def reply(self, request: TokenRequest, version: int) -> Reply:
+    def reply(self, request: TokenRequest, version: int) -> SglangReply:
         """See `Wire`."""
-        return Reply(request, version)
+        return SglangReply(request, version)
 
     def weights(self, base_url: str, headers: dict[str, str]) -> SglangWeights:
         """See `Wire`."""
@@ -146,7 +146,7 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
     }
 
 
-class Reply(StreamedReply):
+class SglangReply(StreamedReply):
     """Reads the events of one stream."""
 
     def _read(self, event: dict[str, Any]) -> TokenChunk | None:
