@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.commands.model_card import write_card
 from ajet.commands.runner import runner_of
-from ajet.config.backbone_names import owner_of
+from ajet.config.backbones import owner_of
 from ajet.config.record_file import make_record_folder
 from ajet.record.asked_file import written
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound

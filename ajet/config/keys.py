@@ -1,18 +1,22 @@
-"""Keys by their dotted path: does one exist, and which is nearest.
+"""Keys by their dotted path: does one exist, and which is nearest; a backbone's own keys by the nearest of ours.
 
 Invariant: the schema is the only list of keys, and its table of accepted names of those that do nothing; this module
-reads them and adds nothing.
+reads them and adds nothing. The layers that compose a backbone's configuration are the only list of counterparts: a key
+that one of them fills from a key of ours is that key's; one filled from a value that no YAML can set is nobody's.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
+from ajet.config.document import leaves, read_document
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, sections_of, subsection, walk
 from ajet.config.schema.extended import config_model
@@ -82,3 +86,41 @@ def nearest_key(path: Sequence[Any]) -> str | None:
         return max(names[alike[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
     whole = get_close_matches(wanted, dotted_keys(), 1, cutoff=0.75)
     return whole[0] if whole else None
+
+
+_FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)\}")
+
+
+class Nearest(NamedTuple):
+    """A key of ours."""
+
+    key: str
+    same: bool
+    """Whether values mean the same there."""
+
+
+def nearest_of_ours(path: Sequence[Any], layers: tuple[Path, ...]) -> Nearest | None:
+    """Ours for the key at `path` (`actor_rollout_ref`, `model`, `lora_rank`) of the backbone that these layers compose;
+    None where it has none."""
+    return _known(layers).get(tuple(path))
+
+
+def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+    """Return each key that these layers fill from ours, and ours."""
+    return dict(_known(layers))
+
+
+def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
+    """Return the path of the first key that these layers fill from ours; None if they fill none."""
+    return next((path for path, near in _known(layers).items() if near.key == key), None)
+
+
+@lru_cache(maxsize=8)
+def _known(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+    found = {}
+    for layer in layers:
+        for path, value in leaves(read_document(layer).tree):
+            filled = _FILLED.match(value) if isinstance(value, str) else None
+            if filled is not None and find_key(filled["key"].split(".")[1:]) is not None:
+                found[path] = Nearest(filled["key"], not filled["translated"] and filled.end() == len(value))
+    return found

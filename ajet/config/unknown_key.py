@@ -10,11 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ajet.config.backbone_names import shipped
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.document import leaves
-from ajet.config.keys import first_names, nearest_key
-from ajet.config.nearest_key import list_counterparts, nearest_of_ours
+from ajet.config.keys import first_names, list_counterparts, nearest_key, nearest_of_ours
 from ajet.config.plugins import describe_broken
 from ajet.config.schema import agentrl
 from ajet.schema.commands import command

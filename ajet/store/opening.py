@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts, find_shared_store
 from ajet.record.secrets import Redactor
-from ajet.schema.errors import ConfigError, UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import ConfigError, Finding, UserError
 from ajet.store.contract import StoreDown, StoreUnreachable
 from ajet.store.outage import UNREACHABLE_TIMEOUT
 from ajet.store.reading import Reading

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ajet.record.secrets import SHAPES_ONLY
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 from ajet.store import findings, sqlite_tables
 from ajet.store.opening import Address, Left, no_store
 from ajet.store.reading import Stored, stored

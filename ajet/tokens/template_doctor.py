@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ajet.schema.call import Ids
-from ajet.schema.finding import Finding, State
+from ajet.schema.errors import Finding, State
 from ajet.tokens.content_format import Message
 from ajet.tokens.end_tokens import MARK
 from ajet.tokens.renderer import Rendered, Renderer

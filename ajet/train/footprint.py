@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loguru import logger
 
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part
 from ajet.record.checkpoints import checkpoints_folder

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig
