@@ -22,11 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from ajet.config.locations import default_config
 from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
-from ajet.environment.addresses import parts_of
 from ajet.environment.files import expanded, file_for, read_yaml, refused, said
 from ajet.environment.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import is_loopback
+from ajet.schema.addresses import is_loopback, parts_of
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
 

@@ -110,7 +110,7 @@ class RunDirectory:
         if self.chain is not None:
             self._bounds = Bounds(trainer.keep_episodes, trainer.keep_arrays)
             self._chained_before = self.chain.begun
-            facts = start_facts(self)
+            facts = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
             self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
         self._tracks_from_take_up = kind == "train"
         if kind == "eval":

@@ -32,8 +32,7 @@ from ajet.rollout.own_loop import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient
-from ajet.workflow.deadline import MOST_RESERVED_S
-from ajet.workflow.resources import Resources
+from ajet.workflow.resources import MOST_RESERVED_S, Resources
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

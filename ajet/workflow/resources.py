@@ -13,6 +13,7 @@ asynchronous then gets an event loop of its own); in a process of its own, that 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -203,3 +204,32 @@ def opened_sandbox(
     arguments = {"mechanism": sandbox.mechanism, "confined": sandbox.mechanism != "none"}
     record(ToolUse(OPENING, arguments, "", digest_of(""), began, time.time(), server="sandbox"))
     return sandbox
+
+
+RESERVE, MOST_RESERVED_S = 0.05, 2.0
+"""Part of an attempt's time that no tool gets, and at most so many seconds."""
+
+
+class Deadline:
+    """The time that one attempt has, and a tool within it.
+
+    Invariant: what is inside ends before what it is in: a use of a tool before its attempt, so that its timeout is the
+    tool's and is recorded, and not the attempt's. The judge's time begins after the attempt's and is no part of it.
+    """
+
+    def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
+        """Seconds; None: no limit. `passed`: of the attempt's, by now."""
+        self._end = math.inf if attempt is None else time.monotonic() + attempt - passed
+        self._reserve = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
+        self._tool = math.inf if tool is None else tool
+
+    @property
+    def left(self) -> float:
+        """Seconds until the attempt is ended; infinite without a limit."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def of_a_tool(self) -> float | None:
+        """Seconds that a use which begins now may take; None: as long as it likes."""
+        seconds = min(self._tool, max(0.0, self.left - self._reserve))
+        return None if math.isinf(seconds) else seconds

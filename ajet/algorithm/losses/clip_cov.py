@@ -9,9 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from ajet.algorithm.contract import Row
-from ajet.algorithm.covariance import Chosen, covariances, some_between
 from ajet.algorithm.loss_terms import policy_loss
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, some_between
 
 
 class ClipCov(PolicyLoss):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ajet.algorithm.contract import Row
-from ajet.algorithm.covariance import Chosen, covariances, largest
 from ajet.algorithm.loss_terms import smooth_abs
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, largest
 
 
 class KlCov(PolicyLoss):
