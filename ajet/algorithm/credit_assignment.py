@@ -28,8 +28,17 @@ from ajet.algorithm.contract import (
 )
 from ajet.algorithm.own_algorithm import explain_failures, require_finite
 from ajet.algorithm.registry import opened
-from ajet.algorithm.sampled_order import gathered, sampled_runs, scattered
-from ajet.algorithm.token_credit import Places, Values, add_process_credit, by_values, given, value_metrics
+from ajet.algorithm.token_credit import (
+    Places,
+    Values,
+    add_process_credit,
+    by_values,
+    gathered,
+    given,
+    sampled_runs,
+    scattered,
+    value_metrics,
+)
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

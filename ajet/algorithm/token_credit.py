@@ -1,4 +1,4 @@
-"""Credit of tokens beyond the attempt's own: of parts of an attempt, and by a critic.
+"""Credit of tokens beyond the attempt's own: of parts of an attempt, and by a critic; rows in sampled order.
 
 `add_process_credit`: a part (a step, an agent, a use of a tool or a text) is compared with the parts of its group that
 have the same name, by the algorithm itself, as attempts are compared with each other; its advantage, times
@@ -6,6 +6,8 @@ have the same name, by the algorithm itself, as attempts are compared with each 
 With a critic an attempt is given its reward at its last trained token, less the KL penalties of each, and, times
 `process_weight`, the rewards of its parts at the last token of each. Invariant: nothing is compared between attempts
 then, and nothing is given twice.
+`gathered` and `scattered` undo each other on trained tokens, bit for bit, however an episode is cut into timelines: the
+order is call by call, and a call's reply has one place.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet.algorithm.contract import Algorithm, Row
 from ajet.schema.batch import Sample
@@ -93,3 +96,34 @@ def add_process_credit(
                 start, stop = places_E[index][span.call]
                 rows[index][start + span.start : min(start + span.stop, stop)] += weight * value
     return len(found)
+
+
+Run = tuple[int, int, slice]
+"""Trained tokens with nothing between them: their call, which sample they are in, and where."""
+
+
+def sampled_runs(samples: Sequence[Sample]) -> list[Run]:
+    """The sampled runs of one episode's samples, in the order of its calls."""
+    runs = [
+        (span.call, at, slice(span.start, span.stop))
+        for at, sample in enumerate(samples)
+        for span in sample.timeline.spans
+    ]
+    return sorted(runs, key=lambda run: run[0])
+
+
+def gathered(samples: Sequence[Sample], rows_S_T: Sequence[npt.NDArray[np.floating]]) -> Floats:
+    """[T_e] what `rows_S_T`, [T] for each sample of one episode, say of its trained tokens."""
+    parts = [rows_S_T[at][where] for _, at, where in sampled_runs(samples)]
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+
+def scattered(samples: Sequence[Sample], row_T: Floats) -> list[Floats]:
+    """The other way: [T] for each sample, 0 where nothing was trained."""
+    found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
+    start = 0
+    for _, at, where in sampled_runs(samples):
+        stop = start + where.stop - where.start
+        found[at][where] = row_T[start:stop]
+        start = stop
+    return found

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.engine.contract import Sampling
+from ajet.environment.loop import in_thread
 from ajet.environment.pinned import Pins
 from ajet.environment.replay import Replay, replayed_run
 from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import Chosen, chosen
-from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify, classify_timeout, find_failure

@@ -19,8 +19,7 @@ import torch
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.adapted_model import choose_adapter, take_weights
-from ajet.engine.adapters import Adapters
+from ajet.engine.adapters import Adapters, choose_adapter, take_weights
 from ajet.engine.rms_norm import cheapen_norms
 from ajet.schema.errors import UserError
 
