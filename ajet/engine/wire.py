@@ -20,35 +20,18 @@ if TYPE_CHECKING:
 class Wire(Protocol):
     """The routes and bodies by which one kind of server is asked. It holds nothing of one server."""
 
-    @property
-    def kind(self) -> str:
-        """The server's name, for people."""
-        ...
-
-    @property
-    def expected(self) -> str:
-        """The kind of server that should be at the URL, for errors."""
-        ...
-
-    @property
-    def says_sampled_by(self) -> str:
-        """The way to start such a server so that it says the logprob that was sampled from."""
-        ...
-
-    @property
-    def says_cut(self) -> bool:
-        """Whether that logprob knows of what top_p and top_k cut off."""
-        ...
-
-    @property
-    def route(self) -> str:
-        """The route where tokens are asked for."""
-        ...
-
-    @property
-    def name_route(self) -> str:
-        """The route where the name of its weights stands, as `weight_version`."""
-        ...
+    kind: str
+    """The server's name, for people."""
+    expected: str
+    """The kind of server that should be at the URL, for errors."""
+    says_sampled_by: str
+    """The way to start such a server so that it says the logprob that was sampled from."""
+    says_cut: bool
+    """Whether that logprob knows of what top_p and top_k cut off."""
+    route: str
+    """The route where tokens are asked for."""
+    name_route: str
+    """The route where the name of its weights stands, as `weight_version`."""
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Tokens of a prompt and its reply that can be scored; `served`: what /v1/models says. Raises KeyError,

@@ -19,7 +19,7 @@ from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import CHANGING, Crossed
-from ajet.engine.sglang.remote import SglangReply, SglangWeights, body_of, scored
+from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
 from tests.local_fixtures import config_of
@@ -95,16 +95,16 @@ def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
     def answer(*rows: list[Any]) -> dict[str, Any]:
         return {"meta_info": {"input_token_logprobs": list(rows)}}
 
-    assert scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
+    assert SglangWire().scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
     for wrong in (answer([-0.5, 4, None], [-1.0, 6, None]), answer([None, 5, None]), {}, answer()):
         with pytest.raises(EngineFailure, match="scored other tokens"):
-            scored(wrong, [4, 5])
+            SglangWire().scored(wrong, [4, 5])
 
 
 def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> None:
-    plain = [body_of(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
+    plain = [SglangWire().body(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
     assert plain[0]["ignore_eos"] and len({each["sampling_seed"] for each in plain}) > 1, "no two attempts draw alike"
-    held = body_of(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
+    held = SglangWire().body(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
     assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"
     assert params["stream_interval"] > 1, "each event bears all of the reply so far"

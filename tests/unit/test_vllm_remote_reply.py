@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.vllm.remote import VllmReply, body_of, scored
+from ajet.engine.vllm.remote import VllmReply, VllmWire
 from ajet.schema.errors import EngineFailure
 
 
@@ -66,19 +66,19 @@ def test_a_greedy_reply_is_certain() -> None:
 
 
 def test_the_body_says_all_that_bears_on_the_reply() -> None:
-    body = body_of(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
+    body = VllmWire().body(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
     assert body["token_ids"] == [1, 2] and body["cache_salt"] == "salt-3"
     assert body["stream_options"] == {"include_usage": True}
     expected = {"max_tokens": 9, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "stop_token_ids": [5], "logprobs": 2}
     assert expected.items() <= body["sampling_params"].items()
     assert body["sampling_params"]["seed"] == 11 and body["sampling_params"]["ignore_eos"]
-    held = body_of(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
+    held = VllmWire().body(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
     assert held["structured_outputs"] == {"json": {"type": "object"}} and not held["ignore_eos"] and "seed" not in held
 
 
 def test_scores_are_of_the_tokens_that_were_drawn() -> None:
     rows = [None, {"2": {"logprob": -0.1}}, {"7": {"logprob": -0.5}}, {"8": {"logprob": -0.25}}]
-    assert scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
+    assert VllmWire().scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
     for answer in ({}, {"prompt_logprobs": rows[:1]}, {"prompt_logprobs": rows[:-1]}):
         with pytest.raises(EngineFailure):
-            scored(answer, [7, 8])
+            VllmWire().scored(answer, [7, 8])

@@ -68,7 +68,29 @@ class VllmWire:
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """See `Wire`."""
-        return body_of(request, limit, salt)
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": sampling.json_schema is None,
+            "logprobs": sampling.top_logprobs,
+            "detokenize": False,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        if sampling.json_schema is not None:
+            schema = json.loads(sampling.json_schema)
+            params["structured_outputs"] = {"json_object": True} if schema == {} else {"json": schema}
+        return {
+            "token_ids": request.prompt_ids.tolist(),
+            "sampling_params": params,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": salt,
+        }
 
     def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
         """See `Wire`; of the whole prompt, the only way there is."""
@@ -76,8 +98,16 @@ class VllmWire:
         return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
 
     def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """See `Wire`."""
-        return scored(answer, ids)
+        """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+        rows = answer.get("prompt_logprobs")
+        if not isinstance(rows, list) or len(rows) < len(ids):
+            raise EngineFailure("the server did not score the reply: it sent no prompt_logprobs")
+        try:
+            return [
+                min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as problem:
+            raise EngineFailure("the server scored other tokens than it drew") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """See `Wire`."""
@@ -103,33 +133,6 @@ class RemoteVllm(RemoteEngine):
 
 
 ID = "token_id:"
-
-
-def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-    """The JSON of a streamed request for at most `limit` tokens."""
-    sampling = request.sampling
-    params: dict[str, Any] = {
-        "max_tokens": limit,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": sampling.json_schema is None,
-        "logprobs": sampling.top_logprobs,
-        "detokenize": False,
-    }
-    if sampling.seed is not None:
-        params["seed"] = sampling.seed
-    if sampling.json_schema is not None:
-        schema = json.loads(sampling.json_schema)
-        params["structured_outputs"] = {"json_object": True} if schema == {} else {"json": schema}
-    return {
-        "token_ids": request.prompt_ids.tolist(),
-        "sampling_params": params,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "cache_salt": salt,
-    }
 
 
 class VllmReply(StreamedReply):
@@ -168,14 +171,3 @@ class VllmReply(StreamedReply):
                 rows = [(int(row["token"].removeprefix(ID)), float(row["logprob"])) for row in said["top_logprobs"]]
                 chunk.top.append(rows[: self._top])
         return chunk
-
-
-def scored(answer: dict[str, Any], ids: list[int]) -> list[float]:
-    """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
-    rows = answer.get("prompt_logprobs")
-    if not isinstance(rows, list) or len(rows) < len(ids):
-        raise EngineFailure("the server did not score the reply: it sent no prompt_logprobs")
-    try:
-        return [min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)]
-    except (KeyError, TypeError, ValueError) as problem:
-        raise EngineFailure("the server scored other tokens than it drew") from problem
