@@ -44,8 +44,17 @@ from ajet.store.shared import (
     of_another_store,
     of_other_version,
 )
-from ajet.store.sqlite_positions import SqlitePositions, change, counted
-from ajet.store.sqlite_rows import LONGEST_VALUE, DamagedRow, SqliteEpisodes, read_announced, read_member, read_reasons
+from ajet.store.sqlite_rows import (
+    LONGEST_VALUE,
+    DamagedRow,
+    SqliteEpisodes,
+    SqlitePositions,
+    change,
+    counted,
+    read_announced,
+    read_member,
+    read_reasons,
+)
 from ajet.store.sqlite_tables import (
     VERSION,
     bound_statements,

@@ -67,8 +67,8 @@ class SglangWire:
         return int(load_json(client.get("/server_info").raise_for_status().content)["max_req_input_len"]) - 1
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """See `Wire`. Without stop ids it goes on past the model's own end; with some the server stops at that one, too:
-        it knows no other way."""
+        """See `Wire`. Without stop ids it goes on past the model's own end; with some the server stops at that one,
+        too: it knows no other way."""
         sampling = request.sampling
         params: dict[str, Any] = {
             "max_new_tokens": limit,

@@ -34,9 +34,8 @@ from ajet.engine.transformers.mixed_adapters import MixedAdapters, parts_of
 from ajet.engine.transformers.packed_weights import PackedWeights
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
-from ajet.engine.transformers.rows import Rows
+from ajet.engine.transformers.rows import Rows, Scheduler, Waiting, follow
 from ajet.engine.transformers.sampling import Drawn, Sampler
-from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 
