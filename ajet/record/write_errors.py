@@ -1,4 +1,4 @@
-"""What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a person named.
+"""What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a user named.
 
 Invariant: full, over quota, read-only, not permitted, moved away: each is a CannotWrite, a UserError that says which,
 what could not be written and what is safe. Anything else passes through as what it is. A place that an option names is
