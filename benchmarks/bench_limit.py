@@ -41,14 +41,13 @@ from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, upd
 from processor_peak import peak_of
 from ratios import kept
 
-from ajet.backbone.local.engines import open_engine
+from ajet.backbone.local.backbone import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
-from ajet.engine.dimensions import Dimensions, dimensions
+from ajet.engine.dimensions import Dimensions, dimensions, model_size
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of, load_model
-from ajet.engine.weight_shapes import model_size
 from ajet.record.console import format_bytes
 from ajet.train.footprint import estimate_footprint
 

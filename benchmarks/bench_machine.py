@@ -29,8 +29,7 @@ from ajet.engine.machine import free_memory
 from ajet.engine.model_source import locate
 from ajet.engine.models import folder_of
 from ajet.record.console import format_bytes
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 from ajet.train.footprint import Footprint, describe_memory, estimate_footprint
 
 USUAL = "SmolLM2-135M"

@@ -4,7 +4,7 @@ In: groups of scored episodes. Out: a `TrainingBatch` whose samples carry an adv
 loss of one token as a function of its log-probability. Which algorithms there are is `ajet.kernel`'s to say,
 what one is `contract`'s; `opened` finds the one that a configuration names. Invariant (DESIGN decision 8): the loss of
 a batch is the sum over trained tokens of `weight * loss_t`, baselines are over episodes, and row borders never enter.
-Credit is numpy; `kl`, `policy_loss` and `importance` work on tensors and are imported by backbones only.
+Credit is numpy; `loss_terms` and `importance` work on tensors and are imported by backbones only.
 """
 
 from typing import TYPE_CHECKING

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from ajet.algorithm.row import Row
 from ajet.config.functions import place_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ajet.config.schema.algorithm import Algorithm as Settings
     from ajet.config.schema.algorithm import Overlong
 
+
+Row = npt.NDArray[np.float64]
+"""Numbers of a batch in one dimension. A name's last letter says what they are of."""
 Need = Literal["group", "reference", "teacher", "critic"]
 """group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which asks the
 reference model for its logprobs. teacher: the log-probabilities that `algorithm.teacher` gives the attempts' tokens.
@@ -115,7 +118,7 @@ class Algorithm:
     def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
         """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off. `old_T`:
         the policy's logprobs before the update. Here: the clipped ratio. Tensors are on the trainer's device."""
-        from ajet.algorithm.policy_loss import policy_loss
+        from ajet.algorithm.loss_terms import policy_loss
 
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         return policy_loss(logprobs_T, old_T, advantages_T, clip_low=low, clip_high=high, clip_dual=dual)

@@ -17,13 +17,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm, length_of, length_reward, members_of, shaped_rewards, without_rounding
-from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
+from ajet.algorithm.contract import (
+    Algorithm,
+    Row,
+    length_of,
+    length_reward,
+    members_of,
+    shaped_rewards,
+    without_rounding,
+)
 from ajet.algorithm.own_algorithm import explain_failures, require_finite
-from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
-from ajet.algorithm.row import Row
-from ajet.algorithm.sampled_order import gathered, sampled_runs, scattered
+from ajet.algorithm.token_credit import (
+    Places,
+    Values,
+    add_process_credit,
+    by_values,
+    gathered,
+    given,
+    sampled_runs,
+    scattered,
+    value_metrics,
+)
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ajet.algorithm.contract import Row
 from ajet.algorithm.grpo import Grpo
-from ajet.algorithm.row import Row
 from ajet.schema.episode import Group
 
 

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
 """Added to the batch's standard deviation; equal advantages do not need it, they are 0."""

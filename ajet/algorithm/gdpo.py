@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.contract import length_of, length_reward, members_of, without_rounding
+from ajet.algorithm.contract import Row, length_of, length_reward, members_of, without_rounding
 from ajet.algorithm.grpo import EPSILON, Grpo
-from ajet.algorithm.row import Row
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, UserError
 

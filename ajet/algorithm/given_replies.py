@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.losses.dpo import Dpo
-from ajet.algorithm.sampled_order import gathered
+from ajet.algorithm.token_credit import gathered
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

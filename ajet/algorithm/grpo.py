@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
 """Added to the standard deviation; groups of equal rewards do not need it, their advantages are exactly 0."""

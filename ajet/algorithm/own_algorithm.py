@@ -19,7 +19,7 @@ from ajet.schema.commands import command
 from ajet.schema.errors import AjetError, UserError
 
 if TYPE_CHECKING:
-    from ajet.algorithm.row import Row
+    from ajet.algorithm.contract import Row
 
 TRIED = (0.0, 1.0, 0.0, 0.5)
 """Returns of the group that an algorithm is tried on before a run."""

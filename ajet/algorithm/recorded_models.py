@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.sampled_order import sampled_runs, scattered
+from ajet.algorithm.token_credit import sampled_runs, scattered
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.episode import NO_OUTCOME, Outcome
@@ -20,7 +20,7 @@ from ajet.schema.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet.algorithm.credit_assignment import Logprobs
-    from ajet.algorithm.critic_credit import Values
+    from ajet.algorithm.token_credit import Values
 
 
 class NotRecorded(AjetError, ValueError):

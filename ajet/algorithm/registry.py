@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm, Need
-from ajet.config.backbone_names import described
-from ajet.config.backbones import IN_WORDS
+from ajet.config.backbones import IN_WORDS, described
 from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_part
 from ajet.config.references import resolve_reference

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Algorithm, Row
 
 
 class Rloo(Algorithm):

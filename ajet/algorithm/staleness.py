@@ -1,13 +1,14 @@
-"""Stale tokens: those that earlier weights sampled than the ones that are trained on them.
+"""Stale tokens: those that earlier weights sampled than the ones that are trained on them; and the mismatch alarm.
 
 Invariant: a run that can have them says at its start what importance weights they get, and at each step how old they
-were; a run in turns has none.
+were; a run in turns has none. The bound of an update that the alarm tightens follows from what was measured of the
+weights that it begins with (`Correction.tightened`), never from earlier steps, so that a resumed run has the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,3 +81,24 @@ def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
     """The policy version of each run of tokens that are trained on."""
     calls = (call for episode in episodes if episode.scored for call in episode.calls if call.is_step)
     return [run.low for call in calls for run in call.versions]
+
+
+GAP, CAP = "is_tightened_gap", "is_tightened_cap"
+
+
+def tightened_metrics(gap: float, cap: float) -> dict[str, float]:
+    """The metrics of an update whose importance weights are bounded at `cap` because engine and trainer are `gap` nats
+    a token apart."""
+    return {GAP: gap, CAP: cap}
+
+
+def warn_of_mismatch(metrics: Mapping[str, float], alarm: float | None) -> None:
+    """Says what `tightened_metrics` hold, where they are among `metrics`."""
+    if GAP in metrics and alarm is not None:
+        logger.warning(
+            "engine and trainer are {:.3g} nats a token apart with the same weights, more than {:g} "
+            "(algorithm.mismatch_alarm): this update bounds importance weights at {:.3g}",
+            metrics[GAP],
+            alarm,
+            metrics[CAP],
+        )

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ajet.algorithm.importance import Correction
-from ajet.algorithm.kl import Estimator, estimate
+from ajet.algorithm.importance import Correction, StaleBounds
+from ajet.algorithm.loss_terms import Estimator, estimate, means
 from ajet.algorithm.losses.contract import PolicyLoss, Tokens
 from ajet.algorithm.registry import loss_of
-from ajet.algorithm.replies import means
-from ajet.algorithm.stale_bounds import StaleBounds
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm

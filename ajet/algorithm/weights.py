@@ -1,17 +1,19 @@
-"""What one token's loss counts (DESIGN decision 8).
+"""What one token's loss counts (DESIGN decision 8), and which samples make which optimizer step.
 
 The loss of a batch is the sum over trained tokens of weight * l_t. With T_e the trained tokens of episode e over all
 its timelines, E the number of episodes and L_max the longest reply allowed:
     token         sum of l_t / sum of T_e               (DAPO, arXiv 2503.14476, section 3.3)
     sequence      mean over e of sum(l_t) / T_e         (GRPO, arXiv 2402.03300, section 4.1.1)
     sequence-sum  mean over e of sum(l_t) / L_max       (Dr.GRPO, arXiv 2503.20783, section 3.2)
-Weights belong to episodes, so splitting a timeline changes neither loss nor gradient.
+Weights belong to episodes, so splitting a timeline changes neither loss nor gradient. Optimizer steps are counted in
+groups and episodes, never in rows: every sample is in exactly one mini batch, and a group stays complete wherever there
+are groups enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ajet.schema.batch import Sample
 
@@ -43,3 +45,19 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 def _episodes(samples: Sequence[Sample]) -> int:
     return len({sample.episode for sample in samples})
+
+
+def mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]:
+    """Indices of the samples of each optimizer step: whole groups (they share prefixes), or whole episodes when
+    there are fewer groups than steps; in order, of nearly equal numbers."""
+    units: dict[Any, list[int]] = {}
+    for index, sample in enumerate(samples):
+        units.setdefault(sample.group, []).append(index)
+    if len(units) < count:
+        units = {}
+        for index, sample in enumerate(samples):
+            units.setdefault(sample.episode, []).append(index)
+    members = list(units.values())
+    count = min(count, len(members))
+    edges = [round(part * len(members) / count) for part in range(count + 1)] if count else []
+    return [sum(members[start:stop], []) for start, stop in zip(edges, edges[1:], strict=False)]

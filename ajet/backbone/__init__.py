@@ -25,7 +25,7 @@ __all__ = ["open_backbone", "open_scorer", "open_teacher", "saved_dtype", "saved
 def open_backbone(experiment: Experiment) -> Backbone:
     """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that has processes of its
     own."""
-    from ajet.config.backbone_names import shipped
+    from ajet.config.backbones import shipped
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone

@@ -2,7 +2,8 @@
 log-probabilities as its trainer does: of the present weights, of the reference, or of a checkpoint.
 
 Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only
-these contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count.
+these contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count. `scored` packs
+rows as an update packs them, so that the same weights give the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.context_tracker.packing import pack, placed
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.batch import Sample, TrainingBatch
@@ -159,3 +161,9 @@ class RecordedScorer(Scorer, Protocol):
     def widen(self) -> bool:
         """Compute in float32 from here on, with the same weights; False where there is no room: then it is spent."""
         ...
+
+
+def scored(scorer: Scorer, samples: Sequence[Sample], *, tokens: int, temperature: float) -> list[Floats]:
+    """[T] per sample, where its mask is 1, else 0. `tokens`: of a row, as `micro_batch_tokens` says."""
+    rows = pack(samples, tokens, share_prefixes=scorer.shares_prefixes)
+    return placed(samples, rows, [scorer.logprobs(row, temperature) for row in rows])

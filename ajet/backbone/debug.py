@@ -43,7 +43,7 @@ class DebugBackbone:
             chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
             self.engine, self.watch = chat, chat.watch
             return
-        from ajet.engine.adapted_model import adapters_of
+        from ajet.engine.adapters import adapters_of
         from ajet.engine.sampler import open_sampler
 
         self.adapters = adapters_of(experiment.ajet, experiment.base)

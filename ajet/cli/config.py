@@ -15,7 +15,7 @@ app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 @app.command("show")
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
-    from ajet.cli.opened import opened
+    from ajet.cli.options import opened
     from ajet.commands.runner import runner_of
 
     experiment = opened(conf, backbone, overrides)
@@ -38,7 +38,7 @@ def why(
     overrides: Overrides = None,
 ) -> None:
     """Print each layer's value of a key, and the one that wins."""
-    from ajet.cli.opened import opened
+    from ajet.cli.options import opened
     from ajet.config.why import explain
     from ajet.record.console import console
 
@@ -50,7 +50,7 @@ def why(
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
     settings that cannot do what a training is for."""
-    from ajet.cli.opened import opened
+    from ajet.cli.options import opened
     from ajet.commands.launchable import refuse_untrainable
     from ajet.commands.plan import require_present
     from ajet.commands.runner import algorithm_of, apply_sections, runner_of

@@ -35,7 +35,7 @@ def doctor(
 
     experiment = None
     if conf is not None:
-        from ajet.cli.opened import opened
+        from ajet.cli.options import opened
 
         experiment = opened(conf, backbone, ())
     checkup = examine_store(store) if store is not None else examine(model, experiment, exp_dir=exp_dir.absolute())

@@ -127,8 +127,8 @@ def evaluate(
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.commands.evaluation.report import draw, show, spelled, write_csv, write_parquet
     from ajet.commands.evaluation.target import opened_target
-    from ajet.record.asked_file import require_place
     from ajet.record.attempts import TAG_KEYS
+    from ajet.record.write_errors import require_place
 
     show_logs("ERROR" if as_json else "WARNING")
     settings = list(overrides or ())

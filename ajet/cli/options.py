@@ -1,7 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the experiment that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -13,6 +14,7 @@ from ajet.config.plugins import find_parts
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.store import Address
+
 
 RECORD = Path("launcher_record")
 
@@ -82,3 +84,13 @@ def address(text: str, experiment: Experiment) -> Address:
     from ajet.store import Address
 
     return Address.of(text, run=experiment.name)
+
+
+def opened(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
+    """Compose `conf`; without one, the defaults and overrides alone."""
+    from ajet.config import load_experiment
+    from ajet.config.experiment import defaults_only
+
+    if conf is None:
+        return defaults_only(backbone=backbone, overrides=overrides or ())
+    return load_experiment(conf, backbone=backbone, overrides=overrides or ())

@@ -25,7 +25,7 @@ from ajet.commands.shared_messages import shared_messages_hint
 from ajet.commands.unasked_question import printed_task_hint, unasked_hint
 from ajet.record.console import console, counted, format_seconds, label, printable
 from ajet.record.learned import advise_given_answers
-from ajet.record.live_line import LiveLine
+from ajet.record.live_screen import LiveLine
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.train.accounting import episode_metrics

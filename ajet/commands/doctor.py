@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.backbone_names import described, shipped
+from ajet.config.backbones import described, shipped
 from ajet.config.plugins import find_doctor_checks, try_load
-from ajet.schema.errors import ConfigError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import ConfigError, Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

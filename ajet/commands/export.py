@@ -11,14 +11,13 @@ from pathlib import Path
 
 from ajet.commands.model_card import write_card
 from ajet.commands.runner import runner_of
-from ajet.config.backbone_names import owner_of
+from ajet.config.backbones import owner_of
 from ajet.config.record_file import make_record_folder
-from ajet.record.asked_file import written
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import apply_umask, sync_tree
 from ajet.record.find_run import known_run
-from ajet.record.write_errors import explained
+from ajet.record.write_errors import explained, written
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")

@@ -16,7 +16,7 @@ from ajet.record.lock import RunLock
 from ajet.record.retention import KINDS, Bounds, Going, going, remove
 from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
-from ajet.store.leftovers import left_in_store
+from ajet.store.opening import left_in_store
 
 STORE = "store"
 """The kind of what killed puts left in a database."""

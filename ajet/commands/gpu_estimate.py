@@ -26,7 +26,7 @@ from ajet.train.footprint import (
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
 
 GpuName = Literal["H200", "H100", "A100", "L40S", "4090"]
 

@@ -66,7 +66,7 @@ def require_teacher(experiment: Experiment) -> None:
     """Raises UserError where the teacher beside the policy is not there: the policy need not be loaded to tell that."""
     needed = "teacher" in algorithm_of(experiment).needs
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
-        from ajet.backbone.local.teacher_source import teacher_source
+        from ajet.backbone.local.requirements import teacher_source
 
         teacher_source(experiment, weights=False)
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.experiment import DEFAULT_ROOT
 from ajet.schema.commands import command
 

@@ -27,8 +27,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.engine.dimensions import parse_size, read_size
 from ajet.engine.embedded import require_embedded
-from ajet.engine.hosted_models import refuse_hosted
-from ajet.engine.model_source import HubUnreachableError, is_local, locate
+from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds
 from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
@@ -50,7 +49,7 @@ from ajet.train.remarks import describe_remarks
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
     from ajet.schema.task import Task
 
 
@@ -206,9 +205,9 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking:
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
     """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
     from ajet.algorithm.staleness import importance_weights
-    from ajet.backbone.local.cores import cores
     from ajet.commands.sampling.beside import threads_of_a_side
     from ajet.engine.machine import device_kind
+    from ajet.record.processors import cores
 
     settings = experiment.ajet
     trainer, batch, episodes = settings.trainer_common, settings.data.train_batch_size, settings.rollout.num_repeat

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ajet.record.console import console, counted, format_seconds, keep_pairs, printable
+from ajet.record.curve import NotebookCurve, notebook_cell
 from ajet.record.files import read_rows
 from ajet.record.held_out import over, unscored, words
-from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
 from ajet.record.status import TO_VALIDATE
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
 
 VALIDATIONS = 5
 """Validations in a run of known length, besides the one before the first step."""

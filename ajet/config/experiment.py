@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ajet.config.backbone_names import described
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, described
 from ajet.config.compose import ABSENT, Layers, collect_layers, compose
 from ajet.config.document import Document, dump_yaml, leaves, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files

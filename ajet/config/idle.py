@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ajet.config.backbone_names import described, shipped
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, described, shipped
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath, leaves
-from ajet.config.nearest_key import nearest_of_ours
+from ajet.config.keys import nearest_of_ours
 from ajet.config.plugins import find_all_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED

@@ -1,21 +1,31 @@
-"""Keys by their dotted path: does one exist, and which is nearest.
+"""Keys by their dotted path: does one exist, which is nearest, and the error for one that does not exist.
 
 Invariant: the schema is the only list of keys, and its table of accepted names of those that do nothing; this module
-reads them and adds nothing.
+reads them and the tables of other programs' names, and adds nothing. The layers that compose a backbone's configuration
+are the only list of counterparts: a key that one of them fills from a key of ours is that key's; one filled from a
+value that no YAML can set is nobody's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
+from ajet.config.backbones import Descriptor, shipped
+from ajet.config.document import leaves, read_document
+from ajet.config.plugins import describe_broken
+from ajet.config.schema import agentrl
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, sections_of, subsection, walk
 from ajet.config.schema.extended import config_model
+from ajet.schema.commands import command
+from ajet.schema.errors import ConfigError
 
 
 def first_names() -> Collection[str]:
@@ -82,3 +92,151 @@ def nearest_key(path: Sequence[Any]) -> str | None:
         return max(names[alike[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
     whole = get_close_matches(wanted, dotted_keys(), 1, cutoff=0.75)
     return whole[0] if whole else None
+
+
+_FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)\}")
+
+
+class Nearest(NamedTuple):
+    """A key of ours."""
+
+    key: str
+    same: bool
+    """Whether values mean the same there."""
+
+
+def nearest_of_ours(path: Sequence[Any], layers: tuple[Path, ...]) -> Nearest | None:
+    """Ours for the key at `path` (`actor_rollout_ref`, `model`, `lora_rank`) of the backbone that these layers compose;
+    None where it has none."""
+    return _known(layers).get(tuple(path))
+
+
+def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+    """Return each key that these layers fill from ours, and ours."""
+    return dict(_known(layers))
+
+
+def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
+    """Return the path of the first key that these layers fill from ours; None if they fill none."""
+    return next((path for path, near in _known(layers).items() if near.key == key), None)
+
+
+@lru_cache(maxsize=8)
+def _known(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+    found = {}
+    for layer in layers:
+        for path, value in leaves(read_document(layer).tree):
+            filled = _FILLED.match(value) if isinstance(value, str) else None
+            if filled is not None and find_key(filled["key"].split(".")[1:]) is not None:
+                found[path] = Nearest(filled["key"], not filled["translated"] and filled.end() == len(value))
+    return found
+
+
+_SECTION = "my_section"
+_SHOWN = 4
+"""Counterparts of a section's keys that one line names."""
+_NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
+REMOVED = {
+    "task_reader.tracing.deidentify": _NO_MASKING,
+    "task_reader.tracing.names": _NO_MASKING,
+    "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
+}
+"""Keys that existed once, each with what to write instead."""
+
+
+def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Collection[str] = ()) -> ConfigError:
+    """Return the error for a key that is not in the schema.
+
+    Args:
+        value: what it was set to, where known.
+        also: the user's own root names.
+    """
+    shown = ".".join(str(part) for part in path)
+    if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
+        *above, last = dotted.split(".")
+        return ConfigError(
+            f"`{dotted}` is one key, with a dot in its name.",
+            where=where,
+            expected="one level of indentation for each name",
+            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
+        )
+    if misplaced := _describe_misplaced(path, value):
+        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
+    near = nearest_key(path)
+    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    if broken := describe_broken():
+        own = f"{own}. {broken}"
+    brought = _find_advice(shown) or REMOVED.get(shown, "")
+    if not brought and (near is None or near.rpartition(".")[2] != path[-1]):
+        brought = _find_by_last_name(str(path[-1])) or agentrl.advice(str(path[-1]))
+    if brought:
+        return ConfigError(f"There is no key ajet.{shown}.", where=where, do=f"{brought}; {own}")
+    if near is None and also:
+        roots = get_close_matches(str(path[0]), list(also), 1)
+        near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
+        return ConfigError(
+            f"There is no key {shown}.",
+            where=where,
+            do=f"did you mean {near}?" if near else f"see `{command('config', 'show')}`",
+        )
+    return ConfigError(
+        f"There is no key ajet.{shown}.",
+        where=where,
+        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
+    )
+
+
+def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
+    """Return where a backbone's own section belongs that stands below `ajet:`; "" for any other key."""
+    root = str(path[0])
+    owner = next((each for each in shipped().values() if root in (*each.roots, *each.sections)), None)
+    is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
+    if owner is None or root in first_names() or not is_section:
+        return ""
+    place = "at the top level, beside `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
+    keys = [(*path, *rest) for rest, _ in leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
+    ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
+    here = f"; below `ajet:` it is {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
+    return f"`{root}` is {owner.name}'s own: write it {place}{here}"
+
+
+def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
+    own = tuple(part for part in (key[1:] if key[0] == owner.name else key) if isinstance(part, str))
+    dotted = ".".join(own)
+    if (near := nearest_of_ours(own, owner.filled)) is not None:
+        yield near.key
+    elif like := {**owner.advice.like, **owner.advice.short}.get(dotted):
+        yield f"ajet.{like}"
+    elif here := {**owner.advice.instead, **owner.advice.list_unread()}.get(dotted):
+        yield here
+
+
+def _find_advice(dotted: str) -> str:
+    """Return what a backbone's descriptor says of a key of its own by that name; "" if none knows it."""
+    for owner in shipped().values():
+        if (ours := owner.advice.short.get(dotted)) is not None:
+            return f"{owner.name}'s {dotted} is here {ours}"
+        if (ours := owner.advice.instead.get(dotted)) is not None:
+            page = f" ({owner.defaults_page})" if owner.defaults_page else ""
+            return f"{owner.name}'s {dotted} is here {ours}{page}"
+    return ""
+
+
+def _find_by_last_name(name: str) -> str:
+    """Return what a key of a backbone's own with that last name is here; "" if there is none, or several."""
+    found = {
+        (owner.name, ".".join(map(str, path)), near.key.removeprefix("ajet."))
+        for owner in shipped().values()
+        for path, near in list_counterparts(owner.filled).items()
+        if path[-1] == name
+    }
+    found |= {
+        (owner.name, key, ours)
+        for owner in shipped().values()
+        for key, ours in {**owner.advice.list_unread(), **owner.advice.like, **owner.advice.short}.items()
+        if key.rpartition(".")[2] == name
+    }
+    if len({ours for *_, ours in found}) != 1:
+        return ""
+    owner, key, ours = min(found)
+    return f"{owner}'s {key} is here {ours}"

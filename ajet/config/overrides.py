@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.keys import first_names, may_be_set
+from ajet.config.keys import first_names, may_be_set, unknown_key
 from ajet.config.schema.accepted import moved
-from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
 _OPENERS = ("[", "{", "'", '"', "")

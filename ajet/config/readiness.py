@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.config.backbone_names import described, shipped
-from ajet.config.backbones import IN_WORDS, Capability
+from ajet.config.backbones import IN_WORDS, Capability, described, shipped
 from ajet.config.compose import Layers
 from ajet.config.keys import first_names
 from ajet.config.plugins import find_part

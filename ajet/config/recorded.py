@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.config.backbone_names import shipped
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.compose import Layer, Layers
 from ajet.config.document import leaves, parse_document
 from ajet.config.experiment import Experiment

@@ -13,8 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.backbone_names import shipped
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.document import Document, KeyPath
 from ajet.config.schema.accepted import moves
 from ajet.schema.errors import ConfigError

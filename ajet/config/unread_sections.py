@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ajet.config.backbone_names import shipped
-from ajet.config.backbones import Descriptor
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath, leaves
-from ajet.config.nearest_key import find_first_filled, nearest_of_ours
+from ajet.config.keys import find_first_filled, nearest_of_ours
 
 _DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
 JUDGE = "ajet.task_judge.judge_protocol"

@@ -16,12 +16,11 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.compose import Layers
 from ajet.config.document import KeyPath, leaves
-from ajet.config.keys import find_key, keys_of
+from ajet.config.keys import find_key, keys_of, unknown_key
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
 from ajet.config.schema.base import described, type_name
 from ajet.config.schema.extended import config_model
-from ajet.config.unknown_key import unknown_key
 from ajet.schema.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")

@@ -12,12 +12,11 @@ from ajet.config.compose import ABSENT
 from ajet.config.document import KeyPath
 from ajet.config.experiment import Experiment
 from ajet.config.idle import idle_reason
-from ajet.config.keys import find_key
+from ajet.config.keys import find_key, unknown_key
 from ajet.config.resolution import is_literal, is_secret
 from ajet.config.schema.accepted import accepted, moved
 from ajet.config.schema.base import described, walk
 from ajet.config.schema.extended import config_model
-from ajet.config.unknown_key import unknown_key
 from ajet.schema.secrets import without_secret_shapes
 
 

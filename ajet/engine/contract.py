@@ -15,7 +15,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from ajet.schema.call import Ids
+from ajet.schema.errors import EngineFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +132,44 @@ class ChatEngine(Protocol):
     def close(self) -> None:
         """Release connections. Idempotent."""
         ...
+
+
+def reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -> int:
+    """Tokens the reply may have: its own bound, or what the context leaves. Raises EngineFailure."""
+    ids = request.prompt_ids
+    room = max_model_len - len(ids)
+    problem = ""
+    if not len(ids):
+        problem = "the prompt is empty"
+    elif int(np.min(ids)) < 0 or int(np.max(ids)) >= vocabulary:
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        problem = f"the prompt has the token id {wrong}, beyond the model's vocabulary of {vocabulary}"
+    elif room <= 0:
+        problem = f"the prompt has {len(ids)} tokens, the context {max_model_len}"
+    elif request.sampling.max_tokens <= 0:
+        problem = "max_tokens must be at least 1"
+    if problem:
+        raise EngineFailure(problem, retryable=False)
+    return min(request.sampling.max_tokens, room)
+
+
+class Around:
+    """The part that engines around another one share."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+
+    @property
+    def constrains(self) -> bool:
+        """The inner engine's."""
+        return self._engine.constrains
+
+    @property
+    def version(self) -> int:
+        """The inner engine's."""
+        return self._engine.version
+
+    @property
+    def max_model_len(self) -> int:
+        """The inner engine's."""
+        return self._engine.max_model_len

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ajet.engine.adapted_model import choose_adapter, with_adapters
-from ajet.engine.adapters import Adapters
-from ajet.engine.quiet import quiet_transformers
+from ajet.engine.adapters import Adapters, choose_adapter, with_adapters
+from ajet.engine.model_cache import quiet_transformers
 from ajet.schema.call import Floats, Ids
 
 

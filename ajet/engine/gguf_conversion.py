@@ -11,8 +11,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from ajet.engine.model_cache import Progress
-from ajet.engine.quiet import quiet_transformers
+from ajet.engine.model_cache import Progress, quiet_transformers
 from ajet.record.files import apply_umask
 from ajet.schema.errors import MissingExtra, UserError
 

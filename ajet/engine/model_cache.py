@@ -1,6 +1,6 @@
 """A cache of model folders that several processes may fill at once.
 
-Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.file_lock`), works in a
+Invariant: an entry is absent or complete. Whoever makes one holds its lock (`ajet.record.lock`), works in a
 folder beside it and renames that into place.
 """
 
@@ -10,12 +10,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.config.locations import cache_root
 from ajet.record.console import console
-from ajet.record.file_lock import alone
+from ajet.record.lock import alone
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
 from ajet.record.write_errors import explained
@@ -99,3 +100,19 @@ class ProgressLines:
         self._bar.advance((done >> 20) - self._bar.done)
         if done >= total:
             self._bar.progress.close()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence it for the length of the block, and restore what was set before."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -2,7 +2,8 @@
 
 Four kinds of path: `embedded:NAME` (shipped with ajet, or inside a Python package), a folder in Hugging Face layout,
 a `.gguf` file, a name on the Hugging Face hub. A path that cannot be found is a UserError within seconds, also
-without a network. Needs neither torch nor transformers unless a .gguf has to be converted.
+without a network; so is the name of a hosted model, whose weights no one can download. Needs neither torch nor
+transformers unless a .gguf has to be converted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet.config.locations import cache_root
-from ajet.config.other_models import key_in
+from ajet.config.other_models import OPENAI, key_in
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import command, lists_runs, python
@@ -132,8 +133,6 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
             or _who_makes(path, base)
             or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
-    from ajet.engine.hosted_models import refuse_hosted
-
     refuse_hosted(path, _EXPECTED)
     do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
     return ModelSource(path, folder=_from_hub(path, progress, weights, do))
@@ -262,3 +261,25 @@ def _check_reachable(name: str, where: str, do: str) -> None:
         ) from None
     if reply.status_code in (401, 404):
         raise UserError(f"The hub has no model {name!r}, or it is private.", where=where, expected=_EXPECTED, do=do)
+
+
+_OPENAI_NAME = re.compile(r"(?:openai/)?(gpt-[345].*|chatgpt-.+|o[1-9](?:-(?:mini|pro|preview).*)?)")
+_OTHER_NAME = re.compile(
+    r"(?:(?:anthropic|google|gemini|x-ai|xai|deepseek|dashscope)/)?"
+    r"(claude-.+|gemini-.+|grok-.+|deepseek-(?:chat|reasoner)|qwen-(?:max|plus|turbo|long|flash).*)"
+)
+
+
+def refuse_hosted(name: str, expected: str = "") -> None:
+    """Raise UserError if `name` is that of a hosted model: it cannot be tuned, but tasks can be evaluated with it."""
+    of_openai, other = _OPENAI_NAME.fullmatch(name), _OTHER_NAME.fullmatch(name)
+    if (found := of_openai or other) is None:
+        return
+    model = f"{found[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
+    evaluation = command("eval", "FILE.yaml", "--model", model)
+    raise UserError(
+        f"{name} is a hosted model: its weights cannot be downloaded, so it cannot be tuned here.",
+        where="model.path",
+        expected=expected,
+        do=f"tune an open model; see how {found[1]} does at the tasks: {evaluation}",
+    )

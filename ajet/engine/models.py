@@ -1,29 +1,33 @@
-"""Tokenizers and models from a ModelSource.
+"""Tokenizers and models from a ModelSource, and what a model is in three fingerprints.
 
 Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template; its
 rotary frequencies are fixed by the longest sequence that may come; a .gguf is converted once into the cache and loaded
 from there ever after. Loading reads the folder and nothing else: no code in it is run and no file that it names
 elsewhere is fetched, unless the source was trusted with that. A folder that is a checkpoint of ajet's is what was
-written, or it is refused.
+written, or it is refused. Equal fingerprints (weights, tokenizer, chat template) mean equal bytes, wherever the files
+lie and however they are named.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.model_cache import Progress, ProgressLines, entry
+from ajet.engine.model_cache import Progress, ProgressLines, entry, quiet_transformers
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
-from ajet.engine.quiet import quiet_transformers
 from ajet.record.bounded_json import read_json
-from ajet.record.checkpoint import require_sound
+from ajet.record.checkpoint import digest_of, require_sound
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+    from ajet.config import AjetConfig
     from ajet.tokens.image_tokens import ImageTokens
+
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -223,3 +227,29 @@ def _freeze(module: Any, kind: str, layer: str | None, longest: int) -> str:
         module.register_buffer(f"{prefix}inv_freq", frequencies.to(known.dtype), persistent=False)
         setattr(module, f"{prefix}attention_scaling", scaling)
     return FROZEN
+
+
+def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
+    """A fingerprint of the weights that `model.path` names, which are read once for it. Raises UserError."""
+    from ajet.engine.model_source import locate
+
+    assert config.model.path is not None, "require_ready asks for it"
+    folder = folder_of(locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    return _digest(*(digest_of(file) for file in files))
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A fingerprint of how the tokenizer turns text into ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    return _digest(text)
+
+
+def template_fingerprint(tokenizer: Any, options: dict[str, Any]) -> str:
+    """A fingerprint of how the tokenizer turns messages into text, with the arguments `options`."""
+    return _digest(json.dumps([tokenizer.chat_template, options], sort_keys=True))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()

@@ -24,10 +24,9 @@ import httpx
 import numpy as np
 
 from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, ServerAway, patience, unanswered
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.engine.limits import reply_limit
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, reply_limit
 from ajet.engine.streams import Stream
-from ajet.engine.wire import Reply, Wire, alike, cuts, unsaid
+from ajet.engine.wire import StreamedReply, Wire, alike, cuts, unsaid
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, UserError
 
@@ -308,7 +307,7 @@ class RemoteEngine:
             if not finished:
                 stream.put(failure)
 
-    async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncIterator[TokenChunk]:
+    async def _chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
         async with self._client().stream("POST", self._wire.route, json=body) as response:
             if response.status_code >= 400:
                 raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))

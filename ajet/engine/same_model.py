@@ -1,8 +1,10 @@
-"""Whether two ways of computing a model's logits agree.
+"""Whether two ways of computing a model's logits agree, and which keywords of its attention are computed.
 
 Invariant: the verdict is that of the worst token, not of an average: a leak between neighbours touches few tokens. In
 float32 nothing but the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare
-token's logprob by more; there the probabilities are compared, where such a token counts for little.
+token's logprob by more; there the probabilities are compared, where such a token counts for little. A keyword that says
+how to attend is computed or raised, never dropped (`refuse_unknown`). Models pass all keywords of their forward pass
+on; those that say nothing about attention, and only those, are passed over.
 """
 
 from __future__ import annotations
@@ -87,3 +89,31 @@ def attend_by(model: Any, name: str) -> None:
 def _configs(model: Any) -> list[Any]:
     found = (getattr(module, "config", None) for module in model.modules())
     return [config for config in found if hasattr(config, "_attn_implementation")]
+
+
+_NOT_ABOUT_ATTENTION = {
+    "cache_position",
+    "labels",
+    "layer_idx",
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "use_cache",
+}
+_SWITCHED_OFF = {"dropout"}
+"""The policy that samples has none, so neither has the one that trains."""
+
+
+def refuse_unknown(implementation: str, keywords: Mapping[str, Any]) -> None:
+    """Raises TypeError for the first of `keywords` that asks for something `implementation` does not compute. None and
+    False ask for nothing, but for `is_causal`, whose False asks to look ahead."""
+    for name, value in keywords.items():
+        if name in _NOT_ABOUT_ATTENTION or name in _SWITCHED_OFF or value is None:
+            continue
+        if name == "is_causal" and value is True:
+            continue
+        if value is not False or name == "is_causal":
+            raise TypeError(f"{implementation} does not compute what the keyword {name} of this model's attention asks")

@@ -50,7 +50,7 @@ def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
     model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
     names = Adapters.saved(source.folder).names if source.folder is not None else ()
     if names and source.folder is not None:
-        from ajet.engine.adapted_model import with_adapters
+        from ajet.engine.adapters import with_adapters
 
         model = with_adapters(model, source.folder, names)
     return transformers_engine(config, model, names)

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ajet.engine.around import Around
-from ajet.engine.contract import ChatEngine, TokenChunk, TokenEngine, TokenRequest
+from ajet.engine.contract import Around, ChatEngine, TokenChunk, TokenEngine, TokenRequest
 
 TAIL = 48
 """Tokens of a reply that are decoded for a look."""

@@ -6,9 +6,10 @@ one that was sampled from, and the one at temperature 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ajet.engine.contract import Sampling, TokenChunk, TokenRequest
+from ajet.schema.errors import EngineFailure
 
 if TYPE_CHECKING:
     import httpx
@@ -16,50 +17,21 @@ if TYPE_CHECKING:
     from ajet.engine.server_weights import ServerWeights
 
 
-class Reply(Protocol):
-    """Reads the events of one stream."""
-
-    def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The tokens of one event, if it has some. Raises EngineFailure."""
-        ...
-
-    def end(self) -> TokenChunk:
-        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
-        ...
-
-
 class Wire(Protocol):
     """The routes and bodies by which one kind of server is asked. It holds nothing of one server."""
 
-    @property
-    def kind(self) -> str:
-        """The server's name, for people."""
-        ...
-
-    @property
-    def expected(self) -> str:
-        """The kind of server that should be at the URL, for errors."""
-        ...
-
-    @property
-    def says_sampled_by(self) -> str:
-        """The way to start such a server so that it says the logprob that was sampled from."""
-        ...
-
-    @property
-    def says_cut(self) -> bool:
-        """Whether that logprob knows of what top_p and top_k cut off."""
-        ...
-
-    @property
-    def route(self) -> str:
-        """The route where tokens are asked for."""
-        ...
-
-    @property
-    def name_route(self) -> str:
-        """The route where the name of its weights stands, as `weight_version`."""
-        ...
+    kind: str
+    """The server's name, for people."""
+    expected: str
+    """The kind of server that should be at the URL, for errors."""
+    says_sampled_by: str
+    """The way to start such a server so that it says the logprob that was sampled from."""
+    says_cut: bool
+    """Whether that logprob knows of what top_p and top_k cut off."""
+    route: str
+    """The route where tokens are asked for."""
+    name_route: str
+    """The route where the name of its weights stands, as `weight_version`."""
 
     def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
         """Tokens of a prompt and its reply that can be scored; `served`: what /v1/models says. Raises KeyError,
@@ -83,7 +55,7 @@ class Wire(Protocol):
         KeyError, IndexError, TypeError, ValueError."""
         ...
 
-    def reply(self, request: TokenRequest, version: int) -> Reply:
+    def reply(self, request: TokenRequest, version: int) -> StreamedReply:
         """A reader of the request's stream."""
         ...
 
@@ -114,3 +86,53 @@ def alike(sampling: Sampling) -> bool:
 def cuts(sampling: Sampling) -> bool:
     """Whether the sampling leaves some tokens out altogether."""
     return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
+
+
+class StreamedReply:
+    """Reads the events of one stream.
+
+    Invariant: each id is held to the one that its logprob names; a stream that ends before its finish, or whose finish
+    is none of ours, is a failure, not a short reply.
+    """
+
+    def __init__(self, request: TokenRequest, version: int) -> None:
+        self._greedy = request.sampling.temperature == 0.0
+        self._top = request.sampling.top_logprobs
+        self._version = version
+        self._tokens = 0
+        """Read so far."""
+        self._finish: Literal["stop", "length"] | None = None
+
+    def read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The tokens of one event, if it has some. Raises EngineFailure."""
+        try:
+            return self._read(event)
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
+
+    def end(self) -> TokenChunk:
+        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
+        if self._finish is None:
+            raise EngineFailure(f"the server broke off after {self._tokens} tokens")
+        return TokenChunk([], [], [], self._version, self._finish)
+
+    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The tokens of one event; what it raises besides EngineFailure says that it is none."""
+        raise NotImplementedError
+
+    def _ended(self, kind: Any, said: Any) -> None:
+        """`said`: in the server's own words."""
+        if kind not in ("stop", "length"):
+            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {said}")
+        self._finish = kind
+
+    def _add(self, chunk: TokenChunk, token: int, named: object, said: float, *, spelled: str | None = None) -> None:
+        """A token, and what is said to be its logprob. `named`: the token that this is said of; `spelled`: how it names
+        this one, if not by its id."""
+        if named != (token if spelled is None else spelled):
+            raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
+        logprob = min(float(said), 0.0)
+        chunk.ids.append(int(token))
+        chunk.logprobs.append(0.0 if self._greedy else logprob)
+        chunk.logprobs_unit.append(logprob)
+        self._tokens += 1

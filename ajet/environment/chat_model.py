@@ -1,8 +1,8 @@
 """A model of any OpenAI-compatible server that stands beside the one that is trained, and questions to it, on the
-tools' loop.
+tools' loop; such models of AgentRL's `agent_config.yml`, by section.
 
 Invariant: one question is one request, within its seconds; what goes wrong is `NoAnswer`, which says whether it could
-go well another time, and never holds the key.
+go well another time, and never holds the key. What cannot be used is one ConfigError before anything is asked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from ajet.config.locations import default_config
 from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
-from ajet.environment.addresses import parts_of
-from ajet.environment.files import said
+from ajet.environment.files import expanded, file_for, read_yaml, refused, said
 from ajet.environment.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import is_loopback
+from ajet.schema.addresses import is_loopback, parts_of
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from ajet.config.schema.model import JudgeModel
+
 
 ANSWER_BYTES = 4 << 20
 VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000
@@ -272,3 +274,30 @@ def _tokens(used: Any, name: str) -> int:
     if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= MOST_TOKENS:
         return int(said)
     return 0
+
+
+KEY = "ajet.environment.agent_config"
+EXAMPLE = default_config() / "agent_config_example.yml"
+S = TypeVar("S", bound=BaseModel)
+
+
+def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    """The file that the key names, and its section `name` with what `${NAME}` stands for, as it is written there.
+    Raises ConfigError, also where there is none."""
+    file = file_for(named, base, KEY)
+    tree = read_yaml(file)
+    section = tree.get(name) if isinstance(tree, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"one as in {EXAMPLE}")
+    found: dict[str, Any] = expanded(section, f"{file}: {name}")
+    return file, found
+
+
+def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
+    """The section `name` of the file that the key names, as `form`. Raises ConfigError, also where there is none."""
+    file, section = plain_section(named, base, name)
+    try:
+        return form.model_validate(section)
+    except ValidationError as error:
+        part = Model if "models" in error.errors()[0]["loc"] else form
+        raise refused(error, file, part.model_fields, name) from None

@@ -3,7 +3,8 @@
 Invariants: one a process, begun when first needed (a fork gets its own, and empty tables of what lives on it); no user
 code runs on it. A cancellation of the caller reaches the work on it and only that, and no work that is done to the end;
 work there that ends as cancelled though nobody cancelled it is a `CallFailed` of the transport to its caller, never a
-CancelledError.
+CancelledError. Code of others, which may hang, runs in a thread for that call (`in_thread`): such threads are daemons
+and no pool's, so that calls which never end use up nothing but themselves and hold up no exit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,37 @@ from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.tool_use import ToolError
 
 T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run the function in a thread of its own; returns or raises what it does."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            outcome, problem = function(*arguments), None
+        except BaseException as raised:  # noqa: BLE001 - handed to whoever awaits it
+            outcome, problem = None, raised
+        with suppress(RuntimeError):  # that loop has ended
+            loop.call_soon_threadsafe(_settle, done, outcome, problem)
+
+    thread = threading.Thread(target=work, name="ajet-call", daemon=True)
+    thread.start()  # who asks where the code stands reads this variable (ajet.rollout.isolation.thread)
+    return await done
+
+
+def _settle(done: asyncio.Future[Any], outcome: Any, problem: BaseException | None) -> None:
+    if done.done():
+        return
+    if problem is None:
+        done.set_result(outcome)
+    else:
+        # SystemExit and its like would end the loop, StopIteration cannot be set
+        strange = not isinstance(problem, Exception) or isinstance(problem, StopIteration)
+        done.set_exception(RuntimeError(f"it ended with {problem!r}") if strange else problem)
+
+
 Table = TypeVar("Table", dict[Any, Any], list[Any])
 ENDS_S = 5.0
 """In which what lives on the loop closes before the process ends all the same."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.config.locations import cache_root
-from ajet.record.file_lock import alone
+from ajet.record.lock import alone
 from ajet.schema.errors import UserError
 
 READY = "ajet-ready"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet._version import __version__
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file
@@ -25,7 +25,6 @@ from ajet.record.process_identity import ProcessIdentity
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record.checkpoint import Checkpoint
-    from ajet.record.checkpoints import Checkpoints
 
 SETTLED = ("given.yaml", "resolved.yaml", "origins.json", "run.json", "environment.json")
 """Files that each start writes, and nothing after it."""
@@ -33,29 +32,22 @@ PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
 """What samples and trains."""
 
 
-class OpenedRun(Protocol):
-    """The facts that are read of a run that has just been opened."""
-
-    run_id: str
-    path: Path
-    experiment: Experiment
-    resumed: Checkpoint | None
-    checkpoints: Checkpoints
-
-
-def start_facts(run: OpenedRun) -> dict[str, Any]:
-    """The facts of a process that has just opened a run's folder."""
-    me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
+def start_facts(
+    folder: Path, run_id: str, experiment: Experiment, base: Checkpoint | None, checkpoints: Path
+) -> dict[str, Any]:
+    """The facts of a process that has just opened a run's folder. `base`: the checkpoint that it continues from;
+    `checkpoints`: the folder of the run's own."""
+    me, settings = ProcessIdentity.of(os.getpid()), experiment.ajet
     facts: dict[str, Any] = {
-        "run": run.run_id,
+        "run": run_id,
         "process": {"pid": me.pid, "host": me.host, "started": me.started},
         "backbone": settings.backbone,
         "engine": settings.rollout.engine,
         "versions": {"ajet": __version__, **_versions()},
-        "files": {name: digest_of(_content(run.path / name)) for name in SETTLED if has_record_file(run.path / name)},
+        "files": {name: digest_of(_content(folder / name)) for name in SETTLED if has_record_file(folder / name)},
     }
-    if (base := run.resumed) is not None:
-        facts["from"] = _base(base, own=base.path.parent.resolve() == run.checkpoints.folder.resolve())
+    if base is not None:
+        facts["from"] = _base(base, own=base.path.parent.resolve() == checkpoints.resolve())
     return facts
 
 

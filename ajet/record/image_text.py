@@ -1,4 +1,4 @@
-"""Images of recorded messages where the viewer wants text: in titles, in a search, in what a copy may weigh.
+"""Text for tables of episodes: messages with images as short words, and the last words of a model.
 
 Invariant: an image is never looked at here; it is a `data:` URL in the record and stays one.
 """
@@ -34,3 +34,13 @@ def image_characters(value: Any) -> int:
 
 def _kind(part: dict[str, Any]) -> str:
     return str(part.get("type") or "part").removesuffix("_url")
+
+
+def last_words(messages: list[Any]) -> str:
+    """The text of the last reply; the calls of tools where it said none."""
+    said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
+    if not said:
+        return ""
+    calls = [call.get("function") or {} for call in said[-1].get("tool_calls") or () if isinstance(call, dict)]
+    told = [f"{call.get('name')}({call.get('arguments')})" for call in calls]
+    return text_of(said[-1].get("content")).strip() or " ".join(told)

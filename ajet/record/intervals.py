@@ -1,13 +1,15 @@
-"""How far a measured mean may be from the true one: 95 % intervals over independent tasks.
+"""How far a measured mean may be from the true one, and how far a judge agrees with labels: 95 % intervals.
 
 Invariant: pure functions of the numbers given. An interval of a rate lies in [0, 1] and holds the rate; more tasks of
-the same kind never make one wider. What is counted must be independent: attempts at one task are one number.
+the same kind never make one wider. What is counted must be independent: attempts at one task are one number. Agreement
+is Cohen's kappa of a table (both yes; label yes, judged no; label no, judged yes; both no).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from statistics import stdev
 
 Z = 1.959964
@@ -77,3 +79,35 @@ def exceeds_noise(differences: Sequence[float]) -> bool:
     squares += 0.5 * ((largest - mean) ** 2 + (-largest - mean) ** 2)
     error = math.sqrt(squares / (count - 1) / count)
     return mean > t_quantile(count - 1) * error
+
+
+Cells = tuple[int, int, int, int]
+DRAWS = 4000
+"""Of which kappa's interval is made."""
+
+
+def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
+    """The table of (label, verdict)."""
+    told = list(pairs)
+    return tuple(told.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
+
+
+def kappa(cells: Sequence[float]) -> float | None:
+    """Cohen's (Educational and Psychological Measurement 20, 1960); None where chance alone would agree wholly."""
+    both, missed, wrongly, neither = cells
+    total = sum(cells)
+    by_chance = ((both + missed) * (both + wrongly) + (neither + missed) * (neither + wrongly)) / total**2
+    return None if by_chance == 1 else ((both + neither) / total - by_chance) / (1 - by_chance)
+
+
+def kappa_interval(cells: Sequence[int]) -> tuple[float, float]:
+    """95 %: the middle of kappa over tables drawn from the posterior of the four shares, with half an example more in
+    each (Jeffreys' prior), so that full agreement on a few proves little."""
+    draw = random.Random(0)
+    found = sorted(
+        value
+        for _ in range(DRAWS)
+        if (value := kappa([draw.gammavariate(count + 0.5, 1.0) for count in cells])) is not None
+    )
+    low, high, value = found[int(0.025 * len(found))], found[int(0.975 * len(found))], kappa(cells)
+    return (low, high) if value is None else (min(low, value), max(high, value))

@@ -1,17 +1,27 @@
-"""What is drawn again and again on a terminal, begun so that an interrupt at any moment gives the terminal back.
+"""What is drawn again and again on a terminal, and a line that tells what is going on now.
 
 Invariant: standard output and error are the program's own again when the drawing is over, also where Ctrl-C came as it
-began: rich gives them back after an error of its own alone.
+began: rich gives them back after an error of its own alone. A `LiveLine` is never silent for longer than `EVERY_S`; a
+log file or a pipe gets complete lines without control characters. While a debugger's prompt (pdb) waits, nothing is
+drawn over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
+
+from ajet.record.console import console as shared_console
+from ajet.record.console import printable
 
 
 @contextmanager
@@ -32,3 +42,77 @@ def begin(start: Callable[[], None], stop: Callable[[], None]) -> None:
     except BaseException:
         stop()
         raise
+
+
+EVERY_S = 5.0
+"""Between two plain lines, in seconds."""
+REDRAW_S = 0.25
+
+
+class LiveLine:
+    """A context manager; a thread of its own asks `lines` what to show, the most important line first."""
+
+    def __init__(
+        self, lines: Callable[[], Sequence[str]], console: Console | None = None, *, every_s: float = EVERY_S
+    ) -> None:
+        self._lines, self._console, self._every = lines, console or shared_console, every_s
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self._drawn, console=self._console, auto_refresh=False, transient=True
+            )  # its own thread would go on drawing over a prompt
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ajet-live-line", daemon=True)
+
+    def __enter__(self) -> LiveLine:
+        if self._live is not None:
+            begin(partial(self._live.start, refresh=True), self._live.stop)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take it off the screen. Idempotent."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._live is not None:
+            self._live.stop()
+
+    def _run(self) -> None:
+        while not self._over.wait(REDRAW_S if self._live is not None else self._every):
+            asked = somebody_is_asked()
+            if self._live is None:
+                if not asked:
+                    text = " · ".join(self._lines())
+                    self._console.print(Text(printable(text)), soft_wrap=True)
+            elif asked:
+                self._live.stop()
+            else:
+                self._live.start()
+                self._live.refresh()
+
+    def _drawn(self) -> Text:
+        first, *others = [printable(line) for line in self._lines()] or [""]
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(first, style="cyan")
+        for line in others:
+            text.append(f"\n{line}", style="dim")
+        return text
+
+
+def somebody_is_asked() -> bool:
+    """Whether a thread of this process waits at a debugger's prompt."""
+    if "cmd" not in sys.modules:
+        return False
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code.co_name == "cmdloop":
+                return True
+            frame = frame.f_back
+    return False

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 ROOT = Path("/")
 """Where /proc and /sys are."""
 
@@ -54,3 +56,12 @@ def _read(*files: Path) -> Iterator[tuple[int, int]]:
         yield int(quota), int(period)
     except (OSError, ValueError):  # there is none: no such file, or "max"
         return
+
+
+def cores() -> int:
+    """Physical cores within this process's affinity and its control group's quota."""
+    logical = os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    count = max(1, min(physical, math.ceil(allowed * physical / logical)))
+    return min(count, cpu_quota() or count)

@@ -1,8 +1,9 @@
-"""Which checkpoint a new start continues from (DESIGN decision 11).
+"""Which checkpoint a new start continues from (DESIGN decision 11), and what a run that goes on has done (`Recovery`).
 
 Invariant: a run is continued only with the same backbone, the same training-relevant configuration, the same code and
 from the same project, or because the person named the checkpoint; a key that nobody set keeps the default that the run
-began with; nothing that an earlier run wrote is removed or overwritten unasked.
+began with; nothing that an earlier run wrote is removed or overwritten unasked. Consumed positions are counted from the
+rows of metrics, those under way from the store as it was opened at the checkpoint: two files of two writers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+
 
 FILE = "run.json"
 SHOWN = 12
@@ -192,3 +195,50 @@ def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The positions of the training order that were skipped, doubled, failed or forked, over all epochs."""
+
+    consumed: int
+    under_way: int
+    skipped: int
+    """Neither consumed nor under way, though later ones are."""
+    doubled: int
+    """Consumed more than once, or consumed and about to be played again."""
+    given_up: int = 0
+    """Not consumed, and given out no more: the store, or a row, says what went wrong."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int, dead: Iterable[int] = ()
+    ) -> Recovery:
+        """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
+        checkpoint; `dead`: those that are given out no more."""
+        taken: Counter[int] = Counter()
+        lost = {*dead}
+        for row in rows:
+            if row.get("step", 0) <= step:
+                taken.update({*row.get("tasks", ()), *row.get("discarded", ())})
+                lost.update(int(order) for order in row.get("given_up", ()))
+        waiting = {*begun}
+        given_up = lost - taken.keys() - waiting
+        known = taken.keys() | waiting | given_up
+        whole = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
+        places = range(0 if whole else min(known, default=0), max(known, default=-1) + 1)
+        return cls(
+            consumed=sum(position >= 0 for position in taken),
+            under_way=len(waiting),
+            skipped=sum(position not in known for position in places),
+            doubled=sum(count - 1 for count in taken.values()) + len(waiting & taken.keys()),
+            given_up=len(given_up),
+        )
+
+    def __str__(self) -> str:
+        """Part of the line that a resume prints."""
+        given_up = f", given up {self.given_up} (`given_up` in metrics.jsonl says why)" if self.given_up else ""
+        return (
+            f"{self.consumed} tasks consumed, {self.under_way} under way come first; "
+            f"skipped {self.skipped}, doubled {self.doubled}{given_up}"
+        )

@@ -39,7 +39,7 @@ from ajet.record.lock import RunLock
 from ajet.record.logs import LogFile, log_name
 from ajet.record.metrics import Metrics
 from ajet.record.processors import usable_cpus
-from ajet.record.recovery import Recovery
+from ajet.record.resume import Recovery
 from ajet.record.retention import Bounds, going, remove
 from ajet.record.run_place import RunPlace
 from ajet.record.secrets import Redactor, literal_secrets
@@ -110,7 +110,7 @@ class RunDirectory:
         if self.chain is not None:
             self._bounds = Bounds(trainer.keep_episodes, trainer.keep_arrays)
             self._chained_before = self.chain.begun
-            facts = start_facts(self)
+            facts = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
             self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
         self._tracks_from_take_up = kind == "train"
         if kind == "eval":

@@ -1,12 +1,15 @@
-"""The one boundary of all writes below a run's folder: what the disk refuses is a sentence, whatever library met it.
+"""What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a user named.
 
 Invariant: full, over quota, read-only, not permitted, moved away: each is a CannotWrite, a UserError that says which,
-what could not be written and what is safe. Anything else passes through as what it is.
+what could not be written and what is safe. Anything else passes through as what it is. A place that an option names is
+checked before anything is played, judged or merged for it wherever that can be known; what is there already is not
+written over unless the caller says so.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -126,3 +129,45 @@ def _free(folder: Path) -> int:
     """Bytes; of the nearest folder above that is there."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
+
+
+def require_place(file: Path, option: str, *, new: bool = True) -> None:
+    """Raises UserError where `file` cannot be written: its folder is missing, not permitted or none; it is there
+    already (`new`), or is a folder."""
+    with written(file, option):  # a name that is too long, a folder that nobody may look into
+        _require_place(file, option, new)
+
+
+def _require_place(file: Path, option: str, new: bool) -> None:
+    if new and (file.exists() or file.is_symlink()):
+        raise UserError(f"{file} exists already.", where=option, do=f"name another with {option}, or remove it")
+    if file.is_dir():
+        raise UserError(f"{file} is a folder.", where=option, expected="the name of a file")
+    if not file.parent.exists():
+        raise UserError(f"There is no folder {file.parent}.", where=option, do="make it, or name a file elsewhere")
+    if not file.parent.is_dir():
+        raise UserError(f"{file.parent} is no folder.", where=option, do="name a file elsewhere")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UserError(f"{file} cannot be written: not permitted.", where=option, do="name a file elsewhere")
+
+
+def require_folder(folder: Path, option: str) -> None:
+    """Raises UserError where the folder cannot be made, or written to if it is there."""
+    with written(folder, option):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is no folder")
+        if not os.access(there, os.W_OK):
+            raise PermissionError("not permitted")
+
+
+@contextmanager
+def written(file: Path, option: str) -> Iterator[None]:
+    """Within the block, what the system refuses becomes a UserError."""
+    try:
+        yield
+    except UserError:  # of what is written, and not of the place
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"{file} cannot be written: {why}.", where=option, do="name another place") from error

@@ -25,9 +25,8 @@ from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import playing
-from ajet.workflow.deadline import Deadline
 from ajet.workflow.function import is_of_function
-from ajet.workflow.resources import Resources, aclosing, closing
+from ajet.workflow.resources import Deadline, Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.engine.contract import Sampling
+from ajet.environment.loop import in_thread
 from ajet.environment.pinned import Pins
 from ajet.environment.replay import Replay, replayed_run
 from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import Chosen, chosen
-from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify, classify_timeout, find_failure
@@ -32,8 +32,7 @@ from ajet.rollout.own_loop import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient
-from ajet.workflow.deadline import MOST_RESERVED_S
-from ajet.workflow.resources import Resources
+from ajet.workflow.resources import MOST_RESERVED_S, Resources
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

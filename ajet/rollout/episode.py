@@ -27,8 +27,7 @@ from ajet.rollout.failure import classify, score_failure
 from ajet.rollout.own_loop import wait_first
 from ajet.rollout.train_turn import TrainTurn
 from ajet.schema.call import Call
-from ajet.schema.episode import Episode, Verdict
-from ajet.schema.local_time import utc_offset
+from ajet.schema.episode import Episode, Verdict, utc_offset
 from ajet.schema.task import WorkflowOutput
 from ajet.schema.timeline import Timeline
 

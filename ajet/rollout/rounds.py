@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-from ajet.engine.around import Around
-from ajet.engine.contract import TokenChunk, TokenEngine, TokenRequest
+from ajet.engine.contract import Around, TokenChunk, TokenEngine, TokenRequest
 from ajet.schema.errors import EngineFailure
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config import resolve_reference
 from ajet.config.functions import is_function, require_callable_with
-from ajet.environment.services.threads import in_thread
+from ajet.environment.loop import in_thread
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, JudgeFailure

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.environment.services.threads import in_thread
+from ajet.environment.loop import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import classify
 from ajet.rollout.isolation.loop import UserLoop

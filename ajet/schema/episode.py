@@ -9,15 +9,15 @@ the policy's own doing where the configuration says what that is worth.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 from typing import Any, Literal
 
 from ajet.schema.call import Call, Floats, PolicySpan
 from ajet.schema.errors import Boundary
-from ajet.schema.local_time import day_of
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
@@ -226,3 +226,13 @@ class Group:
 def episodes_of(groups: Iterable[Group]) -> list[Episode]:
     """The episodes of all groups, group by group."""
     return [episode for group in groups for episode in group.episodes]
+
+
+def utc_offset(at: float) -> int:
+    """Seconds by which this process's local time was ahead of UTC at `at`, in seconds since the epoch."""
+    return time.localtime(at).tm_gmtoff
+
+
+def day_of(at: float, offset: int) -> date:
+    """The day of `at` where local time was `offset` seconds ahead of UTC."""
+    return datetime.fromtimestamp(at, timezone(timedelta(seconds=offset))).date()

@@ -7,6 +7,7 @@ episode is never trained on. Anything else is a bug in ajet: exit 1 with the tra
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from ajet.schema.commands import installs_extra
@@ -137,3 +138,17 @@ class JudgeFailure(BoundaryError):
     """The judge raised or returned something that is no verdict."""
 
     boundary = "judge"
+
+
+State = Literal["ok", "note", "warning", "problem"]
+"""`note`: good to know; `warning`: it works, at a cost; `problem`: a run would fail or learn from wrong tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`text` is one sentence about `topic`; `do` the next step where there is one to take."""
+
+    topic: str
+    state: State
+    text: str
+    do: str = ""

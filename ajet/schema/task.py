@@ -7,12 +7,14 @@ makes one, its numbers are finite, so that it can be recorded, sent and made aga
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ajet.schema.errors import TaskError
-from ajet.schema.finite import non_finite
 from ajet.schema.process_reward import ProcessReward
 
 
@@ -103,3 +105,21 @@ class WorkflowOutput(BaseModel):
                     "None where the judge decides"
                 )
         return value
+
+
+def non_finite(value: Any) -> tuple[str, float] | None:
+    """The first number within `value` that is NaN or infinite, with its place (`scores.2`, "" for the value itself);
+    None where all are finite. Values of other types are let be."""
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        place, each = waiting.pop()
+        if isinstance(each, (float, np.floating)):
+            if not math.isfinite(each):
+                return place, float(each)
+        elif isinstance(each, Mapping):
+            waiting += [
+                (f"{place}.{name}" if place else str(name), part) for name, part in reversed(list(each.items()))
+            ]
+        elif isinstance(each, (list, tuple)):
+            waiting += [(f"{place}.{n}" if place else str(n), each[n]) for n in reversed(range(len(each)))]
+    return None

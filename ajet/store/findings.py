@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 
 SILENT = 300.0
 """Seconds after which a member is said to be silent."""

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts, find_shared_store
 from ajet.record.secrets import Redactor
-from ajet.schema.errors import ConfigError, UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import ConfigError, Finding, UserError
 from ajet.store.contract import StoreDown, StoreUnreachable
 from ajet.store.outage import UNREACHABLE_TIMEOUT
 from ajet.store.reading import Reading
@@ -221,3 +220,16 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
     """Return the findings about the store at an address. Raises UserError for what is no address."""
     address = Address.of(text, base=base)
     return find_driver(address).survey(address)
+
+
+def left_in_store(folder: Path, *, remove: bool = False) -> Left:
+    """Find the leftovers in the store of the run that is recorded in `folder`; `remove`: remove them, too."""
+    named = folder / ELSEWHERE
+    address = named.read_text().strip() if named.exists() else ""
+    if find_shared_store(address.partition(":")[0]) is None:  # the user's own store, or none
+        return Left()
+    try:
+        found = Address.of(address)
+        return find_driver(found).find_leftovers(found, remove=remove)
+    except UserError as error:
+        return Left(why_not=error.what)

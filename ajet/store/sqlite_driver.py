@@ -1,15 +1,35 @@
-"""How stores in files of SQLite are opened and looked at: the driver of `sqlite:PATH` and of plain paths."""
+"""How stores in files of SQLite are opened, looked at and read: the driver of `sqlite:PATH` and of plain paths.
+
+Invariant of reading: see `ajet.store.reading`. The file is opened so that nothing can be written; a position and its
+episodes are read within one transaction.
+"""
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ajet.schema.finding import Finding
-from ajet.store.opening import Address, Left
-from ajet.store.shared import Opener
-from ajet.store.sqlite_reading import SqliteReading, survey_file
-from ajet.store.sqlite_store import SqliteStore
-from ajet.store.sqlite_tables import look_at
+from ajet.record.secrets import SHAPES_ONLY
+from ajet.schema.errors import Finding, UserError
+from ajet.store import findings, sqlite_tables
+from ajet.store.opening import Address, Left, no_store
+from ajet.store.reading import Stored, stored
+from ajet.store.shared import Opener, Policy
+from ajet.store.sqlite_rows import (
+    DamagedRow,
+    SqliteEpisodes,
+    read_announced,
+    read_count,
+    read_member,
+    read_position,
+    read_reasons,
+)
+from ajet.store.sqlite_store import LINE, SqliteStore
+from ajet.store.sqlite_tables import bound_statements, damaged_file, is_mistake, look_at, require_own, version
 
 
 class SqliteDriver:
@@ -42,3 +62,152 @@ class SqliteDriver:
 def _path(address: Address) -> Path:
     assert address.path is not None, "an address with the scheme sqlite has a path"
     return address.path
+
+
+@dataclass(slots=True)
+class _Uses:
+    """The uses of a position that hold."""
+
+    steps: list[int] = field(default_factory=list)
+    left: str = ""
+
+
+class SqliteReading:
+    """See `Reading`."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise no_store(f"sqlite:{path}")
+        self._path = path
+        self._episodes = SqliteEpisodes(path, SHAPES_ONLY)
+        with _reporting_errors(path):
+            self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        try:
+            with self._asking():
+                self._begin()
+        except BaseException:
+            self._base.close()
+            raise
+
+    def close(self) -> None:
+        """See `Reading`."""
+        self._base.close()
+
+    def announced(self) -> Policy | None:
+        """See `Reading`."""
+        with self._asking():
+            found = self._base.execute("SELECT said FROM policy").fetchone()
+            return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
+
+    def begun(self) -> int:
+        """See `Reading`."""
+        with self._asking():
+            return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
+
+    def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
+        """See `Reading`."""
+        asked = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
+        with self._asking():
+            found = [read_position(row) for row in self._base.execute(asked, (len(beginning), beginning))]
+        return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
+
+    def position(self, order: int) -> Stored | None:
+        """See `Reading`."""
+        with self._asking():
+            self._base.execute("BEGIN")
+            try:
+                found = self._base.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
+                ends = list(self._episodes.each(self._base, order))
+            finally:
+                self._base.execute("ROLLBACK")
+        if found is None or not ends:
+            return None
+        return stored(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
+
+    def _begin(self) -> None:
+        found = version(self._base)
+        if not found:
+            raise no_store(f"sqlite:{self._path}")
+        require_own(self._base, self._path)
+        facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
+        self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
+        held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
+        self._uses: dict[int, _Uses] = {}
+        for order, step, reason in self._base.execute(held):
+            of = self._uses.setdefault(order, _Uses())
+            if reason is None:
+                of.steps.append(step)
+            else:
+                of.left = reason
+
+    def _uses_of(self, order: int) -> _Uses:
+        return self._uses.get(order, _Uses())
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Within the block the file is asked, for a bounded time."""
+        bound_statements(self._base)
+        with _reporting_errors(self._path):
+            yield
+
+
+@contextmanager
+def _reporting_errors(path: Path) -> Iterator[None]:
+    """Raises UserError for what SQLite says of the file."""
+    try:
+        yield
+    except DamagedRow as damaged:
+        raise damaged_file(path, damaged) from damaged
+    except sqlite3.Error as error:
+        if is_mistake(error):
+            raise
+        raise UserError(
+            f"The store cannot be read: {error}.",
+            where=f"sqlite:{path}",
+            expected="a file that ajet made, whole, in a folder that can be read",
+        ) from error
+
+
+def survey_file(path: Path) -> list[Finding]:
+    """Return the findings about the store in a file, for `ajet doctor --store`; no file is made, no lease ended."""
+    if not path.exists():
+        return [Finding("file", "note", f"{path} is not there", "the first process that opens it makes it")]
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
+            return _looked_at(base, path)
+    except UserError as error:
+        return [Finding("file", "problem", error.what, error.expected)]
+    except (sqlite3.DatabaseError, DamagedRow) as error:
+        return [Finding("file", "problem", f"{path}: {error}", "it is no store, or damaged")]
+
+
+def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
+    started = time.perf_counter()
+    (found,) = base.execute("PRAGMA user_version").fetchone()
+    milliseconds = 1000 * (time.perf_counter() - started)
+    shown = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
+    if not found:
+        sqlite_tables.require_own(base, path)
+        return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it makes them")]
+    shown.append(findings.version(found, sqlite_tables.VERSION))
+    if found != sqlite_tables.VERSION:
+        return shown
+    sqlite_tables.require_own(base, path)
+    states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+    (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
+    shown.append(findings.contents(states, ends, path.stat().st_size))
+    dead = base.execute("SELECT place, reasons FROM positions WHERE state = 'dead' ORDER BY place").fetchall()
+    shown += findings.letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
+    for row in base.execute("SELECT said, trainer, time FROM policy"):
+        latest = read_announced(row, time.time())
+        shown.append(findings.announced(asdict(latest.policy), latest.age))
+    leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
+    holds = dict(base.execute(leased).fetchall())
+    for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
+        if (member := read_member(row, time.time())) is not None:
+            shown.append(findings.member(member.role, member.name, member.age, holds.get(member.name, 0)))
+        else:
+            shown.append(
+                Finding("members", "warning", f"a row that ajet never wrote ({row[1]!r:.60})", "it is left out")
+            )
+    return shown

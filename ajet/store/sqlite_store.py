@@ -44,14 +44,23 @@ from ajet.store.shared import (
     of_another_store,
     of_other_version,
 )
-from ajet.store.sqlite_episodes import SqliteEpisodes
-from ajet.store.sqlite_errors import damaged_file, explain_error
-from ajet.store.sqlite_positions import SqlitePositions, change, counted
-from ajet.store.sqlite_rows import LONGEST_VALUE, DamagedRow, read_announced, read_member, read_reasons
+from ajet.store.sqlite_rows import (
+    LONGEST_VALUE,
+    DamagedRow,
+    SqliteEpisodes,
+    SqlitePositions,
+    change,
+    counted,
+    read_announced,
+    read_member,
+    read_reasons,
+)
 from ajet.store.sqlite_tables import (
     VERSION,
     bound_statements,
     connect,
+    damaged_file,
+    explain_error,
     is_mistake,
     version,
 )

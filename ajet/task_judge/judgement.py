@@ -13,7 +13,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from ajet.environment.services.threads import in_thread
+from ajet.environment.loop import in_thread
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.process_reward import ProcessReward

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from loguru import logger
 
 from ajet.schema.errors import TaskError
-from ajet.schema.finite import non_finite
-from ajet.schema.task import Task
+from ajet.schema.task import Task, non_finite
 from ajet.task_reader.benchmark_files import located, rows
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit

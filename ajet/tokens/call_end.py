@@ -1,13 +1,23 @@
 """Where a tool call ends in a reply's text.
 
-Invariant: an end tag within a text argument does not end the call. Formats that quote arguments (JSON) say so exactly;
-`bare_arguments` is for those that do not. A text is searched once, however it is cut.
+Invariant: an end tag within a text argument does not end the call, and a text is searched once, however it is cut.
+Formats that quote arguments (JSON) say exactly where they end (`JsonEndFinder`). Arguments without quotes (Qwen's XML,
+GLM) cannot escape their own tags, so `ArgumentScanner` follows three rules:
+- A value on lines of its own ends at an end tag that has the format's next tag on a later line. Tags within its lines
+  are text.
+- An argument that is written in full within a value (a quoted example of a call) is text.
+- Where a value still holds all that ends a call, line by line, the call ends there.
+A call that forgets the end of an argument therefore never ends, instead of taking the next argument into the value.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
+
+import regex
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*')
@@ -70,3 +80,108 @@ class MatchingEndFinder:
                 return found.start()
         self._searched = max(self._searched, len(text) - len(CLOSE) + 1)
         return -1
+
+
+def overlap(text: str, tag: str) -> int:
+    """The number of characters at the end of `text` that may be the beginning of `tag`."""
+    for size in range(min(len(text), len(tag) - 1), 0, -1):
+        if text.endswith(tag[:size]):
+            return size
+    return 0
+
+
+_NEWLINE = r"[^\S\n]{0,99}+\n\s{0,99}+"
+_BLANKS = r"\s{0,99}+"
+
+
+@dataclass(frozen=True)
+class BareSyntax:
+    """How one format writes an argument; the parts are regular expressions."""
+
+    opening: str
+    """All before the value; its first group is the name, its second holds a newline if the value is on its own line."""
+    line_start: str
+    """A condition on what stands before an opening on a line of its own."""
+    ending: str
+    following: str
+    """What may stand after the end of an argument."""
+
+    @cached_property
+    def outside(self) -> regex.Pattern[str]:
+        """The next tag between arguments."""
+        return regex.compile(f"(?P<open>{self.opening})|(?P<close>{CLOSE})")
+
+    @cached_property
+    def inside(self) -> dict[tuple[bool, bool], regex.Pattern[str]]:
+        """The next tag within a value, by (is on its own line, is quoted within another value)."""
+        opened, own_line = f"(?P<open>{self.opening})", f"(?P<open>{self.line_start}{self.opening})"
+        ends_line = f"{self.ending}(?={_NEWLINE}(?:{self.following}))"
+        return {
+            (True, False): regex.compile(f"{own_line}|{ends_line}"),
+            (True, True): regex.compile(rf"{own_line}|{ends_line}|(?<=\n){self.ending}"),
+            (False, False): regex.compile(f"{opened}|{self.ending}(?={_BLANKS}(?:{self.following}))"),
+            (False, True): regex.compile(f"{opened}|{self.ending}"),
+        }
+
+
+XML = BareSyntax(
+    opening=r"<parameter=([^<>\n]{1,256}+)>(\n|(?=[^\n]))",
+    line_start=r"(?<=\n)",
+    ending="</parameter>",
+    following=f"<parameter=|</function>{_BLANKS}{CLOSE}",
+)
+GLM = BareSyntax(
+    opening=rf"<arg_key>([^<>\n]{{1,256}}+)</arg_key>({_BLANKS})<arg_value>",
+    line_start=r"(?<=\n)",
+    ending="</arg_value>",
+    following=f"<arg_key>|{CLOSE}",
+)
+
+
+class ArgumentScanner:
+    """Walks over the arguments of one call, whose text begins with `OPEN` and grows. No text is searched twice."""
+
+    def __init__(self, syntax: BareSyntax) -> None:
+        self._syntax = syntax
+        self._searched = len(OPEN)
+        self._open: list[bool] = []
+        """For the argument under way, and those quoted in its value: whether the value is on its own line."""
+        self._outer_end = len(OPEN)
+        self._value_start = 0
+        self.pairs: list[tuple[str, str]] = []
+        self.between: list[str] = []
+        """The texts around the arguments: one more than there are pairs, once the call has ended."""
+
+    def find(self, text: str) -> int:
+        """Return the index of the call's end tag; -1 if it has not come yet."""
+        while True:
+            found = self._pattern().search(text, self._searched, partial=True)
+            if found is None or found.partial:
+                self._searched = len(text) if found is None else found.start()
+                return -1
+            groups = found.groupdict()
+            if groups.get("close") is not None:
+                self.between.append(text[self._outer_end : found.start()])
+                return found.start()
+            self._searched = found.end()
+            if groups["open"] is not None:
+                self._begin_argument(text, found)
+            else:
+                self._end_argument(text, found)
+
+    def _pattern(self) -> regex.Pattern[str]:
+        if not self._open:
+            return self._syntax.outside
+        return self._syntax.inside[self._open[-1], len(self._open) > 1]
+
+    def _begin_argument(self, text: str, found: regex.Match[str]) -> None:
+        if not self._open:
+            self.between.append(text[self._outer_end : found.start()])
+            self._value_start, self._name = found.end(), found[2]
+        self._open.append("\n" in found[3])
+
+    def _end_argument(self, text: str, found: regex.Match[str]) -> None:
+        self._open.pop()
+        if not self._open:
+            self.pairs.append((self._name, text[self._value_start : found.start()]))
+            self._outer_end = found.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "hidden"]
 Render = Callable[[Sequence[dict[str, Any]]], str | None]
 """Messages -> their text; None where the template raises."""

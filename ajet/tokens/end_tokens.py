@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ajet.schema.call import Ids
-from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
+from ajet.tokens.content_format import Message
+from ajet.tokens.template import ChatTemplate, TemplateRefused
 
 MARK = "\u2b1aAJET-REPLY\u2b1a"
 """Stands for a reply where the template's own text around it is wanted."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.tokens.call_end import JsonEndFinder
-from ajet.tokens.tags import overlap
+from ajet.tokens.call_end import JsonEndFinder, overlap
 from ajet.tokens.tool_calls import Function, Tools, harmony_call
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"

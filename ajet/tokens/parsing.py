@@ -17,9 +17,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from ajet.tokens.bare_arguments import GLM, XML, ArgumentScanner
-from ajet.tokens.call_end import CLOSE, OPEN, CallEndFinder, JsonEndFinder, MatchingEndFinder
-from ajet.tokens.tags import overlap
+from ajet.tokens.call_end import (
+    CLOSE,
+    GLM,
+    OPEN,
+    XML,
+    ArgumentScanner,
+    CallEndFinder,
+    JsonEndFinder,
+    MatchingEndFinder,
+    overlap,
+)
 from ajet.tokens.tool_calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
 
 Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]

@@ -17,24 +17,27 @@ from typing import Any
 import numpy as np
 
 from ajet.schema.call import Ids
-from ajet.tokens.control_tokens import CUT, Escaped, uncut
-from ajet.tokens.decoding import IncrementalDecoder
 from ajet.tokens.end_tokens import MARK, end_ids_of
-from ajet.tokens.extension import (
-    Extension,
-    Respelled,
-    Said,
-    extension,
-    extension_beyond_thoughts,
-    extension_respelled,
-    own_text,
-)
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.image_tokens import ImageTokens, image_urls
 from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
 from ajet.tokens.segments import decodes_token_by_token, parting
-from ajet.tokens.stream import ReplyStream
-from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
+from ajet.tokens.stream import IncrementalDecoder, ReplyStream
+from ajet.tokens.template import (
+    CUT,
+    ChatTemplate,
+    Escaped,
+    Extension,
+    Message,
+    Respelled,
+    Said,
+    TemplateRefused,
+    extension,
+    extension_beyond_thoughts,
+    extension_respelled,
+    own_text,
+    uncut,
+)
 from ajet.tokens.tool_call_format import FORCED
 from ajet.tokens.tool_calls import Tools
 

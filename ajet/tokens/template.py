@@ -1,26 +1,28 @@
 """Template: a tokenizer's chat template as a function of messages and tools.
 
-Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
-content is empty, text blocks are one string, or one part where the template shows only parts, a call's arguments are
-an object, `developer` is `system` where the template knows no developer, reasoning has the name that the template
-reads. What the template cannot show (an image, a role's text) is refused. The date that some templates put into the
-prompt is `day`, however long a conversation lasts. A template that knows no tools gets them in the Hermes way, in the
-system message, or in the first user message where it takes no system message, so that any chat model can be asked to
-use tools and none loses them silently. Results are then a user message, joined with one that follows where the template
-raises on two in a row.
+Invariant: the client's messages reach the template unchanged in meaning; what the template cannot show (an image, a
+role's text) is refused. Only the spelling is settled here: null content is empty, text blocks are one string, or one
+part where the template shows only parts, a call's arguments are an object, `developer` is `system` where the template
+knows no developer, reasoning has the name that the template reads. The date that some templates put into the prompt is
+`day`, however long a conversation lasts. Content that spells a control token is plain text (`ControlTokens`). The
+functions at the end compare the template's text of a longer history with the text that was sampled (`extension`).
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time
-from typing import Any
+from typing import Any, Literal
 
+from ajet.context_tracker.matching import message_key
 from ajet.schema.errors import AjetError, UserError
 from ajet.tokens.content_format import (
     CALLED,
+    Message,
     accepts_repeated_role,
     accepts_system,
     probe_call,
@@ -28,26 +30,8 @@ from ajet.tokens.content_format import (
     probe_image_text,
     text_parts,
 )
-from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
-from ajet.tokens.tool_call_format import is_written_otherwise, style_of
-
-Message = dict[str, Any]
-
-_SYSTEM = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
+from ajet.tokens.tool_call_format import is_written_otherwise, join_results, split_calls, style_of, write_in_hermes
 
 _FAILURES = (ArithmeticError, RecursionError)
 """A template that divides by zero, asks for too long a range, or calls its macro without end."""
@@ -121,10 +105,10 @@ class ChatTemplate:
         ready = [self._escaped(message) for message in self._ready(messages, raw or {})]
         tools = self._control.escape_tools(tools)
         if not self.knows_tools:
-            ready, tools = _in_hermes(ready, tools, in_system=self.takes_system), None
-            ready = ready if self._takes_repeated_role else _join_results(ready)
+            ready, tools = write_in_hermes(ready, tools, in_system=self.takes_system), None
+            ready = ready if self._takes_repeated_role else join_results(ready)
         elif self.style == "harmony":
-            ready = _one_call_each(ready)
+            ready = split_calls(ready)
         return self._apply([self._in_form(message) for message in ready], tools, prompt=prompt)
 
     def _apply(
@@ -265,81 +249,143 @@ def _reads(source: str, name: str) -> bool:
     return any(access in source for access in (f"message.{name}", f"message['{name}']", f'message["{name}"]'))
 
 
-def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Several calls of one message as messages of one call, each before its result: harmony's template shows only the
-    first. Where a call has content beside its thought, they become one thought: it has no room for both."""
-    single: list[Message] = []
+Escaped = Literal["tool_results", "all", "none"]
+"""Whose content is: tools'; that of everyone but the model, tool descriptions included; nobody's."""
+CUT = "\ufdd0\ufdd1\ufdd0"
+"""Three characters that Unicode keeps for internal use and that no text has."""
+_SENT = frozenset({"user", "system", "developer"})
+
+
+def uncut(text: str) -> str:
+    """A text without the encoder's marks: what its ids say."""
+    return text.replace(CUT, "")
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer and its chat template's `source`: the special tokens, and added ones that the
+    template writes (`<tool_response>`). Other added tokens are words of the vocabulary.
+
+    Invariant: content that spells a control token is encoded as the plain text that it is, so that a tool's answer
+    cannot end its turn or begin another; its decoded text is unchanged. `CUT` marks the place for `Renderer.encode`,
+    which encodes what lies before and after it separately. A text without a control token is unchanged.
+    """
+
+    def __init__(self, tokenizer: Any, source: str, escaped: Escaped) -> None:
+        self._escaped = escaped
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        spelled = {str(token.content) for token in added if token.special or token.content in source}
+        spelled |= {str(token) for token in tokenizer.all_special_tokens}
+        listed = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
+        self._spelled = _starts(listed)
+        self._any = bool(listed) and escaped != "none"
+
+    def escape(self, text: str, role: str) -> str:
+        """The content of a message of this role, each control token in it cut in two where the role is escaped."""
+        wanted = role in ("tool", "function") or (self._escaped == "all" and role in _SENT)
+        return self._cut(text) if wanted else text
+
+    def escape_tools(self, tools: Any) -> Any:
+        """Tool descriptions, likewise."""
+        return self._deep(tools) if self._escaped == "all" and self._any else tools
+
+    def _cut(self, text: str) -> str:
+        return self._spelled.sub(lambda found: found[0] + CUT, text) if self._any else text
+
+    def _deep(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._cut(value)
+        if isinstance(value, Mapping):
+            return {self._deep(name): self._deep(item) for name, item in value.items()}
+        return [self._deep(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _starts(spelled: list[str]) -> re.Pattern[str]:
+    """Finds the first character of each, those that overlap included."""
+    heads = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
+    return re.compile(heads)
+
+
+_THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+Respelled = tuple[int, int, str]
+"""(start, end, the template's spelling): where a prompt's text is as sampled instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A reply's text: `thought`, then `rest`, then the end token's `end` (empty where none was sampled)."""
+
+    thought: str
+    rest: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What follows the reply, and the template's own spelling of `Said.rest` where that differs.
+
+    Invariant: there is one only if the template's text is the earlier prompt's and the sampled text, then a suffix. Two
+    things may differ: how a tool call is spelled (key order, blanks, escapes, where harmony puts the recipient), if
+    both spellings read as the same message, and with `keep_thinking` thoughts that the template has stripped since.
+    """
+
+    suffix: str
+    spelled: str | None = None
+
+
+Reads = Callable[[str], dict[str, Any]]
+"""A reply's text (without its end token) as a message."""
+
+
+def own_text(text: str, respelled: Sequence[Respelled]) -> str:
+    """The text that the template itself gives for a prompt."""
+    parts: list[str] = []
     at = 0
-    while at < len(messages):
-        message = messages[at]
-        calls = message.get("tool_calls") or []
-        at += 1
-        if not calls:
-            single.append(message)
-            continue
-        results: list[Message] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
-            at += 1
-        if message.get("thinking") and message["content"]:
-            message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
-        for call in calls[:-1]:
-            single.append({**message, "tool_calls": [call]})
-            message = {"role": "assistant", "content": ""}
-            own = [each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]] or results[:1]
-            single += own[:1]
-            results = [each for each in results if each not in own[:1]]
-        single += [{**message, "tool_calls": calls[-1:]}, *results]
-    return single
+    for start, end, spelled in respelled:
+        parts += [text[at:start], spelled]
+        at = end
+    return "".join(parts) + text[at:]
 
 
-def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, in_system: bool) -> list[Message]:
-    """Calls, results and tools as plain messages. `in_system` False: tools open the first user message."""
-    spelled: list[Message] = []
-    for message in messages:
-        if message["role"] == "tool":
-            block = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if spelled and spelled[-1].get("results"):
-                spelled[-1]["content"] += "\n" + block
-            else:
-                spelled.append({"role": "user", "content": block, "results": True})
-        elif message.get("tool_calls"):
-            blocks = [message["content"]] if message["content"] else []
-            for call in message["tool_calls"]:
-                function = call["function"]
-                arguments = json.dumps(function["arguments"], ensure_ascii=False)
-                blocks.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>')
-            spelled.append({"role": "assistant", "content": "\n".join(blocks)})
-        else:
-            spelled.append(message)
-    if not tools:
-        return spelled
-    section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if in_system and spelled and spelled[0]["role"] == "system":
-        return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
-    if in_system:
-        return [{"role": "system", "content": section}, *spelled]
-    return _before_first_question(spelled, section)
+def extension(text: str, before: str, reply: str) -> Extension | None:
+    """How `text`, the template's of the whole history, goes on after `before` (its own of the earlier prompt) and the
+    reply as sampled."""
+    if not text.startswith(before) or not text.startswith(reply, len(before)):
+        return None
+    return Extension(text[len(before) + len(reply) :])
 
 
-def _before_first_question(messages: list[Message], section: str) -> list[Message]:
-    at = 1 if messages and messages[0]["role"] == "system" else 0
-    if at == len(messages) or messages[at]["role"] != "user":
-        return [*messages[:at], {"role": "user", "content": section}, *messages[at:]]
-    return [*messages[:at], _prepend_text(section, messages[at]), *messages[at + 1 :]]
+def extension_respelled(text: str, before: str, said: Said, *, ends: Sequence[str], reads: Reads) -> Extension | None:
+    """The extension where the reply's tool calls may be spelled otherwise. `ends`: the spellings of all end tokens."""
+    start = len(before) + len(said.thought)
+    if not text.startswith(before) or not text.startswith(said.thought, len(before)):
+        return None
+    found = [at for end in ([said.end] if said.end else ends) if (at := text.find(end, start)) >= 0]
+    if not found:
+        return None
+    spelled = text[start : min(found)]
+    if not _same(said, spelled, reads):
+        return None
+    return Extension(text[min(found) + len(said.end) :], spelled)
 
 
-def _join_results(messages: list[Message]) -> list[Message]:
-    """Put results of tools, which are spelled as a user's message, into the user's message that follows them."""
-    joined: list[Message] = []
-    for message in messages:
-        if joined and joined[-1].get("results") and message["role"] == "user":
-            message = _prepend_text(joined.pop()["content"], message)
-        joined.append(message)
-    return joined
+def extension_beyond_thoughts(
+    text: str, before: str, said: Said, after: str, *, called: bool, reads: Reads
+) -> Extension | None:
+    """The extension where thoughts may have been stripped from `text`; `after` is what the template puts after the
+    reply."""
+    if not after.startswith(said.end):
+        return None
+    suffix = after[len(said.end) :]
+    told, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, before + said.thought))
+    if not told.startswith(head) or not told.endswith(tail) or len(told) < len(head) + len(tail):
+        return None
+    spelled = told[len(head) : len(told) - len(tail)]
+    if spelled == said.rest:
+        return Extension(suffix)
+    return Extension(suffix, spelled) if called and _same(said, spelled, reads) else None
 
 
-def _prepend_text(text: str, message: Message) -> Message:
-    content: Any = message["content"]
-    joined = f"{text}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{text}\n\n"), *content]
-    return {**message, "content": joined}
+def _same(said: Said, spelled: str, reads: Reads) -> bool:
+    ours, theirs = (reads(said.thought + rest) for rest in (said.rest, spelled))
+    thoughts = [message.get("reasoning_content") for message in (ours, theirs)]
+    return message_key(ours) == message_key(theirs) and thoughts[0] == thoughts[1]

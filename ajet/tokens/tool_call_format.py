@@ -1,14 +1,34 @@
-"""Tool call format: how a model writes tool calls.
+"""Tool call format: how a model writes tool calls, and messages spelled so that its template shows them.
 
 Invariant: inferred from the template and the vocabulary alone, never from a model's name, so that a fine-tuned copy is
-treated as its original. What cannot be inferred is `none`, and the renderer refuses tools.
+treated as its original. What cannot be inferred is `none`, and the renderer refuses tools. A template that knows no
+tools gets them in the Hermes way, in the system message, or in the first user message where it takes no system message,
+so that any chat model can use tools. Results are then a user message, joined with the next one where the template
+raises on two in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+import json
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
+from ajet.tokens.content_format import Message, text_parts
 from ajet.tokens.parsing import ReplyParser, Style, assemble
+
+_SYSTEM = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
 
 FORCED: dict[Style, tuple[str, str]] = {
     "hermes": ('<tool_call>\n{"name": "', 'NAME", "arguments": '),
@@ -43,3 +63,85 @@ def is_written_otherwise(style: Style, name: str, text: str) -> bool:
     parser = ReplyParser(style, tools=[])
     calls = assemble(parser.feed(text[start:stop]) + parser.close()).get("tool_calls", [])
     return not any(call["function"]["name"] == name for call in calls)
+
+
+def split_calls(messages: list[Message]) -> list[Message]:
+    """Several calls of one message as messages of one call, each before its result: harmony's template shows only the
+    first. Where a call has content beside its thought, they become one thought: it has no room for both."""
+    single: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        calls = message.get("tool_calls") or []
+        at += 1
+        if not calls:
+            single.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        if message.get("thinking") and message["content"]:
+            message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
+        for call in calls[:-1]:
+            single.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": ""}
+            own = [each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]] or results[:1]
+            single += own[:1]
+            results = [each for each in results if each not in own[:1]]
+        single += [{**message, "tool_calls": calls[-1:]}, *results]
+    return single
+
+
+def write_in_hermes(
+    messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, in_system: bool
+) -> list[Message]:
+    """Calls, results and tools as plain messages. `in_system` False: tools open the first user message."""
+    spelled: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            block = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if spelled and spelled[-1].get("results"):
+                spelled[-1]["content"] += "\n" + block
+            else:
+                spelled.append({"role": "user", "content": block, "results": True})
+        elif message.get("tool_calls"):
+            blocks = [message["content"]] if message["content"] else []
+            for call in message["tool_calls"]:
+                function = call["function"]
+                arguments = json.dumps(function["arguments"], ensure_ascii=False)
+                blocks.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>')
+            spelled.append({"role": "assistant", "content": "\n".join(blocks)})
+        else:
+            spelled.append(message)
+    if not tools:
+        return spelled
+    section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if in_system and spelled and spelled[0]["role"] == "system":
+        return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
+    if in_system:
+        return [{"role": "system", "content": section}, *spelled]
+    return _before_first_question(spelled, section)
+
+
+def _before_first_question(messages: list[Message], section: str) -> list[Message]:
+    at = 1 if messages and messages[0]["role"] == "system" else 0
+    if at == len(messages) or messages[at]["role"] != "user":
+        return [*messages[:at], {"role": "user", "content": section}, *messages[at:]]
+    return [*messages[:at], _prepend_text(section, messages[at]), *messages[at + 1 :]]
+
+
+def join_results(messages: list[Message]) -> list[Message]:
+    """Put results of tools, which are spelled as a user's message, into the user's message that follows them."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1].get("results") and message["role"] == "user":
+            message = _prepend_text(joined.pop()["content"], message)
+        joined.append(message)
+    return joined
+
+
+def _prepend_text(text: str, message: Message) -> Message:
+    content: Any = message["content"]
+    joined = f"{text}\n\n{content}" if isinstance(content, str) else [*text_parts(f"{text}\n\n"), *content]
+    return {**message, "content": joined}

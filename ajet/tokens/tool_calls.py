@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from ajet.tokens.bare_arguments import GLM, XML, ArgumentScanner, BareSyntax
-from ajet.tokens.call_end import CLOSE, OPEN
+from ajet.tokens.call_end import CLOSE, GLM, OPEN, XML, ArgumentScanner, BareSyntax
 from ajet.tokens.parameter_types import admitted_types, parameter_schema, type_of_value
 
 Tools = Sequence[Mapping[str, Any]]

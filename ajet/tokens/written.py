@@ -14,8 +14,8 @@ import numpy as np
 from ajet.context_tracker.matching import message_key
 from ajet.schema.call import Ids
 from ajet.schema.errors import UserError
+from ajet.tokens.content_format import Message
 from ajet.tokens.renderer import Rendered, Renderer
-from ajet.tokens.template import Message
 
 
 class NotExact(UserError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loguru import logger
 
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part
 from ajet.record.checkpoints import checkpoints_folder
@@ -24,7 +24,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.weight_shapes import ModelSize
+    from ajet.engine.dimensions import ModelSize
     from ajet.schema.task import Task
     from ajet.tokens.renderer import Rendered
     from ajet.workflow.workflow import ToolWorkflow

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted, format_bytes
 from ajet.task_reader.contract import find

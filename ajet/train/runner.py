@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
-    from ajet.schema.finding import Finding
+    from ajet.schema.errors import Finding
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
     from ajet.train.options import LaunchOptions

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm import Algorithm, credit, discarded, opened
-from ajet.backbone.scoring import scored
+from ajet.backbone.contract import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout.wiring import renderer_of

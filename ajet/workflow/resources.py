@@ -1,9 +1,10 @@
-"""Resources: what an attempt opened for itself (an environment, a tool session, a container, files), closed with it.
+"""Resources: what an attempt opened for itself (an environment, a tool session, a sandbox, files), closed with it.
 
 Invariant: everything that was entered is left once, the last one first, whatever ended the attempt: its return, an
 exception, a cancellation, its time limit, the end of its process or of the process that started it; a process forked
 from that one leaves nothing. Nothing is entered for an attempt that is over. What fails while it is opened names its
-boundary; what fails while it is closed is a warning, for the episode is played.
+boundary; what fails while it is closed is a warning, for the episode is played. That code ran unconfined
+(`environment.sandbox: none`), the record of each such episode says; a launch warns of it before it begins.
 
 Who closes: the task or thread that ran the attempt; where that hangs, whoever stopped it, from a thread beside (what is
 asynchronous then gets an event loop of its own); in a process of its own, that process, before it ends.
@@ -12,15 +13,21 @@ asynchronous then gets an event loop of its own); in a process of its own, that 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from loguru import logger
 
-from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, ToolFailure
+from ajet.config.references import class_of
+from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
+from ajet.schema.sandbox import Sandbox, SandboxMaker
+from ajet.schema.tool_use import ToolUse, digest_of
 
 T = TypeVar("T")
 Outside = Literal["environment", "tool"]
@@ -163,3 +170,66 @@ async def aclosing(resources: Resources) -> AsyncIterator[None]:
         yield
     finally:
         await resources.aclose()
+
+
+OPENING = "sandbox.open"
+"""The name of the use that the record keeps."""
+
+
+def find_sandbox_maker(config: Any) -> SandboxMaker:
+    """Return what opens sandboxes of the kind that `environment.sandbox` names. Raises UserError."""
+    base = Path(config.ajet.base_dir or ".")
+    kind = class_of(
+        config.ajet.environment.sandbox,
+        "sandbox",
+        base=base,
+        what="ajet.environment.sandbox",
+        does=("of", "open"),
+        like="ajet.schema.sandbox.SandboxMaker",
+    )
+    maker: SandboxMaker = kind.of(config.ajet.environment, base)
+    return maker
+
+
+def opened_sandbox(
+    config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
+) -> Sandbox:
+    """See `ModelTuner.sandbox`."""
+    began = time.time()
+    try:
+        sandbox = find_sandbox_maker(config).open(environment)
+    except UserError as error:
+        raise SandboxFailure(f"{error.what} {error.do}".strip(), retryable=False) from error
+    resources.callback(sandbox.close)
+    arguments = {"mechanism": sandbox.mechanism, "confined": sandbox.mechanism != "none"}
+    record(ToolUse(OPENING, arguments, "", digest_of(""), began, time.time(), server="sandbox"))
+    return sandbox
+
+
+RESERVE, MOST_RESERVED_S = 0.05, 2.0
+"""Part of an attempt's time that no tool gets, and at most so many seconds."""
+
+
+class Deadline:
+    """The time that one attempt has, and a tool within it.
+
+    Invariant: what is inside ends before what it is in: a use of a tool before its attempt, so that its timeout is the
+    tool's and is recorded, and not the attempt's. The judge's time begins after the attempt's and is no part of it.
+    """
+
+    def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
+        """Seconds; None: no limit. `passed`: of the attempt's, by now."""
+        self._end = math.inf if attempt is None else time.monotonic() + attempt - passed
+        self._reserve = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
+        self._tool = math.inf if tool is None else tool
+
+    @property
+    def left(self) -> float:
+        """Seconds until the attempt is ended; infinite without a limit."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def of_a_tool(self) -> float | None:
+        """Seconds that a use which begins now may take; None: as long as it likes."""
+        seconds = min(self._tool, max(0.0, self.left - self._reserve))
+        return None if math.isinf(seconds) else seconds

@@ -22,7 +22,7 @@ from ajet.record.plain_json import dumps
 from ajet.record.tool_uses import bounded
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
-from ajet.workflow.deadline import Deadline
+from ajet.workflow.resources import Deadline
 
 Record = Callable[[ToolUse], None]
 _OF_BOUNDARY: dict[str, ToolError] = {"environment": "environment", "sandbox": "sandbox"}

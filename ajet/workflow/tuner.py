@@ -17,9 +17,7 @@ from ajet.schema.sandbox import NOTHING, Sandbox
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
 from ajet.workflow.ambient import given
-from ajet.workflow.deadline import Deadline
-from ajet.workflow.resources import Resources
-from ajet.workflow.sandboxes import opened_sandbox
+from ajet.workflow.resources import Deadline, Resources, opened_sandbox
 from ajet.workflow.tools import Replayed, Running, recorded
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def render(
 ) -> None:
     """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
     from ajet.config import load_experiment
-    from ajet.record.asked_file import require_place, written
+    from ajet.record.write_errors import require_place, written
     from ajet_cluster.job import cluster_job
     from ajet_cluster.kuberay import kuberay
     from ajet_cluster.slurm import slurm

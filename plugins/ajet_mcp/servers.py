@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ajet.config.other_models import key_in
 from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
-from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
+from ajet.schema.addresses import ToolKind, checked, tool_kind
 from ajet.schema.errors import ConfigError
 from ajet_sandbox.engine import OF_THE_ENGINE, one_line
 from ajet_sandbox.program import Walls

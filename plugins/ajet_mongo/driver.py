@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 from ajet.store import Address, Opener
 from ajet.store.opening import Left, credentials
 from ajet_mongo.leftovers import Leftovers

@@ -10,7 +10,7 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 from ajet.store import findings
 from ajet_mongo.changes import DEAD, NEVER_HAD, RUNNING
 from ajet_mongo.connection import Connection

@@ -17,7 +17,7 @@ import psutil
 from loguru import logger
 
 from ajet.algorithm import discarded
-from ajet.algorithm.mismatch import warn_of_mismatch
+from ajet.algorithm.staleness import warn_of_mismatch
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.closed_groups import samplers_of
 from ajet.environment.pinned import PinnedFile

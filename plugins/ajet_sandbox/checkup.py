@@ -14,8 +14,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING
 
 from ajet.record.process_identity import read_start_ticks
-from ajet.schema.errors import SandboxFailure
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, SandboxFailure
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
 from ajet_sandbox.config import SandboxKeys

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
-    from ajet.schema.finding import Finding
+    from ajet.schema.errors import Finding
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
     from ajet.train.options import LaunchOptions
@@ -80,7 +80,7 @@ class TrinityRunner(Runner):
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Empty where nobody needs it: most environments have none."""
-        from ajet.schema.finding import Finding
+        from ajet.schema.errors import Finding
         from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
         if not needed:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from ajet.backbone.requirements import has_nvidia, look, version_of
 from ajet.schema.commands import installs, installs_extra
-from ajet.schema.finding import Finding, State
+from ajet.schema.errors import Finding, State
 
 _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
 """verl patches this class of trl whenever a package of that name is there, before its first step."""

@@ -17,8 +17,7 @@ from typing import Any
 from ajet.config.record_file import RecordFileError, list_record_folder, open_record_file, read_record_part
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
-from ajet.record.image_text import text_of
-from ajet.record.last_words import last_words
+from ajet.record.image_text import last_words, text_of
 
 QUERY = 160
 """Characters of a task's question, and of its answer, that a row has."""

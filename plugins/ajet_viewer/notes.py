@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import read_json
-from ajet.record.file_lock import alone
 from ajet.record.files import write_atomically
+from ajet.record.lock import alone
 from ajet.schema.errors import AjetError, UserError
 
 FILE = "notes.json"

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from ajet.config.backbone_names import shipped
+from ajet.config.backbones import shipped
 from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, list_values, meta, subsection

@@ -62,7 +62,7 @@ def verl_keys_md() -> str:
     """The page with its tables: verl's defaults that ajet replaces, and each key of verl's that a layer fills from one
     of ours, or that has a like."""
     from ajet.config import Experiment
-    from ajet.config.nearest_key import list_counterparts
+    from ajet.config.keys import list_counterparts
     from ajet_verl.config.defaults import list_replaced_defaults, spell_value
     from ajet_verl.descriptor import VERL
     from ajet_verl.verls import HERE, LIKE, ROWS, UNREAD

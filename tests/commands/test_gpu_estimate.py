@@ -10,8 +10,7 @@ import pytest
 
 from ajet.commands.gpu_estimate import GPUS, describe_estimate, estimate_memory, estimate_seconds
 from ajet.config import AjetConfig
-from ajet.engine.dimensions import dimensions, parse_size
-from ajet.engine.weight_shapes import ModelSize
+from ajet.engine.dimensions import ModelSize, dimensions, parse_size
 
 QWEN = {
     "model_type": "qwen2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ajet.commands.tune_defaults import choose_defaults
-from ajet.engine.weight_shapes import ModelSize
+from ajet.engine.dimensions import ModelSize
 
 SMALL = ModelSize(135_000_000, 0, 30, 576, 1536, 192, 49152)
 LARGE = ModelSize(7_600_000_000, 0, 28, 3584, 18944, 512, 152064)

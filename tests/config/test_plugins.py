@@ -32,12 +32,11 @@ from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
-from ajet.store.leftovers import left_in_store
+from ajet.store.opening import left_in_store
 from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
 from ajet.train.step_observers import StepObservers
-from ajet.workflow.resources import Resources
-from ajet.workflow.sandboxes import opened_sandbox
+from ajet.workflow.resources import Resources, opened_sandbox
 from ajet_environments.deployment import described, file_of
 from ajet_environments.deployment.description import prepare_families
 from tests.support.plugin_packages import write_plugin
@@ -61,7 +60,7 @@ class LampKeys(PluginKeys):
 """
 DRIVER = """
 from pathlib import Path
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 from ajet.store.opening import Left
 from ajet.store.sqlite_driver import SqliteDriver
 
@@ -479,7 +478,7 @@ def test_a_worker_loads_what_its_driver_listed(install: Install, monkeypatch: py
 
 
 BOXES = """
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 from ajet.schema.sandbox import Limits, Result
 
 

@@ -14,7 +14,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.commands.runner import runner_of
 from ajet.config import load_experiment
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.plugin import KINDS, load_code
 from ajet.config.plugins import KERNEL, find_parts
 from ajet.record import RunDirectory

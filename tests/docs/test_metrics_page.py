@@ -23,12 +23,12 @@ WRITERS = [
     "../plugins/ajet_proof/recorded/each_step.py",
     "algorithm/credit_assignment.py",
 ]
-WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "commands/pace.py"]
+WRITERS += ["algorithm/importance.py", "algorithm/staleness.py", "commands/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/given_replies.py", "train/sft/weighing.py", "train/sources/replies.py"]
 WRITERS += ["../plugins/ajet_judges/model_judge/judge.py"]
 WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
-WRITERS += ["algorithm/critic_credit.py", "backbone/local/value_head.py"]
+WRITERS += ["algorithm/token_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"
 
 

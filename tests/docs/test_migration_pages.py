@@ -18,10 +18,9 @@ import yaml
 import ajet.client
 from ajet.commands.job_arguments import KEYS as JOB
 from ajet.config import load_experiment
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.idle import idle_lines
-from ajet.config.keys import dotted_keys
-from ajet.config.nearest_key import nearest_of_ours
+from ajet.config.keys import dotted_keys, nearest_of_ours
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.base import walk
 from ajet.config.schema.extended import config_model

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record.recovery import Recovery
+from ajet.record.resume import Recovery
 from ajet.store import Opener, RunStore, Store, open_shared
 from ajet.store import sqlite_store as module
 from ajet.store.sqlite_store import SqliteStore

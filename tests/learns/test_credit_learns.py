@@ -19,7 +19,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.curriculum import Curriculum
+from ajet.task_reader.order import Curriculum
 from tests.local_fixtures import config_of
 from tests.toy_talks import Learner, Talk
 

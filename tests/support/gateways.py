@@ -32,7 +32,7 @@ from ajet.gateway.token_sampler import TRIES
 from ajet.schema.call import Call
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
-from ajet.tokens.rehearsal import TOOL, call, own_reply, result
+from ajet.tokens.template_doctor import TOOL, call, own_reply, result
 from ajet_proof import prove
 from tests.chat_templates import tokenizer
 

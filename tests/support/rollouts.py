@@ -45,7 +45,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge
 from ajet.tokens import Renderer
 from ajet.train.accounting import episode_metrics
-from ajet.workflow import deadline
+from ajet.workflow import resources
 from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
 from tests.published_templates import family as published_tokenizer
@@ -365,8 +365,8 @@ def judge_time_limits() -> Iterator[list[float | None]]:
 def tool_deadline_leaves(seconds: float) -> Iterator[None]:
     """Within the block tools leave so many seconds of an episode's time, however long it may take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deadline, "RESERVE", 1.0)
-        patch.setattr(deadline, "MOST_RESERVED_S", seconds)
+        patch.setattr(resources, "RESERVE", 1.0)
+        patch.setattr(resources, "MOST_RESERVED_S", seconds)
         yield
 
 

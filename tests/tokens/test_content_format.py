@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from ajet.tokens.rehearsal import TOOL, call, result
 from ajet.tokens.template import ChatTemplate
-from ajet.tokens.template_doctor import examine
+from ajet.tokens.template_doctor import TOOL, call, examine, result
 from ajet_proof.tokens.proof import prove
 from tests.chat_templates import made
 from tests.published_templates import published

@@ -15,11 +15,10 @@ from ajet.backbone.local.checkpoint import write
 from ajet.backbone.local.trainer import Trainer
 from ajet.commands.sampling.beside import limit_sampler_cache
 from ajet.config import Experiment
-from ajet.engine.dimensions import read_size
+from ajet.engine.dimensions import ModelSize, model_size, read_size
 from ajet.engine.embedded import kept_folder
 from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model, load_tokenizer
-from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.record.console import format_bytes
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task

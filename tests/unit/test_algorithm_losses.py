@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.kl import estimate
-from ajet.algorithm.policy_loss import policy_loss
+from ajet.algorithm.loss_terms import estimate, policy_loss
 from ajet.algorithm.weights import mini_batch_scale, token_weights
 from tests.local_fixtures import sample_of
 

@@ -12,9 +12,8 @@ import torch
 from loguru import logger
 
 from ajet.algorithm import opened
-from ajet.algorithm.importance import Correction
-from ajet.algorithm.replies import means, replies_of, sums
-from ajet.algorithm.stale_bounds import StaleBounds
+from ajet.algorithm.importance import Correction, StaleBounds
+from ajet.algorithm.loss_terms import means, replies_of, sums
 from ajet.algorithm.staleness import freshness
 from ajet.algorithm.token_loss import Replies, TokenLoss
 from ajet.backbone.local.losses import StepLoss

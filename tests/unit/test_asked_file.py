@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.launcher import main
-from ajet.record.asked_file import require_place, written
+from ajet.record.write_errors import require_place, written
 from ajet.schema.errors import UserError
 from tests.unit.test_record_run_directory import trained
 

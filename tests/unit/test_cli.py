@@ -86,7 +86,7 @@ main(["--help"])
 
 def test_the_list_of_help_is_what_the_commands_say(run, monkeypatch):
     """The list is written without them; with each built it is the same, to the character."""
-    from ajet.cli.commands import Root, built
+    from ajet.cli.launcher import Root, built
     from ajet.config.plugins import find_commands
 
     for name, entry in find_commands().items():
@@ -494,7 +494,7 @@ def test_what_is_no_digest_of_a_link_is_no_change_of_a_run(project, run):
 
 
 def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_names_of_a_switch():
-    from ajet.cli.commands import built
+    from ajet.cli.launcher import built
     from ajet.config.plugins import find_commands
     from scripts.reference.pages import cli_md
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ajet.algorithm.covariance import covariances, largest, some_between
+from ajet.algorithm.losses.contract import covariances, largest, some_between
 
 LOGPROBS, ADVANTAGES = np.array([-1.0, -2.0, -0.5, -4.5]), np.array([1.0, -1.0, 2.0, -2.0])
 

@@ -12,7 +12,7 @@ from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.curriculum import Curriculum
+from ajet.task_reader.order import Curriculum
 
 TASKS = [Task(task_id=f"t{number:02}", main_query=str(number)) for number in range(24)]
 

@@ -15,7 +15,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.commands.checkup.network import network
 from ajet.commands.checkup.packages import packages
-from ajet.engine.weight_shapes import embedding_shapes
+from ajet.engine.dimensions import embedding_shapes
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes

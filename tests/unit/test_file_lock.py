@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record import file_lock
-from ajet.record.file_lock import alone
+from ajet.record import lock as run_lock
+from ajet.record.lock import alone
 from ajet.schema.errors import UserError
 
 HOLDS = """
 import os, sys, time
 from pathlib import Path
-from ajet.record.file_lock import alone
+from ajet.record.lock import alone
 with alone(Path(sys.argv[1]), "makes it"):
     copy = os.fork()
     if copy:
@@ -47,8 +47,8 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_who_waits_is_told_for_whom_until_the_holder_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever forked copies it leaves."""
-    monkeypatch.setattr(file_lock, "SAY_S", 0.05)
-    monkeypatch.setattr(file_lock, "AGAIN_S", 0.05)
+    monkeypatch.setattr(run_lock, "SAY_S", 0.05)
+    monkeypatch.setattr(run_lock, "AGAIN_S", 0.05)
     path, said = tmp_path / "new" / "x.lock", list[str]()
     with held(path) as process:
         too_long = "makes it, and was waited for longer than 0 s"

@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.record.recovery import Recovery
+from ajet.record.resume import Recovery
 from ajet.store import RunStore, open_shared
 from ajet.store.given_up import LONGEST_REASON, GivenUp, dead_of
 

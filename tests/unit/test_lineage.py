@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.schema import AjetConfig
-from ajet.engine.lineage import weights_fingerprint
+from ajet.engine.models import weights_fingerprint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ajet.record.live_line import LiveLine, somebody_is_asked
+from ajet.record.live_screen import LiveLine, somebody_is_asked
 from tests.waiting import until
 
 

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from ajet.record import progress
-from ajet.record.live_line import LiveLine
-from ajet.record.live_screen import live_screen
+from ajet.record.live_screen import LiveLine, live_screen
 
 
 class Interrupted(io.StringIO):

@@ -10,8 +10,7 @@ import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.lora import add_adapters, merged_state, save_adapters
-from ajet.backbone.local.packed_forward import PackedForward
-from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.backbone.local.packed_forward import PackedForward, token_logprobs
 from ajet.config.schema.trainer_common import Adapter, Lora
 from ajet.context_tracker.packing import pack
 from ajet.engine.same_model import agree

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ajet.algorithm import credit
-from ajet.algorithm.kl import estimate
+from ajet.algorithm.loss_terms import estimate
 from ajet.algorithm.losses.contract import Tokens
 from ajet.algorithm.losses.kl_cov import KlCov
-from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.weights import mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.timeline import SampledSpan
@@ -301,7 +301,7 @@ def test_an_empty_batch():
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_engine_sees_new_weights_without_a_copy(rank):
-    from ajet.engine.transformers.twin import twin
+    from ajet.engine.transformers.attention import twin
 
     trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(optim__lr=0.05, lora__rank=rank))
     engines = twin(trainer.policy.model)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.dimensions import Dimensions, dimensions
+from ajet.engine.dimensions import Dimensions, dimensions, model_size
 from ajet.engine.embedded import kept_folder
-from ajet.engine.weight_shapes import model_size
 from benchmarks.bounds import Pace, pass_seconds, sampling_seconds, scoring_seconds, update_seconds
 
 SMALL = Dimensions(4, 2, 2, 1, 2, 8, 10, True, False)

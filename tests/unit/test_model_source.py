@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ajet.engine.embedded.wheel import WheelModel
-from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_cache import entry
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate, refuse_hosted
 from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError

@@ -14,8 +14,7 @@ import pytest
 
 from ajet.commands.progress import TrainingProgress
 from ajet.config import Experiment
-from ajet.record.curve import Course
-from ajet.record.notebook import notebook_cell, svg
+from ajet.record.curve import Course, notebook_cell, svg
 
 pytest.importorskip("IPython")
 

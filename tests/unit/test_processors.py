@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.backbone.local.cores import cores
 from ajet.commands.checkup.machine import machine as checked
 from ajet.record import processors
+from ajet.record.processors import cores
 from ajet.rollout.isolation.loops import processes_of_this_machine
 from ajet_environments.hosting.trial import machine as planned
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.backbone.local.rehearsal import made_up, rehearsed
+from ajet.backbone.local.backbone import made_up, rehearsed
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 from ajet.config.schema import AjetConfig
 from ajet.schema.errors import TaskError, UserError
 from ajet.tokens import Renderer
-from ajet.tokens.rehearsal import TOOL, call, result
+from ajet.tokens.template_doctor import TOOL, call, result
 from ajet.train.sft.lessons import lesson_of
 from ajet.train.sft.reading import require_same_words
 from ajet.train.sft.rows import read_files

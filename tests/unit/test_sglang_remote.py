@@ -19,7 +19,7 @@ from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import CHANGING, Crossed
-from ajet.engine.sglang.remote import Reply, SglangWeights, body_of, scored
+from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
 from tests.local_fixtures import config_of
@@ -39,7 +39,7 @@ def event(ids: list[int], count: int, finish: Any = None) -> dict[str, Any]:
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5), st.booleans())
 def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], incremental: bool) -> None:
-    reply, known = Reply(request_of(), 4), list[int]()
+    reply, known = SglangReply(request_of(), 4), list[int]()
     chunks = []
     for k, ids in enumerate(pieces):
         known += ids
@@ -67,7 +67,7 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], increm
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
-    reply = Reply(request_of(), 0)
+    reply = SglangReply(request_of(), 0)
     with pytest.raises(EngineFailure, match=words):
         for each in events:
             reply.read(each)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
 def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
     said = event([3], 1, STOP)
     said["meta_info"]["output_top_logprobs"] = [[[-0.375, 3, None], [None, 9, None]]]
-    chunk = Reply(request_of(top_logprobs=2), 0).read(said)
+    chunk = SglangReply(request_of(top_logprobs=2), 0).read(said)
     assert chunk is not None and chunk.top == [[(3, -0.375)]]
 
 
@@ -95,16 +95,16 @@ def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
     def answer(*rows: list[Any]) -> dict[str, Any]:
         return {"meta_info": {"input_token_logprobs": list(rows)}}
 
-    assert scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
+    assert SglangWire().scored(answer([None, 3, None], [-0.5, 4, None], [-1.0, 5, None]), [4, 5]) == [-0.5, -1.0]
     for wrong in (answer([-0.5, 4, None], [-1.0, 6, None]), answer([None, 5, None]), {}, answer()):
         with pytest.raises(EngineFailure, match="scored other tokens"):
-            scored(wrong, [4, 5])
+            SglangWire().scored(wrong, [4, 5])
 
 
 def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> None:
-    plain = [body_of(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
+    plain = [SglangWire().body(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
     assert plain[0]["ignore_eos"] and len({each["sampling_seed"] for each in plain}) > 1, "no two attempts draw alike"
-    held = body_of(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
+    held = SglangWire().body(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
     assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"
     assert params["stream_interval"] > 1, "each event bears all of the reply so far"

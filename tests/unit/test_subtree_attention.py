@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.backbone.local import tree_attention
-from ajet.backbone.local.subtree_attention import pieces, subtree_attention
+from ajet.backbone.local.tree_attention import pieces, subtree_attention
 from ajet.context_tracker.packing import Tree, tree_mask
 
 

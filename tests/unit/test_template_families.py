@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.tokens import Renderer, TemplateRefused
-from ajet.tokens.extension import own_text
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import ReplyParser, assemble
-from ajet.tokens.rehearsal import TOOL, Rehearsal, call, own_reply, result
+from ajet.tokens.template import own_text
+from ajet.tokens.template_doctor import TOOL, Rehearsal, call, own_reply, result
 from tests.chat_templates import made
 from tests.published_templates import FAMILIES, family
 

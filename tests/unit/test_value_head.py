@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.value_loss import value_loss
+from ajet.algorithm.loss_terms import value_loss
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError

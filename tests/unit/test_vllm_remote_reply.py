@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.vllm.remote_reply import Reply, body_of, scored
+from ajet.engine.vllm.remote import VllmReply, VllmWire
 from ajet.schema.errors import EngineFailure
 
 
@@ -29,7 +29,7 @@ def usage(tokens: int) -> dict[str, Any]:
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> None:
-    reply = Reply(request_of(), 4)
+    reply = VllmReply(request_of(), 4)
     chunks = [reply.read(event(ids, "stop" if k == len(pieces) - 1 else None)) for k, ids in enumerate(pieces)]
     assert reply.read(usage(sum(map(len, pieces)))) is None
     found = [chunk for chunk in [*chunks, reply.end()] if chunk is not None]
@@ -53,7 +53,7 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> Non
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
-    reply = Reply(request_of(), 0)
+    reply = VllmReply(request_of(), 0)
     with pytest.raises(EngineFailure, match=words):
         for each in events:
             reply.read(each)
@@ -61,24 +61,24 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
 
 
 def test_a_greedy_reply_is_certain() -> None:
-    chunk = Reply(request_of(temperature=0.0), 0).read(event([8]))
+    chunk = VllmReply(request_of(temperature=0.0), 0).read(event([8]))
     assert chunk is not None and chunk.logprobs == [0.0] and chunk.logprobs_unit == [-1.0]
 
 
 def test_the_body_says_all_that_bears_on_the_reply() -> None:
-    body = body_of(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
+    body = VllmWire().body(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
     assert body["token_ids"] == [1, 2] and body["cache_salt"] == "salt-3"
     assert body["stream_options"] == {"include_usage": True}
     expected = {"max_tokens": 9, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "stop_token_ids": [5], "logprobs": 2}
     assert expected.items() <= body["sampling_params"].items()
     assert body["sampling_params"]["seed"] == 11 and body["sampling_params"]["ignore_eos"]
-    held = body_of(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
+    held = VllmWire().body(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
     assert held["structured_outputs"] == {"json": {"type": "object"}} and not held["ignore_eos"] and "seed" not in held
 
 
 def test_scores_are_of_the_tokens_that_were_drawn() -> None:
     rows = [None, {"2": {"logprob": -0.1}}, {"7": {"logprob": -0.5}}, {"8": {"logprob": -0.25}}]
-    assert scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
+    assert VllmWire().scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
     for answer in ({}, {"prompt_logprobs": rows[:1]}, {"prompt_logprobs": rows[:-1]}):
         with pytest.raises(EngineFailure):
-            scored(answer, [7, 8])
+            VllmWire().scored(answer, [7, 8])

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from ajet.algorithm.covariance import Chosen, covariances, some_between
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
-from ajet.algorithm.policy_loss import policy_loss
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Row
+from ajet.algorithm.loss_terms import policy_loss
+from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, some_between
 
 
 class ClipCov(PolicyLoss):

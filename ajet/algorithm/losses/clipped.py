@@ -1,6 +1,6 @@
 """The clipped ratio: what an algorithm's loss is where nothing else is chosen.
 
-PPO, arXiv 1707.06347, section 3, with the bounds of `ajet.algorithm.policy_loss`. With `old_policy: proximal` and an
+PPO, arXiv 1707.06347, section 3, with the bounds of `ajet.algorithm.loss_terms`. With `old_policy: proximal` and an
 importance weight it is decoupled PPO (Batch size-invariance for policy optimization, arXiv 2110.00641, section 3;
 AReaL, arXiv 2505.24298): the ratio is to the policy before the update, the weight that policy's to the sampler's.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ajet.algorithm.loss_terms import policy_loss
 from ajet.algorithm.losses.contract import PolicyLoss, Tokens
-from ajet.algorithm.policy_loss import policy_loss
 
 
 class Clipped(PolicyLoss):

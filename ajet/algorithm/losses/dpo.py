@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Row
 
 
 class Pairs(NamedTuple):

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.algorithm.covariance import Chosen, covariances, largest
-from ajet.algorithm.kl import smooth_abs
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
-from ajet.algorithm.row import Row
+from ajet.algorithm.contract import Row
+from ajet.algorithm.loss_terms import smooth_abs
+from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, largest
 
 
 class KlCov(PolicyLoss):

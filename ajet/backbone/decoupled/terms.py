@@ -57,13 +57,13 @@ class Terms:
     @classmethod
     def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> Terms:
         """Raises UserError for a model that cannot be found."""
-        from ajet.engine import lineage
+        from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
 
         settings = experiment.ajet
         rollout = settings.rollout
         return cls(
-            lineage.weights_fingerprint(settings, base=experiment.base),
-            lineage.tokenizer_fingerprint(tokenizer),
+            weights_fingerprint(settings, base=experiment.base),
+            tokenizer_fingerprint(tokenizer),
             template_of(settings, tokenizer),
             tasks.identity(),
             rollout.num_repeat,
@@ -117,7 +117,7 @@ class Terms:
 
 def template_of(settings: AjetConfig, tokenizer: Any) -> str:
     """The fingerprint of how these settings have this tokenizer render messages."""
-    from ajet.engine import lineage
+    from ajet.engine.models import template_fingerprint
 
     rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
-    return lineage.template_fingerprint(tokenizer, rendered)
+    return template_fingerprint(tokenizer, rendered)

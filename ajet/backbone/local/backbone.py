@@ -1,12 +1,21 @@
-"""LocalBackbone: the contract's face of this folder. It joins a model, its trainer and an engine over its weights."""
+"""LocalBackbone: the contract's face of this folder. It joins a model, its trainer and an engine over its weights.
+
+Invariant of the engine (over the trainer's own tensors, or vLLM with a copy): after `weights_changed(version)` it
+samples with the policy's present weights, and while it is paused it computes nothing. Invariant of a rehearsal, the
+largest pass that an update may have, on made-up tokens: weights, moments, random generators and the engine are as
+before, bit for bit; it takes the memory that an update takes.
+"""
 
 from __future__ import annotations
 
 import gc
+import resource
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,8 +23,7 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.backbone.canary import PROMPT, REPLY, Canary, gap_of
-from ajet.backbone.contract import Rehearsal, Scorer, Update
-from ajet.backbone.local.engines import PausableEngine, open_engine
+from ajet.backbone.contract import Rehearsal, Scorer, Update, scored
 from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
@@ -24,23 +32,22 @@ from ajet.backbone.local.machine import (
     leave_start_out,
     release_memory,
 )
-from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.requirements import require_trainable
 from ajet.backbone.local.trainer import Trainer
-from ajet.backbone.scoring import scored
 from ajet.engine.adapters import Adapters
 from ajet.engine.agreed import Agreed
+from ajet.engine.contract import TokenEngine
+from ajet.engine.models import context_length
 from ajet.engine.openmp import leave_team
 from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.call import Floats
-from ajet.schema.errors import ConfigError
+from ajet.schema.call import Floats, Ids
+from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.timeline import SampledSpan, Timeline
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import Scorer
-    from ajet.backbone.local.engines import PausableEngine
+    from ajet.backbone.local.policy import Policy
     from ajet.config import AjetConfig, Experiment
-    from ajet.engine.contract import ChatEngine, TokenEngine
+    from ajet.engine.contract import ChatEngine
     from ajet.engine.model_source import ModelSource
 
 
@@ -197,3 +204,121 @@ def _reply(
     sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
     [own] = scored(scorer, [sample], tokens=ids.size, temperature=1.0)
     return found[mask], own[mask]
+
+
+GIB = 1 << 30
+
+
+class PausableEngine(TokenEngine, Protocol):
+    """A TokenEngine that makes room for an update."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """A block within which no forward pass runs; calls wait."""
+        ...
+
+    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
+        """The `count` most likely tokens after the prompt and their logprobs at temperature 1; no call of the run is
+        changed by it."""
+        ...
+
+
+def open_engine(
+    config: AjetConfig, source: ModelSource, policy: Policy, agreed: Agreed | None = None
+) -> PausableEngine:
+    """The engine that `rollout.engine` names. `agreed`: as in TransformersEngine. Raises UserError."""
+    if config.rollout.engine == "vllm":
+        return _vllm(config, source, policy)
+    from ajet.engine.transformers import TransformersEngine
+
+    return TransformersEngine(
+        policy.model,
+        version=0,
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
+        adapters=policy.adapters.names,
+        agreed=agreed,
+    )
+
+
+def _vllm(config: AjetConfig, source: ModelSource, policy: Policy) -> PausableEngine:
+    from ajet.engine.models import folder_of
+    from ajet.engine.vllm import VllmEngine
+
+    values = policy.weights.values
+    logger.info("starting vLLM; on a CPU this takes about a minute")
+    engine = VllmEngine(
+        folder_of(source),
+        dtype=values.dtype,
+        device=values.device,
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
+        weights=policy.changed,
+        seed=config.seed,
+        threads=torch.get_num_threads(),
+        cache_bytes=int(config.rollout.vllm.cache_gib * GIB) if config.rollout.vllm.cache_gib else None,
+        eager=config.rollout.vllm.eager,
+        trust_remote_code=source.trust_remote_code,
+    )
+    try:
+        if policy.adapted is None:
+            engine.check_weights()
+    except BaseException:
+        engine.close()
+        raise
+    sizes = {name: f"{size / 1e6:,.0f} MB" for name, size in engine.memory.items()}
+    logger.info(
+        "vLLM holds a copy of the weights ({weights}) and {cache} of keys and values in processes of its own; an "
+        "update passes by {bucket} of shared memory",
+        **sizes,
+    )
+    return engine
+
+
+_NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
+
+
+def rehearsed(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
+    """Pass over a made-up sample of each length. Raises UserError for a lack of memory."""
+    vocabulary = int(trainer.policy.forward.head.weight.shape[0])
+    adapter = next(iter(trainer.policy.adapters.names), None)
+    samples = [made_up(length, vocabulary, seed, adapter) for seed, length in enumerate(lengths)]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.monotonic()
+    try:
+        trainer.rehearse(samples)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        raise UserError(
+            f"An update does not fit into the memory: a pass over {sum(lengths):,} tokens, the longest samples that "
+            "the settings allow.",
+            where="the rehearsal before step 1; nothing was played",
+            expected="room for one forward and backward pass beside weights, optimizer and engine",
+            do="lower data.max_response_length, data.max_prompt_length or rollout.max_model_len (the longest sample) "
+            "and trainer_common.micro_batch_tokens; gradient_checkpointing: true; lora.rank: 8; a smaller model. "
+            "--no-rehearsal starts without this test",
+        ) from error
+    return Rehearsal(sum(lengths), time.monotonic() - began, _peak(device))
+
+
+def made_up(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
+    """A sample of which every token but the first is trained."""
+    ids = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
+    mask = np.arange(length) > 0
+    zeros = np.zeros(length, np.float32)
+    spans = (SampledSpan(0, 1, length),)
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    timeline = Timeline(0, "", "", ids, mask, zeros, zeros, versions, spans, adapter)
+    return Sample(timeline, f"rehearsal-{seed}", seed, mask.astype(np.float32), 1.0)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error).lower() for w in _NO_MEMORY)
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ajet.algorithm.replies import replies_of
+from ajet.algorithm.loss_terms import replies_of
 from ajet.algorithm.token_loss import Replies, Terms, TokenLoss
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats

@@ -13,7 +13,7 @@ import psutil
 import torch
 from loguru import logger
 
-from ajet.backbone.local.cores import cores
+from ajet.record.processors import cores
 from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3

@@ -1,7 +1,7 @@
 """The policy's weights, and the reference that a KL term compares with.
 
 Invariant: there is one set of tensors. An engine over `Policy.model` makes module objects of its own around them
-(ajet.engine.transformers.twin), so that neither's attention or mode reaches the other. The reference is a frozen
+(ajet.engine.transformers.attention), so that neither's attention or mode reaches the other. The reference is a frozen
 copy, made only when a KL term asks for it; with LoRA it is the policy's own model with the adapters off. Of several
 adapters each row is computed with its own.
 """
@@ -19,8 +19,7 @@ import torch
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.adapted_model import choose_adapter, take_weights
-from ajet.engine.adapters import Adapters
+from ajet.engine.adapters import Adapters, choose_adapter, take_weights
 from ajet.engine.rms_norm import cheapen_norms
 from ajet.schema.errors import UserError
 

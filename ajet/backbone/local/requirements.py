@@ -1,6 +1,7 @@
-"""Settings that the local backbone refuses to train with, found without torch or a model.
+"""Settings that the local backbone refuses to train with, and a local teacher's model, found without torch.
 
-Invariant: a launch, its dry run and `ajet config validate` refuse the same settings.
+Invariant: a launch, its dry run and `ajet config validate` refuse the same settings; a path at which there is no
+teacher is reported with the key that holds it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ajet.algorithm.learning_rate import Schedule
-from ajet.schema.errors import ConfigError, MissingExtra
+from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
     from ajet.config.schema import AjetConfig
+    from ajet.engine.model_source import ModelSource
 
 
 def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
@@ -67,3 +70,21 @@ def require_machine(config: AjetConfig) -> None:
         raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
         from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtra where vLLM is not installed
+
+
+KEY = "ajet.trainer_common.algorithm.teacher.path"
+
+
+def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSource:
+    """The model of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
+    from ajet.engine.model_source import locate
+
+    settings = experiment.ajet
+    path, trusted = settings.trainer_common.algorithm.teacher.path, settings.model.trust_remote_code
+    assert path is not None
+    try:
+        return locate(path, base=experiment.base, weights=weights, trust_remote_code=trusted)
+    except UserError as problem:
+        problem.where = KEY
+        problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"
+        raise

@@ -16,16 +16,15 @@ import numpy as np
 import torch
 
 from ajet.algorithm import opened
-from ajet.algorithm.kl import estimate
+from ajet.algorithm.loss_terms import estimate
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
-from ajet.backbone.contract import LossAgain
+from ajet.backbone.contract import LossAgain, scored
 from ajet.backbone.local import checkpoint as checkpoints
 from ajet.backbone.local.lora import with_saved
 from ajet.backbone.local.losses import StepLoss
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
 from ajet.backbone.local.policy import Policy
-from ajet.backbone.scoring import scored
 from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Floats

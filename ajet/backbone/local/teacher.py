@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ajet.backbone.contract import scored
+from ajet.backbone.local.requirements import teacher_source
 from ajet.backbone.local.scorer import Scorer
-from ajet.backbone.local.teacher_source import teacher_source
-from ajet.backbone.scoring import scored
 from ajet.config.schema.trainer_common import Lora
 from ajet.engine.teacher_endpoint import other_tokenizer
-from ajet.environment.services.threads import in_thread
+from ajet.environment.loop import in_thread
 from ajet.schema.batch import Sample
 
 if TYPE_CHECKING:

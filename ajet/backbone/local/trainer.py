@@ -22,10 +22,10 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import Schedule
-from ajet.algorithm.mini_batches import mini_batches
-from ajet.algorithm.mismatch import tightened_metrics, warn_of_mismatch
+from ajet.algorithm.staleness import tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.algorithm.weights import mini_batch_scale
+from ajet.algorithm.weights import mini_batch_scale, mini_batches
+from ajet.backbone.contract import scored
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import LossTally, StepLoss
 from ajet.backbone.local.machine import release_memory
@@ -33,7 +33,6 @@ from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import Policy
 from ajet.backbone.local.scorer import ForwardScorer
 from ajet.backbone.local.value_head import StepValueLoss, ValueHead, ValueTally
-from ajet.backbone.scoring import scored
 from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

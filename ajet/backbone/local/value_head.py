@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.algorithm.value_loss import value_loss
+from ajet.algorithm.loss_terms import value_loss
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.losses import summed_fields
 from ajet.backbone.local.optimizer import FlatAdamW

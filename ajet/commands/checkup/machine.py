@@ -13,7 +13,7 @@ import psutil
 
 from ajet.engine.machine import main_memory
 from ajet.record.processors import usable_cpus
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 
 _GIB = 2**30
 _NVIDIA_SECONDS = 5.0

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Finding]:
     """`config` gives keep_thinking and the lengths that a run would use."""
+    from ajet.engine.dimensions import embedding_shapes
     from ajet.engine.model_source import at_hand, how_it_comes, locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.engine.weight_shapes import embedding_shapes
     from ajet.rollout.wiring import renderer_of
     from ajet.tokens import Renderer
     from ajet.tokens.template_doctor import examine, sizes

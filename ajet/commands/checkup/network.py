@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ajet.client.proxies import explain_proxies
-from ajet.schema.errors import UserError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding, UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig

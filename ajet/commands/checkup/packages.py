@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.requirements import has_nvidia, look, version_of
 from ajet.schema.commands import installs_extra, installs_here
-from ajet.schema.finding import Finding, State
+from ajet.schema.errors import Finding, State
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

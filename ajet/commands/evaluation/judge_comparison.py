@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ajet.record.agreement import kappa, kappa_interval
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
+from ajet.record.intervals import kappa, kappa_interval
 from ajet.train.accounting import correlated
 
 APART = 5

@@ -24,7 +24,7 @@ from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import Comparison, compare
 from ajet.record.console import console, format_age
-from ajet.record.episode_writer import EpisodeWriter
+from ajet.record.episodes import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.schema.episode import Group

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
-from ajet.backbone.local.cores import cores
 from ajet.commands.kept_process import KeptProcess
+from ajet.record.processors import cores
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 from ajet.train.sources.store import SamplerPool

@@ -17,7 +17,7 @@ import httpx
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.remote import RemoteEngine
 from ajet.engine.server_weights import ServerWeights
-from ajet.engine.streamed_reply import StreamedReply
+from ajet.engine.wire import StreamedReply
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure
 
@@ -67,8 +67,34 @@ class SglangWire:
         return int(load_json(client.get("/server_info").raise_for_status().content)["max_req_input_len"]) - 1
 
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """See `Wire`."""
-        return body_of(request, limit, salt)
+        """See `Wire`. Without stop ids it goes on past the model's own end; with some the server stops at that one,
+        too: it knows no other way."""
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_new_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            **PLAIN,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "stream_interval": INTERVAL,
+            # with --enable-deterministic-inference, which alone reads it, requests without one would all draw the same
+            "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
+        }
+        if sampling.json_schema is not None:
+            schema = json.loads(sampling.json_schema)
+            params["json_schema"] = json.dumps(schema or {"type": "object"})
+        return {
+            "input_ids": request.prompt_ids.tolist(),
+            "sampling_params": params,
+            "return_logprob": True,
+            "top_logprobs_num": sampling.top_logprobs,
+            "extra_key": salt,
+            "stream": True,
+        }
 
     def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
         """See `Wire`."""
@@ -82,17 +108,23 @@ class SglangWire:
         }
 
     def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """See `Wire`."""
-        return scored(answer, ids)
+        """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+        try:
+            rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
+            if [int(row[1]) for row in rows] != ids:
+                raise ValueError
+            return [min(float(row[0]), 0.0) for row in rows]
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise EngineFailure("the server scored other tokens than it drew, or none") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """See `Wire`."""
         rows = answer["meta_info"]["output_token_logprobs"]
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 
-    def reply(self, request: TokenRequest, version: int) -> Reply:
+    def reply(self, request: TokenRequest, version: int) -> SglangReply:
         """See `Wire`."""
-        return Reply(request, version)
+        return SglangReply(request, version)
 
     def weights(self, base_url: str, headers: dict[str, str]) -> SglangWeights:
         """See `Wire`."""
@@ -115,38 +147,7 @@ INTERVAL = 32
 token would be 6 GB for a reply of 16K tokens."""
 
 
-def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-    """The JSON of a streamed request for at most `limit` tokens. Without stop ids it goes on past the model's own end;
-    with some the server stops at that one, too: it knows no other way."""
-    sampling = request.sampling
-    params: dict[str, Any] = {
-        "max_new_tokens": limit,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        **PLAIN,
-        "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-        "stream_interval": INTERVAL,
-        # with --enable-deterministic-inference, which alone reads it, requests without one would all draw the same
-        "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
-    }
-    if sampling.json_schema is not None:
-        schema = json.loads(sampling.json_schema)
-        params["json_schema"] = json.dumps(schema or {"type": "object"})
-    return {
-        "input_ids": request.prompt_ids.tolist(),
-        "sampling_params": params,
-        "return_logprob": True,
-        "top_logprobs_num": sampling.top_logprobs,
-        "extra_key": salt,
-        "stream": True,
-    }
-
-
-class Reply(StreamedReply):
+class SglangReply(StreamedReply):
     """Reads the events of one stream."""
 
     def _read(self, event: dict[str, Any]) -> TokenChunk | None:
@@ -170,14 +171,3 @@ class Reply(StreamedReply):
         likely = [[(int(token), said) for said, token, *_ in row[: self._top]] for row in top]
         chunk.top = [[(token, float(said)) for token, said in row if said is not None] for row in likely]
         return chunk
-
-
-def scored(answer: dict[str, Any], ids: list[int]) -> list[float]:
-    """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
-    try:
-        rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
-        if [int(row[1]) for row in rows] != ids:
-            raise ValueError
-        return [min(float(row[0]), 0.0) for row in rows]
-    except (KeyError, TypeError, ValueError, IndexError) as problem:
-        raise EngineFailure("the server scored other tokens than it drew, or none") from problem

@@ -2,11 +2,14 @@
 
 Invariant: each token sees its own row up to itself and nothing else, and the new keys and values are in the pools
 when a layer's call returns. The step travels beside the model (thread-local), not through it, so any model whose
-attention goes through transformers' interface can be sampled without knowing of rows.
+attention goes through transformers' interface can be sampled without knowing of rows. `twin` makes the engine's own
+module tree over the trainer's tensors: it holds the very parameters, so an optimizer step in place is seen at once and
+costs no memory; its mode (always evaluation), its attention and its configuration differ.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ajet.engine.attention_keywords import refuse_unknown
 from ajet.engine.models import processor_flags
+from ajet.engine.rms_norm import cheapen_norms
+from ajet.engine.same_model import attend_by, refuse_unknown
 from ajet.engine.transformers.plan import NextTokens, Step, Stretch
 from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
@@ -222,3 +226,23 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+def twin(model: Any) -> Any:
+    """A copy of the modules of `model` with its parameters and buffers shared, in evaluation mode, attending by
+    rows."""
+    register()
+    shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    other = copy.deepcopy(model, shared)
+    attend_by(other, NAME)
+    other.eval()
+    cheapen_norms(other)
+    return other
+
+
+def copy_weights(source: Any, into: Any) -> None:
+    """Refresh `into` from `source`, cast to its type, in place. Both have the same parameter names."""
+    theirs = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in into.named_parameters():
+            parameter.copy_(theirs[name])

@@ -22,23 +22,20 @@ from loguru import logger
 from torch import Tensor
 
 from ajet.engine.agreed import Agreed, key_of
-from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
 from ajet.engine.draws import uniforms
-from ajet.engine.limits import reply_limit
 from ajet.engine.models import context_length
 from ajet.engine.openmp import leave_team
 from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.alone import decode, hold_against_eager
-from ajet.engine.transformers.attention import Probe, computing
+from ajet.engine.transformers.attention import Probe, computing, copy_weights, twin
 from ajet.engine.transformers.mixed_adapters import MixedAdapters, parts_of
 from ajet.engine.transformers.packed_weights import PackedWeights
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
-from ajet.engine.transformers.rows import Rows
+from ajet.engine.transformers.rows import Rows, Scheduler, Waiting, follow
 from ajet.engine.transformers.sampling import Drawn, Sampler
-from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
-from ajet.engine.transformers.twin import copy_weights, twin
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 

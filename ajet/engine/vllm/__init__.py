@@ -10,8 +10,8 @@ version and dropped at each update; the streamed ids are counted against the eng
 mismatch. vLLM's processes end with ours, whatever ended it, and never hear of a Ctrl-C.
 
 The files: `engine` (the contract's face), `launch` (arguments, environment, memory), `requests` (sampling to vLLM's
-terms, outputs to chunks), `weights` (this side of an update), `worker` and `sampler` (what runs in vLLM's worker),
-`owner` (ends it with us), `remote`, `remote_reply` and `server_weights` (the server).
+terms, outputs to chunks), `weights` (this side of an update), `worker` (what runs in vLLM's worker, its
+sampler too), `owner` (ends it with us), `remote` (a server, its streams and its weights).
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.engine.limits import reply_limit
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, reply_limit
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.vllm import sockets
 from ajet.engine.vllm.launch import Launch, environment

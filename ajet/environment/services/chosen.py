@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.plugin import Part, load_code
 from ajet.config.plugins import find_part
-from ajet.environment.addresses import checked, tool_kind
 from ajet.environment.services.wire import EnvService
+from ajet.schema.addresses import checked, tool_kind
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ajet.config.other_models import key_in
-from ajet.environment.addresses import parts_of
+from ajet.schema.addresses import parts_of
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError, EnvironmentFailure
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ajet.record.last_words import last_words
+from ajet.record.image_text import last_words
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.config.plugins import list_package_roots
-from ajet.environment.services.threads import in_thread
+from ajet.environment.loop import in_thread
 from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
 from ajet.rollout.own_loop import tidy
 from ajet.schema.endpoint import Endpoint

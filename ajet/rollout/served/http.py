@@ -25,8 +25,7 @@ from ajet.rollout.served.episode import Opening
 from ajet.rollout.served.protocol import Finish, Open, openapi
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 from ajet.schema.episode import Failure
-from ajet.schema.finite import non_finite
-from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.task import Task, WorkflowOutput, non_finite
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 

@@ -165,7 +165,7 @@ def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
 
 def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
     """Empty where no file is named. Raises ConfigError."""
-    from ajet.environment.agent_config import plain_section
+    from ajet.environment.chat_model import plain_section
 
     named = experiment.ajet.environment.agent_config
     return plain_section(named, experiment.base, "scorer_agent")[1] if named else {}

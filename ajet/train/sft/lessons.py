@@ -19,9 +19,8 @@ from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.recorder import Capture, Recorder
 from ajet.rollout.attempt import Identity
 from ajet.schema.call import Call, Ids, Terms
-from ajet.schema.episode import Episode, Group, Split, Verdict
+from ajet.schema.episode import Episode, Group, Split, Verdict, utc_offset
 from ajet.schema.errors import TaskError, UserError
-from ajet.schema.local_time import utc_offset
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered, Renderer, TemplateRefused

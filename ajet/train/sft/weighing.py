@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.given_replies import TEMPERATURE, likelihood_batch, pairs_batch, samples_of
-from ajet.backbone.scoring import scored
+from ajet.backbone.contract import scored
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone

@@ -14,7 +14,7 @@ from ajet.rollout import ReturnedTask
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.curriculum import Curriculum
+from ajet.task_reader.order import Curriculum
 from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from ajet.algorithm.staleness import announce
 from ajet.backbone.canary import Canary
+from ajet.backbone.contract import scored
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
 from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
-from ajet.backbone.scoring import scored
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
 from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ajet.record.file_lock import alone
 from ajet.record.files import append_lines, heal, read_rows
+from ajet.record.lock import alone
 from ajet.record.write_errors import explained
 
 ELSEWHERE = ", or name another folder in the variable AJET_CACHE"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record import file_lock
+from ajet.record import lock as run_lock
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, settings, writing_server
 from tests.judge_fixtures import JudgeServer
 
@@ -85,7 +85,7 @@ def test_what_was_paid_for_before_a_kill_is_not_asked_again(
 def test_two_processes_pay_once_and_get_the_same(
     server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_lock, "SAY_S", 0.0)
+    monkeypatch.setattr(run_lock, "SAY_S", 0.0)
     given = examples(tmp_path)
     server.say = held = Held(2)
     with reading(tmp_path, server, **given) as process:

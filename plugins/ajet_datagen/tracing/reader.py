@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.record.asked_file import require_folder, written
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
+from ajet.record.write_errors import require_folder, written
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place

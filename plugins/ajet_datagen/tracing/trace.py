@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ajet.schema.finite import non_finite
 from ajet.schema.messages import text_of
 from ajet.schema.settled import settled
+from ajet.schema.task import non_finite
 
 Message = dict[str, Any]
 

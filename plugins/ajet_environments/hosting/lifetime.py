@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ajet.config.programs import program
 from ajet.record.console import console
-from ajet.record.file_lock import alone
+from ajet.record.lock import alone
 from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command

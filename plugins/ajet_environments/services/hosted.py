@@ -245,7 +245,7 @@ class AgentJetInstance:
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """What it answers to as many of the arguments as it takes: awaited if it is asynchronous, else computed in a thread
     of its own, so that one that hangs holds up nobody else."""
-    from ajet.environment.services.threads import in_thread
+    from ajet.environment.loop import in_thread
 
     taken = arguments[: _takes(function, len(arguments))]
     if inspect.iscoroutinefunction(function):

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 from ajet.config import resolve_reference
 from ajet.config.functions import place_of
-from ajet.environment.addresses import checked
+from ajet.schema.addresses import checked
 from ajet.schema.commands import installs
 from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld

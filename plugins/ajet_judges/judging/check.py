@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
 from ajet.record.console import counted, printable
-from ajet.record.intervals import wilson
+from ajet.record.intervals import Cells, cells_of, kappa, kappa_interval, wilson
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ajet.record.asked_file import require_place, written
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
+from ajet.record.write_errors import require_place, written
 from ajet.schema.errors import UserError
 from ajet_judges.judging.rejudge import Judged, Rejudged
 from ajet_judges.judging.what_if import StepWhatIf, Under

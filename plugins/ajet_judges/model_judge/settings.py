@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ajet.environment.agent_config import EXAMPLE, KEY, section_of
-from ajet.environment.chat_model import Model, configured
+from ajet.environment.chat_model import EXAMPLE, KEY, Model, configured, section_of
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.panel import Member, ModelPanel

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.record.file_lock import alone
 from ajet.record.files import write_atomically
+from ajet.record.lock import alone
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ajet.record.agreement import Cells, cells_of, kappa, kappa_interval
+from ajet.record.intervals import Cells, cells_of, kappa, kappa_interval
 from ajet_judges.rubrics.examples import Example
 
 Scores = Sequence[Sequence[float | None]]

@@ -20,7 +20,7 @@ from ajet.cli.launcher import app
 from ajet.commands.services import asked as asked_services
 from ajet.commands.services import services_of
 from ajet.config import Experiment
-from ajet.record.agreement import kappa, kappa_interval
+from ajet.record.intervals import kappa, kappa_interval
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from ajet.config.other_models import key_in, outside
-from ajet.environment.agent_config import EXAMPLE, KEY, section_of
-from ajet.environment.chat_model import Model
+from ajet.environment.chat_model import EXAMPLE, KEY, Model, section_of
 from ajet.environment.files import said
 from ajet.schema.errors import ConfigError
 

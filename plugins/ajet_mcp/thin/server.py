@@ -14,9 +14,8 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from ajet.environment.addresses import origin_of
 from ajet.environment.loop import at_end, of_this_process
-from ajet.schema.addresses import is_loopback
+from ajet.schema.addresses import is_loopback, origin_of
 from ajet.schema.tool_use import ToolError
 from ajet_mcp.contract import CallFailed
 from ajet_mcp.servers import Server

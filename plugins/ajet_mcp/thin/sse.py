@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from ajet.environment.addresses import origin_of
+from ajet.schema.addresses import origin_of
 from ajet.schema.tool_use import ToolError
 from ajet_mcp.contract import CallFailed
 from ajet_mcp.thin.answers import Answers

@@ -23,8 +23,7 @@ from ajet.schema.errors import RunFailed, UserError
 from ajet.schema.task import Task
 from ajet.store import Address, Kept, Policy, look_at_store, open_reading, open_shared, outage, require_store
 from ajet.store.contract import Lease, LeaseLost
-from ajet.store.leftovers import Left, left_in_store
-from ajet.store.opening import PASSWORD, USER, note_elsewhere
+from ajet.store.opening import PASSWORD, USER, Left, left_in_store, note_elsewhere
 from ajet.store.shared import COUNT
 from ajet.train import session
 from ajet.train.interrupts import Interrupts

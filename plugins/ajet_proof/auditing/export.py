@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet.config.record_file import replacing_record_file
-from ajet.record.asked_file import require_place, written
 from ajet.record.plain_json import dumps
+from ajet.record.write_errors import require_place, written
 from ajet.schema.errors import MissingExtra, UserError
 from ajet_proof.auditing.audit import episode_rows
 

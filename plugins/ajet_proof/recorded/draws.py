@@ -1,6 +1,6 @@
 """A curriculum's draws, made again: which task it drew at each position, by what the record says came before.
 
-Invariant: an epoch is drawn again by the class that drew it (`task_reader.curriculum`), from the ids of all tasks in
+Invariant: an epoch is drawn again by the class that drew it (`task_reader.order`), from the ids of all tasks in
 the newest checkpoint, the seed, and the attempts that the steps before it recorded; it was drawn with the first step
 that took one of its positions. Where a step before it is not there to be read, what that epoch drew is counted by
 reason, not held.
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.task_reader.curriculum import Curriculum
+from ajet.task_reader.order import Curriculum
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.scoring import scored
+from ajet.backbone.contract import scored
 from ajet_proof.config import ProofKeys
 from ajet_proof.recorded.prove import prove_episode
 from ajet_proof.recorded.recompute import at_version

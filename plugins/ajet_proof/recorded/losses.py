@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.algorithm.mini_batches import mini_batches
-from ajet.algorithm.mismatch import CAP
+from ajet.algorithm.staleness import CAP
+from ajet.algorithm.weights import mini_batches
 from ajet.config.schema.choices import is_reference
 from ajet_proof.tokens.proof_gaps import FLOOR
 

@@ -281,7 +281,7 @@ def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
     """Raises UserError where the model here is not the one that the trainer told its samplers of."""
-    from ajet.engine.lineage import tokenizer_fingerprint, weights_fingerprint
+    from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
 
     if policy is None:
         return

@@ -11,7 +11,7 @@ from ajet.config.schema import AjetConfig
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.curriculum import Curriculum
+from ajet.task_reader.order import Curriculum
 from ajet_proof.recorded.draws import NO_IDS, NOT_ALL, HeldDraws
 
 TASKS = [Task(task_id=f"t{number:02}", main_query=str(number)) for number in range(24)]

@@ -34,7 +34,7 @@ from ajet.rollout.episode import build_episode
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused
-from ajet.tokens.rehearsal import TOOL, call, own_reply
+from ajet.tokens.template_doctor import TOOL, call, own_reply
 from ajet_proof.recorded.prove import prove_episode
 from tests.published_templates import FAMILIES, family
 

@@ -16,7 +16,7 @@ import pytest
 from ajet.backbone.decoupled.terms import template_of
 from ajet.cli import launcher
 from ajet.config import recorded_experiment
-from ajet.engine.lineage import tokenizer_fingerprint
+from ajet.engine.models import tokenizer_fingerprint
 from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
 from ajet.schema.episode import Episode

@@ -22,7 +22,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure, SandboxFailure
 from ajet.schema.fenced import read_program
 from ajet.schema.sandbox import Limits, Result, Sandbox
-from ajet.workflow.sandboxes import find_sandbox_maker
+from ajet.workflow.resources import find_sandbox_maker
 from ajet_sandbox.scorers.code_assertions import DEFINE_REPORT, REPORT, find_failed, split_assertions
 from ajet_sandbox.scorers.code_tests import (
     CallTest,

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.limits import reply_limit
+from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
 from ajet.schema.errors import EngineFailure
 from ajet_ray.cluster.ray_errors import make_engine_failure
 

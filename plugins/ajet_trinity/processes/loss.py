@@ -15,7 +15,7 @@ from torch import Tensor
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
 from ajet.algorithm import opened
-from ajet.algorithm.replies import replies_of
+from ajet.algorithm.loss_terms import replies_of
 from ajet.algorithm.token_loss import Terms, TokenLoss
 from ajet_trinity.processes.here import here
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.record.recovery import Recovery
+from ajet.record.resume import Recovery
 from ajet.schema.errors import RunFailed
 from ajet.store import open_shared
 from ajet_ray.mailbox import Assigned, Saved, Stepped

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.limits import reply_limit
+from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
 from ajet.tokens.image_tokens import ImageTokens, picture

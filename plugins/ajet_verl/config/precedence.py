@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from ajet.config.backbone_names import described
+from ajet.config.backbones import described
 from ajet.config.document import KeyPath, leaves, read_document
 from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
-from ajet.config.keys import find_key
-from ajet.config.nearest_key import find_first_filled
+from ajet.config.keys import find_first_filled, find_key
 from ajet.config.readiness import value_at
 from ajet.config.resolution import HIDDEN, is_secret
 from ajet.config.schema.extended import config_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.config.nearest_key import list_counterparts
+from ajet.config.keys import list_counterparts
 from ajet_verl.config.defaults import describe_replaced_defaults, list_replaced_defaults
 from ajet_verl.config.layer import compose_sections, read_verls_defaults
 from ajet_verl.config.precedence import select_value

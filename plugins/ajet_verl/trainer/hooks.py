@@ -27,12 +27,10 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ajet.algorithm import Algorithm, credit
-from ajet.algorithm.importance import Correction, stale_metrics
-from ajet.algorithm.mini_batches import mini_batches
-from ajet.algorithm.mismatch import tightened_metrics
-from ajet.algorithm.replies import replies_of
-from ajet.algorithm.stale_bounds import StaleBounds
-from ajet.algorithm.weights import mini_batch_scale
+from ajet.algorithm.importance import Correction, StaleBounds, stale_metrics
+from ajet.algorithm.loss_terms import replies_of
+from ajet.algorithm.staleness import tightened_metrics
+from ajet.algorithm.weights import mini_batch_scale, mini_batches
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ajet.algorithm.replies import replies_of
+from ajet.algorithm.loss_terms import replies_of
 from ajet.algorithm.token_loss import TokenLoss
 
 WEIGHTS = "ajet_weights"

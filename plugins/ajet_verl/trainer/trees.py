@@ -32,7 +32,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from ajet.backbone.local import tree_attention
-from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.backbone.local.packed_forward import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks

@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ajet.config.backbone_names import shipped
+from ajet.config.backbones import shipped
 from ajet.config.plugin import GROUP, NAMED_KINDS, load_code
 from ajet.config.plugins import find_parts, list_first_names
 from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED

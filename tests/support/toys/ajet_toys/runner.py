@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from ajet.commands.runner import InProcessRunner
-from ajet.schema.errors import ConfigError
-from ajet.schema.finding import Finding
+from ajet.schema.errors import ConfigError, Finding
 
 
 class ToyRunner(InProcessRunner):

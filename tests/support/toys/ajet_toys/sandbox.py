@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.schema.finding import Finding
+from ajet.schema.errors import Finding
 from ajet.schema.sandbox import Limits, Result
 
 

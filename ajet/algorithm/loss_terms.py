@@ -1,0 +1,114 @@
+"""Terms of a token's loss, as tensors: clipped policy gradient, KL estimates, a critic's squared error.
+
+`replies_of`, `sums` and `means` give numbers of complete replies. Invariant: a reply is a run of trained tokens of one
+timeline with nothing between them, the same on every backbone, however timelines are cut into rows and passes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def policy_loss(
+    logprobs_T: Tensor,
+    old_T: Tensor,
+    advantages_T: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off.
+
+    PPO, arXiv 1707.06347, section 3: max(-A r, -A clip(r, 1 - low, 1 + high)), r the ratio of the policy to the one
+    before the update. Separate bounds: DAPO (clip-higher), arXiv 2503.14476, section 3.1. Dual clip: arXiv 1912.09729,
+    section 3: where A < 0 the loss is at most -A * dual.
+
+    With `old_T` equal to `logprobs_T` the ratio is 1 and the gradient is that of REINFORCE, -A grad log p.
+    """
+    ratio = (logprobs_T - old_T).exp()
+    free = -advantages_T * ratio
+    bounded = -advantages_T * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = torch.maximum(free, bounded)
+    clipped = bounded > free
+    if clip_dual is not None:
+        ceiling = -advantages_T * clip_dual
+        beyond = (advantages_T < 0) & (loss > ceiling)
+        loss = torch.where(beyond, ceiling, loss)
+        clipped = clipped | beyond
+    return loss, clipped
+
+
+Estimator = Literal["k1", "k2", "k3", "low_var_kl", "kl", "abs", "mse"]
+ROUNDING = 0.01
+"""Nats. Differences below it are taken for rounding: two passes over equal weights, in rows packed differently."""
+LARGEST_EXPONENT = 20.0
+"""Beyond it exp(-d) is held, so that one outlier token cannot make the loss infinite."""
+
+
+def estimate(logprobs_T: Tensor, reference_T: Tensor, estimator: Estimator) -> Tensor:
+    """[T] the estimate of KL(policy || reference) at each token, differentiable in `logprobs_T`.
+
+    Schulman, Approximating KL Divergence (2020), http://joschu.net/blog/kl-approx.html, with d = log policy - log
+    reference of the sampled token: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance),
+    k3 = exp(-d) - 1 + d (unbiased, never negative). Other systems' names: kl is k1, mse is k2, low_var_kl is k3; abs
+    is |d|, smooth below `ROUNDING` (`smooth_abs`). Raises ValueError for an unknown name.
+    """
+    gap = logprobs_T - reference_T
+    if estimator in ("k1", "kl"):
+        return gap
+    if estimator in ("k2", "mse"):
+        return 0.5 * gap.square()
+    if estimator in ("k3", "low_var_kl"):
+        return torch.exp((-gap).clamp(max=LARGEST_EXPONENT)) - 1 + gap
+    if estimator == "abs":
+        return smooth_abs(gap)
+    raise ValueError(f"unknown KL estimator {estimator!r}")
+
+
+def smooth_abs(gap_T: Tensor) -> Tensor:
+    """[T] |gap| - ROUNDING / 2, and gap^2 / (2 ROUNDING) up to `ROUNDING` (Huber, 1964, divided by ROUNDING).
+
+    The derivative of |gap| is 1 or -1 however small the gap is: equal weights would get a gradient of full size from
+    rounding alone. This one's is gap / ROUNDING there.
+    """
+    return F.smooth_l1_loss(gap_T, torch.zeros_like(gap_T), reduction="none", beta=ROUNDING)
+
+
+def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """[T] losses, differentiable in `values_T`, and [T] booleans: where the bound cut the gradient off. `old_T`: the
+    values before the update.
+
+    PPO as it is implemented since OpenAI's baselines (The 37 Implementation Details of PPO, 2022, detail 9) and in
+    verl: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2), R the return, c = `critic.cliprange_value`.
+    """
+    loss = (values_T - returns_T) ** 2
+    if clip is None:
+        return 0.5 * loss, torch.zeros_like(loss, dtype=torch.bool)
+    held = (torch.minimum(torch.maximum(values_T, old_T - clip), old_T + clip) - returns_T) ** 2
+    return 0.5 * torch.maximum(loss, held), held.detach() > loss.detach()
+
+
+def replies_of(mask_T: Tensor) -> Tensor:
+    """[..., T] a number for each token that tells its reply; of tokens outside `mask_T` any. Each row along the last
+    axis begins anew."""
+    before = torch.zeros_like(mask_T)
+    before[..., 1:] = mask_T[..., :-1]
+    begins = (mask_T & ~before).reshape(-1)
+    return begins.long().cumsum(0).reshape(mask_T.shape)
+
+
+def sums(values_K: Tensor, replies_K: Tensor) -> Tensor:
+    """[K] of each trained token, the sum over its reply."""
+    _, place = torch.unique(replies_K, return_inverse=True)
+    totals = torch.zeros(int(place.max()) + 1 if place.numel() else 0, dtype=values_K.dtype, device=values_K.device)
+    return totals.index_add(0, place, values_K)[place]
+
+
+def means(values_K: Tensor, replies_K: Tensor) -> Tensor:
+    """[K] of each trained token, the mean over its reply."""
+    return sums(values_K, replies_K) / sums(torch.ones_like(values_K), replies_K)
