@@ -28,7 +28,7 @@ from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gatew
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify, classify_timeout, find_failure
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ajet.record.seldom import Seldom
 from ajet.rollout import bounds
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import classify, score_failure
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.rollout.train_turn import TrainTurn
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict

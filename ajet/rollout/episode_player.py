@@ -14,7 +14,7 @@ from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker, BreakerTurn
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.group import GroupPlay, Play, Slots
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.rollout.teaching import Teaching
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Verdict

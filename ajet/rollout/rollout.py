@@ -23,10 +23,9 @@ from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.episode_player import EpisodePlayer
-from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import ClosedGroup, GroupPlay, KeepRule, Play, PlayTally, ReturnedTask, Slots
-from ajet.rollout.own_loop import OwnLoop
 from ajet.rollout.rounds import RoundEngine
+from ajet.rollout.runtime import LoopThread, rare_collections
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.teaching import Teaching
 from ajet.rollout.verdicts import Verdicts
@@ -88,7 +87,7 @@ class Rollout:
         self._teacher = teacher
         teaching = Teaching(teacher, settings) if teacher is not None else None
         builder = EpisodeBuilder.open(experiment)
-        self._own = OwnLoop("ajet-rollout")
+        self._own = LoopThread("ajet-rollout")
         self._loop = self._own.loop
         self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or Pins())
         self._episodes = EpisodePlayer(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ajet.rollout.episode import cut_timelines
 from ajet.rollout.failure import classify, score_failure
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call, Floats
 from ajet.schema.errors import TeacherFailure
 from ajet.schema.timeline import Timeline

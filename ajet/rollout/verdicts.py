@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import classify
-from ajet.rollout.isolation.loop import UserLoop
-from ajet.rollout.own_loop import wait_first
 from ajet.rollout.process_rewards import Decode, tied
+from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -142,7 +141,7 @@ class Verdicts:
         judging = asyncio.wrap_future(self._loop.submit(judged))
         await wait_first(judging, stopped, timeout=timeout)
         if not judging.done():
-            stood = "" if stopped.done() or not tasks else self._loop.stands(tasks[0])
+            stood = "" if stopped.done() or not tasks else self._loop.locate_task(tasks[0])
             judging.cancel()
             if stopped.done():
                 played.aborted = stopped.result()

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ajet import WorkflowOutput
-from ajet.rollout.isolation.loop import UserLoop
-from ajet.rollout.own_loop import OwnLoop
+from ajet.rollout.runtime import LoopThread, UserLoop
 from tests.support.rollouts import stage
 from tests.support.served import start_serving
 
@@ -23,7 +22,7 @@ def descriptors() -> int:
 
 def test_what_is_under_way_is_cancelled_and_the_loop_is_closed() -> None:
     before, ended = descriptors(), list[str]()
-    own = OwnLoop("a-loop")
+    own = LoopThread("a-loop")
 
     async def at_work() -> None:
         try:
@@ -40,7 +39,7 @@ def test_what_is_under_way_is_cancelled_and_the_loop_is_closed() -> None:
 
 
 def test_a_loop_that_is_held_up_is_closed_by_its_thread_once_it_is_not() -> None:
-    own, may = OwnLoop("a-loop"), threading.Event()
+    own, may = LoopThread("a-loop"), threading.Event()
     own.loop.call_soon_threadsafe(may.wait, 60)
     own.stop(0.05)
     assert own.thread.is_alive() and not own.loop.is_closed()

@@ -27,7 +27,7 @@ from ajet.commands.recording import Recording
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.summary import finish
 from ajet.record.console import console, counted, printable
-from ajet.rollout.garbage_collection import frozen_start
+from ajet.rollout.runtime import frozen_start
 from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, require_own_store

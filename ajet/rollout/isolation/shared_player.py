@@ -22,13 +22,13 @@ from loguru import logger
 
 from ajet.config import resolve_reference
 from ajet.rollout.failure import classify, failed
-from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.isolation.messages import Home, decode_attempt, decode_settings
 from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, end_fork, ending_forks
 from ajet.rollout.isolation.worker_channel import NO_ATTEMPT, OutputStream, WorkerChannel
+from ajet.rollout.runtime import rare_collections
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import Ambient
@@ -145,9 +145,9 @@ class SharedPlayer:
 class _AttemptThreads(ThreadIsolation):
     """Threads of attempts whose `execute` is a plain function."""
 
-    def _run(self, attempt: Any, *more: Any) -> None:
+    def _run_attempt(self, attempt: Any, *more: Any) -> None:
         current_printer.set(attempt)
-        super()._run(attempt, *more)
+        super()._run_attempt(attempt, *more)
 
 
 class _AttemptLoop(LoopIsolation):
@@ -158,11 +158,11 @@ class _AttemptLoop(LoopIsolation):
         self._threads = _AttemptThreads()
         self._player, self._owner = player, owner
 
-    async def _run(self, attempt: Any) -> WorkflowOutput:
+    async def _run_attempt(self, attempt: Any) -> WorkflowOutput:
         current_printer.set(attempt)
         try:
             with ending_forks(self._owner):
-                return await super()._run(attempt)
+                return await super()._run_attempt(attempt)
         finally:
             self._player.note_task_end(attempt)
 

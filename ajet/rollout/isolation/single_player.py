@@ -23,9 +23,9 @@ from ajet.rollout.attempt import is_plain, perform, perform_plain
 from ajet.rollout.failure import classify
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.messages import Home, decode_attempt
-from ajet.rollout.isolation.thread import DaemonThreads, locate_code
 from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, ending_forks
 from ajet.rollout.isolation.worker_channel import WorkerChannel
+from ajet.rollout.runtime import DaemonThreads, locate_code
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import entering

@@ -20,7 +20,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.episode import EpisodeBuilder
-from ajet.rollout.own_loop import OwnLoop
+from ajet.rollout.runtime import LoopThread
 from ajet.rollout.served.beginning import Admission, Beginnings, HeldOutTasks, describe_opening
 from ajet.rollout.served.deadlines import Deadlines
 from ajet.rollout.served.ending import Endings, Keeper
@@ -89,7 +89,7 @@ class Desk:
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
         self.results = ResultQueue()
-        self._own = OwnLoop("ajet-desk")
+        self._own = LoopThread("ajet-desk")
         self._loop = self._own.loop
         self._deadlines = Deadlines(
             settings, self._open, self._groups, end=self._end_episode, give_up=self._give_up, close=self._close_early
