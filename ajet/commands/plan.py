@@ -133,12 +133,12 @@ def _print_plan(
     gpu: GpuName | None,
     needs_tokenizer: bool,
 ) -> None:
+    from ajet.rollout.episode import TurnSelector
     from ajet.rollout.isolation import require_isolable
-    from ajet.rollout.train_turn import TrainTurn
 
     settings = experiment.ajet
     algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
-    TrainTurn.of(experiment)
+    TurnSelector.open(experiment)
     require_isolable(experiment, workflow)
     reader = open_reader(experiment)
     judge = open_judge(experiment, reader_judge=reader.judge)

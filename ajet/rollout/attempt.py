@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ajet.environment.pinned import Pin, Pins
-from ajet.rollout.failure import Stage, failed
+from ajet.rollout.failure import Stage, make_error
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
@@ -189,7 +189,7 @@ class Attempt:
         self.stage = "open"
         with self._lock:
             if self._closed:
-                raise failed("stopped", "the episode was stopped before its workflow began", boundary="ajet")
+                raise make_error("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
             if self.replay is not None:
                 self.session.watch_uses(self.replay.saw)
@@ -246,7 +246,7 @@ def is_plain(attempt: Performable) -> bool:
 
 
 async def perform(attempt: Performable) -> WorkflowOutput:
-    """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
+    """Run the user's code to its output. Raises whatever that code raises, and EpisodeError for a wrong return."""
     with _fail_on_exit():
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
@@ -297,14 +297,14 @@ def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
     if is_of_function(type(workflow)):
         name, expected = type(workflow).__name__, "text, a list, a dict, a number or a WorkflowOutput"
     if isinstance(output, tuple):
-        raise failed("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
+        raise make_error("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
     if output is None:
-        raise failed("returned_nothing", f"{name} returned None; expected {expected}")
+        raise make_error("returned_nothing", f"{name} returned None; expected {expected}")
     given = f"an object of the class {type(output).__name__}"
     if inspect.iscoroutine(output):
         given = "a coroutine (an `await` is missing where it was made)"
         output.close()  # Python would warn of it, and name a line of its own
-    raise failed("wrong_type", f"{name} returned {given}; expected {expected}")
+    raise make_error("wrong_type", f"{name} returned {given}; expected {expected}")
 
 
 async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
@@ -332,4 +332,4 @@ def _fail_on_exit() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:
-        raise failed(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending
+        raise make_error(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending

@@ -26,7 +26,7 @@ from ajet.environment.services.chosen import Chosen, chosen
 from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
-from ajet.rollout.failure import classify, classify_timeout, find_failure
+from ajet.rollout.failure import classify_exception, classify_timeout, find_failure
 from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.runtime import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
@@ -111,7 +111,7 @@ class AttemptRunner:
         try:
             played.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
-            played.failure = classify(problem, attempt.stage, attempt.task.task)
+            played.failure = classify_exception(problem, attempt.stage, attempt.task.task)
         played.failure = find_failure(played.capture, played.failure)
         return played
 
@@ -236,12 +236,12 @@ class EnvironmentInstances:
                 played.aborted = stopped.result()
             else:
                 late = EnvironmentFailure(f"{env} was not made within the episode's {self._timeout:g} s")
-                played.failure = classify(late)
+                played.failure = classify_exception(late)
             return
         try:
             _begin_task(task, env, opening.result())
         except Exception as problem:  # noqa: BLE001 - any exception of an environment's client is the environment's
-            played.failure = classify(_wrap_problem(env, problem))
+            played.failure = classify_exception(_wrap_problem(env, problem))
             self._start_release(env)
             return
         if self._timeout is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from numbers import Real
@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet import context_tracker
+from ajet.config import resolve_reference
+from ajet.config.functions import is_function, require_callable_with
+from ajet.environment.services.threads import in_thread
+from ajet.record.plain_json import dumps
 from ajet.record.seldom import Seldom
-from ajet.rollout import bounds
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.failure import classify, score_failure
+from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
 from ajet.rollout.runtime import wait_first
-from ajet.rollout.train_turn import TrainTurn
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict
+from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.local_time import utc_offset
 from ajet.schema.task import WorkflowOutput
 from ajet.schema.timeline import Timeline
@@ -35,29 +38,87 @@ from ajet.schema.timeline import Timeline
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
+VALUE_CHARS = 1 << 16
+"""Characters of JSON stored of one value of the metadata."""
+METADATA_CHARS = 1 << 20
+"""Characters of JSON stored of an episode's metadata in all."""
+TRAIN_TURN_KEY = "ajet.rollout.train_turn"
 _near_names = Seldom(every=600)
+
+
+class TurnSelector:
+    """Asks the user's `train_turn(call, episode) -> bool` which of an episode's calls train.
+
+    It is called in a thread for each call that could be trained, once the attempt has its verdict. A call that it
+    turns down is context: its tokens are counted as `not_trainable`.
+    """
+
+    def __init__(self, function: Callable[[Call, Episode], object], reference: str, timeout: float | None) -> None:
+        self._function, self._reference, self._timeout = function, reference, timeout
+
+    @classmethod
+    def open(cls, experiment: Experiment) -> TurnSelector | None:
+        """Resolve the experiment's function; None if every turn trains. Raises ConfigError and UnresolvedReference."""
+        rollout = experiment.ajet.rollout
+        if not rollout.train_turn:
+            return None
+        function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
+        if not is_function(function) or asyncio.iscoroutinefunction(function):
+            raise ConfigError(
+                f"{rollout.train_turn} is no function that can be asked.",
+                where=TRAIN_TURN_KEY,
+                expected="`def name(call, episode) -> bool`, without `async`",
+            )
+        require_callable_with(function, ("call", "episode"), what=TRAIN_TURN_KEY, reference=rollout.train_turn)
+        return cls(function, rollout.train_turn, rollout.episode_timeout)
+
+    async def choose_calls(self, episode: Episode) -> list[Call]:
+        """Return the episode's calls; those that the function turns down are no longer trained.
+
+        Raises:
+            JudgeFailure: It took too long or returned no bool; any other exception is the function's own.
+        """
+        try:
+            return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
+        except asyncio.TimeoutError:
+            message = f"{self._reference} did not answer within {self._timeout} seconds"
+            raise JudgeFailure(message, own=True) from None
+
+    def _choose_all(self, episode: Episode) -> list[Call]:
+        return [
+            call
+            if not call.is_step or self._should_train(call, episode)
+            else replace(call, trained=False, turned_down=True)
+            for call in episode.calls
+        ]
+
+    def _should_train(self, call: Call, episode: Episode) -> bool:
+        answer = self._function(call, episode)
+        if not isinstance(answer, bool):
+            raise JudgeFailure(f"{self._reference} answered {answer!r:.200}; expected True or False")
+        return answer
 
 
 class EpisodeBuilder:
     """Builds the episodes of a rollout or of a server, with the turns that train."""
 
-    def __init__(self, settings: AjetConfig, train_turn: TrainTurn | None) -> None:
-        """`train_turn` None: every turn trains."""
-        self._settings, self._train_turn = settings, train_turn
+    def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
+        """`turns` chooses the turns that train; None: every turn trains."""
+        self._settings, self._turns = settings, turns
 
     @classmethod
     def open(cls, experiment: Experiment) -> EpisodeBuilder:
         """Open the builder with the user's `train_turn`. Raises ConfigError and UnresolvedReference."""
-        return cls(experiment.ajet, TrainTurn.of(experiment))
+        return cls(experiment.ajet, TurnSelector.open(experiment))
 
     async def build(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> Episode:
         """Build the episode of an attempt; `stopped` ends the choice of turns."""
         episode = build_episode(identity, played, verdict, self._settings)
-        if self._train_turn is None or not episode.scored or played.capture is None:
+        if self._turns is None or not episode.scored or played.capture is None:
             return episode
-        choosing = asyncio.ensure_future(self._train_turn.choose_calls(episode))
+        choosing = asyncio.ensure_future(self._turns.choose_calls(episode))
         await wait_first(choosing, stopped)
         if not choosing.done():
             choosing.cancel()
@@ -66,7 +127,7 @@ class EpisodeBuilder:
         try:
             played.capture = replace(played.capture, calls=choosing.result())
         except Exception as problem:  # noqa: BLE001 - the border where a user's function fails
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             if played.failure.boundary == "agent":
                 played.failure.boundary = "judge"
         return build_episode(identity, played, verdict, self._settings)
@@ -96,14 +157,14 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         run=identity.run,
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
         ending=played.aborted or "",
-        failure=bounds.failure(played.failure) if played.failure else None,
+        failure=bound_failure(played.failure) if played.failure else None,
         verdict=None if verdict is None else _bound_verdict(verdict),
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
         tool_uses=list(capture.tool_uses) if capture else [],
         checks=list(capture.checks) if capture else [],
-        metadata=bounds.metadata(metadata),
+        metadata=_bound_metadata(metadata),
         metrics=numbers,
         printed=played.printed,
         attempts=played.attempts,
@@ -121,7 +182,30 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
 
 
 def _bound_verdict(verdict: Verdict) -> Verdict:
-    return replace(verdict, reason=bounds.beginning(verdict.reason), details=bounds.metadata(verdict.details))
+    return replace(verdict, reason=keep_head(verdict.reason), details=_bound_metadata(verdict.details))
+
+
+def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a workflow with bounded values.
+
+    A value that is too long becomes the beginning of its JSON, or of its text; the key `cut` then names it.
+    """
+    bounded: dict[str, Any] = {}
+    cut: list[str] = []
+    left = METADATA_CHARS
+    for key, value in metadata.items():
+        text = value if isinstance(value, str) else dumps(value)
+        most = max(0, min(VALUE_CHARS, left - len(str(key))))
+        if len(text) <= most:
+            bounded[key] = value
+        elif len(cut) < 100:
+            cut.append(f"{keep_head(str(key), 100)}: {len(text)} characters")
+            if most and len(str(key)) < VALUE_CHARS:
+                bounded[key] = keep_head(text, most)
+        left -= min(len(text), most) + len(str(key))
+    if cut:
+        bounded["cut"] = f"of {len(metadata)} values these were longer than what is recorded: {'; '.join(cut)}"
+    return bounded
 
 
 def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:

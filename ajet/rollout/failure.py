@@ -24,7 +24,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ajet.client.proxies import explain_problem
-from ajet.rollout import bounds
 from ajet.schema.advice import advise_on
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure, Verdict
@@ -35,6 +34,12 @@ from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
 if TYPE_CHECKING:
     from ajet.gateway import Capture
 
+MESSAGE_CHARS = 16_000
+"""Characters stored of an error message or of a judge's reason, the first ones."""
+TRACEBACK_CHARS = 20_000
+"""Characters stored of a traceback, the last ones."""
+OUTPUT_CHARS = 8_000
+"""Characters stored of an attempt's standard output and error, the last ones."""
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
     "loop of its own: make it in each, or set rollout.isolation: loop"
@@ -63,7 +68,7 @@ Stage = Literal["construct", "open", "execute", "judge"]
 Culprit = Literal["start", "engine", "tool", "agent"]
 
 
-class EpisodeFailed(AjetError):
+class EpisodeError(AjetError):
     """Carries a failure that is classified already (by this process or by the one the workflow ran in)."""
 
     def __init__(self, failure: Failure) -> None:
@@ -71,13 +76,13 @@ class EpisodeFailed(AjetError):
         self.failure = failure
 
 
-def failed(
+def make_error(
     kind: str,
     message: str,
     *,
     boundary: Literal["agent", "engine", "ajet"] = "agent",
     ended: BaseException | None = None,
-) -> EpisodeFailed:
+) -> EpisodeError:
     """Make a failure that no exception stands for.
 
     Args:
@@ -85,14 +90,41 @@ def failed(
     """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
     own = boundary != "agent"
-    return EpisodeFailed(
-        bounds.failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
+    return EpisodeError(
+        bound_failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
     )
 
 
-def classify(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
+def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
+    """Return the first `most` characters, with the number of those that were cut."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
+
+
+def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters") -> str:
+    """Return the last `most` characters; `dropped` is the amount lost before `text`, in `unit`."""
+    cut = max(0, len(text) - most) + dropped
+    return f"({cut} {unit} before this were cut) …\n{text[-most:]}" if cut else text
+
+
+def bound_failure(failure: Failure) -> Failure:
+    """Return the failure with texts of bounded length: those of user code may have any size."""
+    if len(failure.message) <= MESSAGE_CHARS and len(failure.traceback) <= TRACEBACK_CHARS:
+        return failure
+    traceback_end = keep_tail(failure.traceback, TRACEBACK_CHARS)
+    return replace(failure, message=keep_head(failure.message), traceback=traceback_end)
+
+
+def read_message(problem: BaseException) -> str:
+    """Return the message of an exception, also if its own `__str__` raises."""
+    try:
+        return str(problem)
+    except Exception as error:  # noqa: BLE001 - user code, too
+        return f"(its text could not be made: {type(error).__name__})"
+
+
+def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
     """Return the failure that an exception means; `task` is the attempt's, where it is known."""
-    if isinstance(problem, EpisodeFailed):
+    if isinstance(problem, EpisodeError):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
     cause: BaseException | None = problem
@@ -101,13 +133,13 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
         if isinstance(cause, BoundaryError):
             own = stage == "open" or (stage == "judge" and bool(cause.own))
             policy = cause.boundary == "agent" and stage == "execute"
-            kind, message = type(cause).__name__, bounds.words_of(cause)
+            kind, message = type(cause).__name__, read_message(cause)
             side = cause.boundary if cause.boundary in get_args(Boundary) else "agent"  # a class of the user's own
             again = bool(cause.retryable)
-            return bounds.failure(Failure(side, kind, message, again, text, own=own, policy=policy))
+            return bound_failure(Failure(side, kind, message, again, text, own=own, policy=policy))
         seen.add(id(cause))
         cause = cause.__cause__
-    message = bounds.words_of(problem) or "(no message)"
+    message = read_message(problem) or "(no message)"
     if stage == "execute":
         advice = next((advice for words, advice in _ADVICE if words in message), "") or advise_on(problem, task)
         if "'coroutine' object" in message:
@@ -120,7 +152,7 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
     boundary: Boundary = "ajet" if stage == "open" else "agent"
     policy = stage == "execute" and not _is_from_outside(problem)
     kind, own = type(problem).__name__, stage == "open"
-    return bounds.failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
+    return bound_failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
 
 
 def _is_from_outside(problem: BaseException) -> bool:
@@ -151,10 +183,10 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
         refusals = capture.refusals if capture is not None else []
         if refusals:
             listed = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
-            return failed(
+            return make_error(
                 "calls_refused", f"the workflow ended without a reply: its calls were refused: {listed}"
             ).failure
-        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
+        return make_error("no_model_call", "the workflow ended without calling the model through its tuner").failure
     if capture is not None and (failure is None or failure.policy) and (lost := _find_lost_tool(capture.tool_uses)):
         return lost if failure is None else replace(lost, traceback=failure.traceback)
     return failure if failure is None or capture is None else _add_refusal(failure, capture)
@@ -167,7 +199,7 @@ def _add_refusal(failure: Failure, capture: Capture) -> Failure:
     if capture.unanswered in failure.message:
         return failure
     message = f"{failure.message} (its last call was refused: {capture.unanswered})"
-    return bounds.failure(replace(failure, message=message))
+    return bound_failure(replace(failure, message=message))
 
 
 def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
@@ -180,7 +212,7 @@ def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
         if use.error in OUTSIDE and use.name not in answered:
             boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
             message = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
-            return Failure(boundary, f"tool_{use.error}", bounds.beginning(message), retryable=True)
+            return Failure(boundary, f"tool_{use.error}", keep_head(message), retryable=True)
         answered.add(use.name)
     return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loguru import logger
 
-from ajet.rollout import bounds
+from ajet.rollout.failure import keep_head
 from ajet.schema.call import Call, Ids
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
@@ -85,7 +85,7 @@ def _tie_part(
         spans = [_make_whole_span(_find_asking_call(use, calls, all_calls, messages))]
     elif part.text:
         spans = [_find_text(part, calls, decode)]
-        part = part.model_copy(update={"text": bounds.beginning(part.text)})
+        part = part.model_copy(update={"text": keep_head(part.text)})
     else:
         assert part.step is not None
         spans = [_make_whole_span(_get_part(calls, part.step, "call"))]

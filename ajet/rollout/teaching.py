@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ajet.rollout.episode import cut_timelines
-from ajet.rollout.failure import classify, score_failure
+from ajet.rollout.failure import classify_exception, score_failure
 from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call, Floats
 from ajet.schema.errors import TeacherFailure
@@ -69,7 +69,7 @@ class Teaching:
         try:
             played.capture = replace(capture, calls=asked.result())
         except TeacherFailure as problem:
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
 
     async def _score_calls(self, calls: Sequence[Call]) -> list[Call]:
         lines, _ = cut_timelines(calls, self._settings)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.failure import classify
+from ajet.rollout.failure import classify_exception
 from ajet.rollout.process_rewards import Decode, tied
 from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
@@ -89,7 +89,7 @@ class Ranking:
             verdicts = await self._ask({repeat: waiting[repeat][0] for repeat in sorted(waiting)})
             results: Mapping[int, Verdict | Failure] = verdicts
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            failure = classify(problem, "judge")
+            failure = classify_exception(problem, "judge")
             results = dict.fromkeys(waiting, failure)
         finally:
             self._asking = None
@@ -153,7 +153,7 @@ class Verdicts:
         try:
             verdict = await self._tie_rewards(judging.result(), played)
         except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
                 played.failure.boundary = "judge"
             return None
@@ -240,7 +240,7 @@ class Verdicts:
         try:
             return await self._compare(arrived, key)
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            return classify(problem, "judge")
+            return classify_exception(problem, "judge")
 
     async def _compare(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict]:
         return await asyncio.wrap_future(self._loop.submit(self._judge.compare(arrived, key)))
@@ -250,7 +250,7 @@ class Verdicts:
         try:
             await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            return classify(problem, "judge")
+            return classify_exception(problem, "judge")
         return None
 
     async def compared(
@@ -278,7 +278,7 @@ class Verdicts:
             verdict = with_process(result, played.output.process, "the workflow's output")
             return await self._tie_rewards(verdict, played)
         except JudgeFailure as problem:
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             return None
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from loguru import logger
 from ajet.config import Experiment
 from ajet.config.view import View
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import EpisodeFailed
+from ajet.rollout.failure import EpisodeError
 from ajet.rollout.isolation import process, worker_handle, worker_process
 from ajet.rollout.isolation.channel import Channel, Message, encoded
 from ajet.rollout.isolation.messages import Home, encode_output
@@ -141,7 +141,7 @@ def test_stopped_attempts_free_their_place(workers: PuppetWorkers) -> None:
     attempts = workers.play(4)
     assert workers.has_begun(2)
     workers.stop(attempts[2][0])
-    with pytest.raises(EpisodeFailed, match="before its process began"):
+    with pytest.raises(EpisodeError, match="before its process began"):
         attempts[2][1].result(60)
     workers.stop(attempts[0][0])
     assert workers.has_begun(3) and workers.begun == 3
@@ -209,7 +209,7 @@ def test_worker_that_sends_anything_else_is_killed(workers: PuppetWorkers, send:
     ((_, future),) = workers.play()
     assert workers.has_begun(1)
     send(workers.puppets[0].channel)
-    with pytest.raises(EpisodeFailed, match="cannot be read here") as problem:
+    with pytest.raises(EpisodeError, match="cannot be read here") as problem:
         future.result(60)
     failure = problem.value.failure
     assert (failure.boundary, failure.kind, failure.retryable) == ("agent", "process_died", False)
@@ -217,14 +217,14 @@ def test_worker_that_sends_anything_else_is_killed(workers: PuppetWorkers, send:
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind"), [(SandboxFailure("none here"), SandboxFailure), (OSError(11, "no more"), EpisodeFailed)]
+    ("problem", "kind"), [(SandboxFailure("none here"), SandboxFailure), (OSError(11, "no more"), EpisodeError)]
 )
 def test_start_that_fails_fails_its_attempt(workers: PuppetWorkers, problem: Exception, kind: Any) -> None:
     workers.problem = problem
     futures = [future for _, future in workers.play(4)]
     for future in futures:
         assert isinstance(future.exception(60), kind)
-    if kind is EpisodeFailed:
+    if kind is EpisodeError:
         failure = futures[0].exception().failure  # type: ignore[union-attr]
         assert (failure.boundary, failure.retryable) == ("ajet", True) and "no more" in failure.message
     workers.problem = None
@@ -238,10 +238,10 @@ def test_no_worker_starts_after_the_end(workers: PuppetWorkers) -> None:
     assert until(lambda: workers.begun == 2)
     workers.close()
     for _, future in attempts[2:]:
-        assert isinstance(future.exception(60), EpisodeFailed)
+        assert isinstance(future.exception(60), EpisodeError)
     workers.may_start.set()
     assert workers.has_begun(2) and all(puppet.is_killed for puppet in workers.puppets)
-    assert isinstance(workers.play()[0][1].exception(60), EpisodeFailed) and workers.begun == 2
+    assert isinstance(workers.play()[0][1].exception(60), EpisodeError) and workers.begun == 2
 
 
 def test_killed_workers_leave_no_descriptors(workers: PuppetWorkers) -> None:

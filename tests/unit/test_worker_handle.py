@@ -15,9 +15,8 @@ import pytest
 from loguru import logger
 
 from ajet.config.view import View
-from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import EpisodeFailed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError
 from ajet.rollout.isolation import messages, worker_handle, worker_process
 from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
 from ajet.rollout.isolation.messages import Home, encode_output
@@ -150,10 +149,10 @@ def test_what_is_said_of_one_attempt_and_cannot_be_read_is_its_own_failure(puppe
     puppet.channel.send(2, "replay", encoded([5, {}]))
     assert "cannot be read" in puppet.hear("error").body
     puppet.channel.send(1, "ended", encoded({"output": {"reward": "much"}, "left": []}))
-    puppet.channel.send(2, "printed", encoded(["x" * bounds.PRINTED, 100]))
+    puppet.channel.send(2, "printed", encoded(["x" * OUTPUT_CHARS, 100]))
     puppet.channel.send(2, "printed", encoded(["end", 0]))
     puppet.channel.send(2, "ended", encode_output(WorkflowOutput(reward=1.0), []))
-    with pytest.raises(EpisodeFailed, match="cannot be read") as problem:
+    with pytest.raises(EpisodeError, match="cannot be read") as problem:
         bad.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.retryable) == ("agent", False)
     assert good.result(60).reward == 1.0 and puppet.handle.is_accepting
@@ -164,7 +163,7 @@ def test_who_speaks_of_others_attempts_is_ended(puppet: Puppet) -> None:
     _, future = puppet.begin()
     puppet.hear("home")
     puppet.channel.send(2, "printed", encoded(["x", 0]))
-    with pytest.raises(EpisodeFailed, match="does not play") as problem:
+    with pytest.raises(EpisodeError, match="does not play") as problem:
         future.result(60)
     assert problem.value.failure.kind == "process_died" and problem.value.failure.retryable
 
@@ -181,7 +180,7 @@ def test_a_task_that_cannot_be_told_fails_alone(puppet: Puppet, held: Any, monke
     if "much" in held:
         monkeypatch.setattr(messages, "LONGEST", 10)
     _, refused = puppet.begin(**held)
-    with pytest.raises(EpisodeFailed, match="cannot be handed to another process") as problem:
+    with pytest.raises(EpisodeError, match="cannot be handed to another process") as problem:
         refused.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.kind) == ("ajet", "no_data")
     monkeypatch.setattr(messages, "LONGEST", LONGEST)

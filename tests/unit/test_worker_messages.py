@@ -28,8 +28,7 @@ from ajet.config.view import View
 from ajet.environment.services import gym_env
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, classify, failed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, classify_exception, make_error
 from ajet.rollout.isolation.channel import LONGEST, Channel, Message, decoded, encoded
 from ajet.rollout.isolation.messages import (
     Home,
@@ -156,7 +155,7 @@ class OwnFailure(ToolFailure):
 @pytest.mark.parametrize(("problem", "boundary"), [(OwnFailure("odd"), "agent"), (ToolFailure("odd"), "tool")])
 def test_a_failure_of_a_class_of_ones_own_can_be_read(problem: ToolFailure, boundary: str) -> None:
     problem.retryable = 1  # type: ignore[assignment]
-    ended = decode_ended(decoded(encode_failure(classify(problem), [])))
+    ended = decode_ended(decoded(encode_failure(classify_exception(problem), [])))
     assert isinstance(ended.outcome, Failure)
     assert (ended.outcome.boundary, ended.outcome.retryable, ended.outcome.policy) == (boundary, True, False)
 
@@ -168,7 +167,7 @@ def test_what_is_nothing_printed_is_refused(body: Any) -> None:
 
 
 def test_what_is_printed_is_bounded() -> None:
-    assert decode_printed(["x" * 10_000, 5]) == ("x" * bounds.PRINTED, 10_005 - bounds.PRINTED)
+    assert decode_printed(["x" * 10_000, 5]) == ("x" * OUTPUT_CHARS, 10_005 - OUTPUT_CHARS)
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("open", [1]), ("replay", (5, {})), ("endpoint", ("a", 3, None))])
@@ -262,10 +261,10 @@ def test_requests_after_the_end_of_their_attempt_fail(sockets: tuple[WorkerChann
     channel, theirs = sockets
     channel.start_reading()
     waits = channel.post(1, "open", None)
-    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
+    channel.end(1, encode_failure(make_error("stopped", "x").failure, []))
     channel.end(1, b"null")
     for raises in (lambda: waits.result(60), lambda: channel.post(1, "open", None)):
-        with pytest.raises(EpisodeFailed, match="its episode is over"):
+        with pytest.raises(EpisodeError, match="its episode is over"):
             raises()
     rollout = Channel(theirs.fileno(), theirs.fileno())
     theirs.shutdown(socket.SHUT_WR)
@@ -291,7 +290,7 @@ def test_what_is_printed_while_something_is_sent_waits_for_nobody(
         lambda *given: (given[1] == "ended" and print_in(channel, "gone\n", stream), send(*given)),
     )  # fmt: skip
     print_in(channel, "there\n", stream)
-    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
+    channel.end(1, encode_failure(make_error("stopped", "x").failure, []))
     rollout = Channel(theirs.fileno(), theirs.fileno())
     assert [rollout.receive().kind for _ in range(2)] == ["printed", "ended"]
     theirs.setblocking(False)
@@ -309,13 +308,13 @@ def test_what_is_printed_while_nobody_reads_is_held_up_to_the_bound(
             print_in(channel, f"{k:04}" * 100 + "\n", stream)
     channel.send_output(stream)
     text, cut = Channel(theirs.fileno(), theirs.fileno()).receive().body
-    assert (len(text), cut) == (bounds.PRINTED, 401_000 - bounds.PRINTED) and text.endswith("0999\n")
+    assert (len(text), cut) == (OUTPUT_CHARS, 401_000 - OUTPUT_CHARS) and text.endswith("0999\n")
 
 
 def test_the_end_of_what_is_printed_is_kept_and_the_rest_is_counted() -> None:
     tail = OutputTail()
     assert not tail.add("a") and tail.add("b\n") and tail.take() == ("ab\n", 0) and tail.take() == ("", 0)
-    assert tail.add("x" * 30_000 + "y") and tail.take() == ("x" * (bounds.PRINTED - 1) + "y", 30_001 - bounds.PRINTED)
+    assert tail.add("x" * 30_000 + "y") and tail.take() == ("x" * (OUTPUT_CHARS - 1) + "y", 30_001 - OUTPUT_CHARS)
     told = printed = 0
     while printed < 2 * CHATTY:
         printed += 10
@@ -323,7 +322,7 @@ def test_the_end_of_what_is_printed_is_kept_and_the_rest_is_counted() -> None:
             text, cut = tail.take()
             told += 1
             assert not cut
-    assert CHATTY / 20 < told < CHATTY / 10 + 2 * CHATTY / bounds.PRINTED, "from then on in larger parts"
+    assert CHATTY / 20 < told < CHATTY / 10 + 2 * CHATTY / OUTPUT_CHARS, "from then on in larger parts"
 
 
 def test_bytes_are_printed_as_text() -> None:

@@ -25,8 +25,7 @@ from ajet.environment.pinned import Pinned
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.record.tool_uses import decode_uses, encode_uses
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, failed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, bound_failure, keep_head, make_error, read_message
 from ajet.rollout.isolation.channel import LONGEST, encoded
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
@@ -102,20 +101,20 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
 
 
 def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
-    """Return what `encode_attempt` does. Raises EpisodeFailed for a task that cannot be sent."""
+    """Return what `encode_attempt` does. Raises EpisodeError for a task that cannot be sent."""
     try:
         body = encode_attempt(task, config, began)
     except TypeError as problem:
         raise _refuse_task(f"it holds {problem}") from problem
     except Exception as problem:  # the border where user code runs: its objects encode themselves
-        raise _refuse_task(bounds.words_of(problem) or type(problem).__name__) from problem
+        raise _refuse_task(read_message(problem) or type(problem).__name__) from problem
     if len(body) > LONGEST:
         raise _refuse_task(f"it is {len(body)} bytes long, of at most {LONGEST}")
     return body
 
 
-def _refuse_task(why: str) -> EpisodeFailed:
-    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
+def _refuse_task(why: str) -> EpisodeError:
+    return make_error("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
 
 
 def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:
@@ -201,7 +200,7 @@ def decode_printed(body: Any) -> tuple[str, int]:
             raise ValueError("its number of characters is none")
     except _PARSE_ERRORS as problem:
         raise ValueError(f"nothing printed: {problem}") from problem
-    kept = text[-bounds.PRINTED :]
+    kept = text[-OUTPUT_CHARS:]
     return kept, cut + len(text) - len(kept)
 
 
@@ -239,7 +238,7 @@ def decode_failure(body: Any) -> Failure:
     flags = [values[name] for name in ("retryable", "own", "policy")]
     if values["boundary"] not in get_args(Boundary) or not all(isinstance(flag, bool) for flag in flags):
         raise ValueError("no failure")
-    return bounds.failure(Failure(values["boundary"], bounds.beginning(texts[0], 200), texts[1], flags[0], texts[2],
+    return bound_failure(Failure(values["boundary"], keep_head(texts[0], 200), texts[1], flags[0], texts[2],
                                   own=flags[1], policy=flags[2]))  # fmt: skip
 
 
@@ -250,7 +249,7 @@ def _check_texts(values: Any) -> list[Any]:
 
 
 def _bound_changes(left: list[str]) -> list[str]:
-    return [bounds.beginning(each, LONGEST_CHANGE) for each in left[:MOST_CHANGES]]
+    return [keep_head(each, LONGEST_CHANGE) for each in left[:MOST_CHANGES]]
 
 
 def _endpoint_fields(endpoint: Endpoint) -> dict[str, str]:

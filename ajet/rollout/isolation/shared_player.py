@@ -21,7 +21,7 @@ from typing import Any, Protocol, TextIO
 from loguru import logger
 
 from ajet.config import resolve_reference
-from ajet.rollout.failure import classify, failed
+from ajet.rollout.failure import classify_exception, make_error
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.isolation.messages import Home, decode_attempt, decode_settings
@@ -118,7 +118,7 @@ class SharedPlayer:
             attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
             future = self._loop.start(attempt)  # type: ignore[arg-type]
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
-            self._send_end(number, attempt, classify(problem, "construct"))
+            self._send_end(number, attempt, classify_exception(problem, "construct"))
             return
         self._attempts[number] = attempt, future
         future.add_done_callback(lambda done: self._report(attempt, done))
@@ -127,12 +127,14 @@ class SharedPlayer:
         """Report the attempt's end; a cancelled future is no end while the task goes on."""
         if future.cancelled():
             if attempt.has_ended:
-                self._send_end(attempt.number, attempt, failed("stopped", "it was stopped", boundary="ajet").failure)
+                self._send_end(
+                    attempt.number, attempt, make_error("stopped", "it was stopped", boundary="ajet").failure
+                )
             return
         problem = future.exception()
         if os.getpid() != self._channel.owner:
             end_fork(problem)
-        outcome = future.result() if problem is None else classify(problem, attempt.stage, attempt.task.task)
+        outcome = future.result() if problem is None else classify_exception(problem, attempt.stage, attempt.task.task)
         self._send_end(attempt.number, attempt, outcome)
 
     def _send_end(self, number: int, attempt: SharedAttempt | None, outcome: WorkflowOutput | Failure) -> None:

@@ -20,7 +20,7 @@ import psutil
 
 from ajet.config import resolve_reference
 from ajet.rollout.attempt import is_plain, perform, perform_plain
-from ajet.rollout.failure import classify
+from ajet.rollout.failure import classify_exception
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.messages import Home, decode_attempt
 from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, ending_forks
@@ -86,7 +86,7 @@ class SinglePlayer:
                     return before, perform_plain(attempt)
                 return before, asyncio.run(self._perform(attempt))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
-            return before, classify(problem, attempt.stage if attempt else "construct", task.task)
+            return before, classify_exception(problem, attempt.stage if attempt else "construct", task.task)
 
     async def _perform(self, attempt: WorkerAttempt) -> WorkflowOutput:
         asyncio.get_running_loop().set_default_executor(DaemonThreads())

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ajet.environment.pinned import Pin, Told
 from ajet.environment.replay import ReplayMiss
 from ajet.record.tool_uses import bounded, kept
-from ajet.rollout.failure import EpisodeFailed, Stage, failed
+from ajet.rollout.failure import EpisodeError, Stage, make_error
 from ajet.rollout.isolation.channel import LONGEST
 from ajet.rollout.isolation.messages import encode_failure, encode_output
 from ajet.rollout.isolation.worker_channel import WorkerChannel, read_reply
@@ -61,7 +61,7 @@ class RemoteEndpoints:
         use = kept(use)  # before the channel, on which a message has a longest size
         try:
             self.ask("tool_used", use)
-        except EpisodeFailed:
+        except EpisodeError:
             if self._channel.is_open(self._attempt):
                 raise
 
@@ -71,7 +71,7 @@ class RemoteEndpoints:
         return pinned
 
     def ask(self, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply. Raises EpisodeFailed."""
+        """Send a request and wait for its reply. Raises EpisodeError."""
         return self._channel.ask(self._attempt, kind, value)
 
 
@@ -94,7 +94,7 @@ class RemoteReplay:
     def _ask(self, kind: str, value: Any) -> Any:
         try:
             return self._endpoints.ask(kind, value)
-        except EpisodeFailed as problem:
+        except EpisodeError as problem:
             if problem.failure.kind == ReplayMiss.__name__:
                 raise ReplayMiss(problem.failure.message) from problem
             raise
@@ -167,7 +167,7 @@ def encode_end(outcome: WorkflowOutput | Failure, left: list[str]) -> bytes:
 
 
 def _refuse_output(why: str, left: list[str]) -> bytes:
-    return encode_failure(failed("wrong_type", why).failure, left)
+    return encode_failure(make_error("wrong_type", why).failure, left)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def ending_forks(owner: int) -> Iterator[None]:
 
 def end_fork(ending: BaseException | None) -> NoReturn:
     """End this process, which user code forked, with the exit code that belongs to the exception."""
-    cause = ending.__cause__ if isinstance(ending, EpisodeFailed) and ending.__cause__ is not None else ending
+    cause = ending.__cause__ if isinstance(ending, EpisodeError) and ending.__cause__ is not None else ending
     if cause is None:
         os._exit(0)
     if isinstance(cause, SystemExit):

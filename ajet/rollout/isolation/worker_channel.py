@@ -15,14 +15,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, failed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, make_error
 from ajet.rollout.isolation.channel import Channel, Message, encoded
 from ajet.rollout.isolation.messages import decode_answer, decode_failure, encode_question
 
 NO_ATTEMPT = 0
 """Attempt id of output that belongs to no attempt."""
-CHATTY = 8 * bounds.PRINTED
+CHATTY = 8 * OUTPUT_CHARS
 """Characters after which an attempt's output is sent in parts of the bound's length, no longer line by line."""
 
 
@@ -37,9 +36,9 @@ class OutputTail:
         """Add text; return True if the tail should be sent now."""
         self._parts.append(text)
         held = self._held = self._held + len(text)
-        if held > 2 * bounds.PRINTED:
+        if held > 2 * OUTPUT_CHARS:
             self._parts.appendleft(self._join_parts())
-        return held >= bounds.PRINTED or ("\n" in text and self._taken < CHATTY)
+        return held >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY)
 
     def take(self) -> tuple[str, int]:
         """Return the text, and the number of characters before it that are lost."""
@@ -54,7 +53,7 @@ class OutputTail:
             while True:
                 parts.append(self._parts.popleft())
         joined = "".join(parts)
-        kept = joined[-bounds.PRINTED :]
+        kept = joined[-OUTPUT_CHARS:]
         self._cut += len(joined) - len(kept)
         self._held = len(kept)
         return kept
@@ -108,9 +107,9 @@ class WorkerChannel:
             self._waiting[attempt] = deque()
 
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
-        """Send a request and return a future of its reply. Raises EpisodeFailed."""
+        """Send a request and return a future of its reply. Raises EpisodeError."""
         if os.getpid() != self.owner:
-            raise failed("forked", "a forked process asked for a model: make its client before the fork")
+            raise make_error("forked", "a forked process asked for a model: make its client before the fork")
         body = encode_question(kind, value)
         reply: Future[Message] = Future()
         with self._sending:
@@ -124,7 +123,7 @@ class WorkerChannel:
         return reply
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply in this thread. Raises EpisodeFailed."""
+        """Send a request and wait for its reply in this thread. Raises EpisodeError."""
         return read_reply(kind, self.post(attempt, kind, value).result())
 
     def is_open(self, attempt: int) -> bool:
@@ -194,13 +193,13 @@ class WorkerChannel:
 
 
 def read_reply(kind: str, reply: Message) -> Any:
-    """Return the value of the reply to a request of that kind. Raises EpisodeFailed."""
+    """Return the value of the reply to a request of that kind. Raises EpisodeError."""
     if reply.kind == "ok":
         return decode_answer(kind, reply.body)
     if reply.kind == "failed":
-        raise EpisodeFailed(decode_failure(reply.body))
-    raise failed("endpoint", reply.body, boundary="ajet")
+        raise EpisodeError(decode_failure(reply.body))
+    raise make_error("endpoint", reply.body, boundary="ajet")
 
 
-def _make_over_error() -> EpisodeFailed:
-    return failed("stopped", "its episode is over", boundary="ajet")
+def _make_over_error() -> EpisodeError:
+    return make_error("stopped", "its episode is over", boundary="ajet")

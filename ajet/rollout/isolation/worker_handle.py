@@ -21,9 +21,8 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import EpisodeFailed, classify, failed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, classify_exception, keep_tail, make_error
 from ajet.rollout.isolation.channel import Message, encoded
 from ajet.rollout.isolation.messages import (
     GRACE,
@@ -62,9 +61,9 @@ class _PlayedAttempt:
 
     def add_printed(self, text: str, cut: int) -> None:
         joined = self.printed + text
-        self.printed = joined[-bounds.PRINTED :]
+        self.printed = joined[-OUTPUT_CHARS:]
         self.dropped += cut + len(joined) - len(self.printed)
-        self.attempt.printed = bounds.ending(self.printed, bounds.PRINTED, before=self.dropped)
+        self.attempt.printed = keep_tail(self.printed, OUTPUT_CHARS, dropped=self.dropped)
 
 
 class WorkerHandle:
@@ -216,7 +215,7 @@ class WorkerHandle:
         try:
             attempt = played.attempt
             body = pack_attempt(attempt.task, attempt.config if with_settings else None, attempt.began)
-        except EpisodeFailed as problem:
+        except EpisodeError as problem:
             self._finish(played.number, problem)
             return False
         process.send(played.number, "attempt", body)
@@ -248,13 +247,13 @@ class WorkerHandle:
         if message.kind == "ended":
             ended = self._read_end(message)
             outcome = ended.outcome
-            self._finish(message.about, EpisodeFailed(outcome) if isinstance(outcome, Failure) else outcome, ended.left)
+            self._finish(message.about, EpisodeError(outcome) if isinstance(outcome, Failure) else outcome, ended.left)
         elif message.kind == "printed" and self._home.shared:
             printed = decode_printed(message.body)
             if played is not None:
                 played.add_printed(*printed)
         elif played is None:
-            over = failed("stopped", "its episode is over", boundary="ajet")
+            over = make_error("stopped", "its episode is over", boundary="ajet")
             process.send(message.about, "failed", encode_failure(over.failure, []))
         else:
             self._answer(process, played.attempt, message)
@@ -266,7 +265,7 @@ class WorkerHandle:
             if not self._home.shared:
                 raise
             why = f"the output cannot be read in the rollout's process: {problem}"
-            return Ended(failed("wrong_type", why).failure, [])
+            return Ended(make_error("wrong_type", why).failure, [])
 
     def _answer(self, process: WorkerProcess, attempt: Attempt, message: Message) -> None:
         """Reply to a request."""
@@ -282,8 +281,8 @@ class WorkerHandle:
         try:
             answer = _ask_attempt(attempt, message.kind, request)
         except Exception as problem:  # noqa: BLE001 - it is raised in the process that asked
-            if isinstance(problem, EpisodeFailed | BoundaryError):
-                process.send(message.about, "failed", encode_failure(classify(problem), []))
+            if isinstance(problem, EpisodeError | BoundaryError):
+                process.send(message.about, "failed", encode_failure(classify_exception(problem), []))
             else:
                 process.send(message.about, "error", encoded(repr(problem)))
             return
@@ -292,7 +291,7 @@ class WorkerHandle:
         process.send(message.about, "ok", encode_answer(message.kind, answer))
 
     def _log_warning(self, text: str, cut: int) -> None:
-        text = bounds.ending(text, bounds.PRINTED, before=cut).strip()
+        text = keep_tail(text, OUTPUT_CHARS, dropped=cut).strip()
         if text not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(text)
             logger.warning("a process of rollout.isolation loops: {}", text)
@@ -315,7 +314,7 @@ class WorkerHandle:
             self._check_stopped_later(left)
         self._close_if_done()
 
-    def _finish(self, number: int, outcome: WorkflowOutput | EpisodeFailed, left: list[str] | None = None) -> None:
+    def _finish(self, number: int, outcome: WorkflowOutput | EpisodeError, left: list[str] | None = None) -> None:
         """Set the outcome of an attempt. `left`: what it left changed."""
         with self._lock:
             self._stopped.pop(number, None)
@@ -356,9 +355,9 @@ class WorkerHandle:
         for played in lost:
             message = "\n".join(filter(None, (head + others, played.printed.strip(), output)))
             if nobodys:
-                problem = EpisodeFailed(Failure("ajet", "process_died", message, retryable=True))
+                problem = EpisodeError(Failure("ajet", "process_died", message, retryable=True))
             else:
-                problem = failed("process_died", message)
+                problem = make_error("process_died", message)
             _set_outcome(played.future, problem)
 
     def _end(self) -> list[_PlayedAttempt]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import failed
+from ajet.rollout.failure import make_error
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.worker_handle import WorkerHandle
 from ajet.rollout.isolation.worker_process import Ends, Started, start_process
@@ -64,7 +64,7 @@ class WorkerPool(ABC):
         future: Future[WorkflowOutput] = Future()
         with self._lock:
             if self._closed:
-                future.set_exception(failed("stopped", "the rollout was closed", boundary="ajet"))
+                future.set_exception(make_error("stopped", "the rollout was closed", boundary="ajet"))
                 return future
             self._waiting.append((attempt, future))
         self._place_waiting()
@@ -137,7 +137,7 @@ def _fail_stopped(waiting: Iterable[tuple[Attempt, Future[WorkflowOutput]]]) -> 
     for _, future in waiting:
         if future.set_running_or_notify_cancel():
             why = "the episode was stopped before its process began"
-            future.set_exception(failed("stopped", why, boundary="ajet"))
+            future.set_exception(make_error("stopped", why, boundary="ajet"))
 
 
 def find_home(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:

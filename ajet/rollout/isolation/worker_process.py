@@ -26,7 +26,7 @@ import psutil
 
 from ajet.config.programs import program
 from ajet.environment.family import end_family
-from ajet.rollout import bounds
+from ajet.rollout.failure import OUTPUT_CHARS, keep_tail
 from ajet.rollout.isolation.channel import Channel, Message
 from ajet.rollout.isolation.messages import CLOSE, CLOSED, GRACE, ID_BYTES, LOCATE, Home, encode_home
 
@@ -40,7 +40,7 @@ YIELDS = 10
 """Steps of priority ("nice") by which a worker is below this process; each takes about a fifth of its share."""
 _PRIORITY_TRIES, _PRIORITY_PAUSE_S = 10, 0.1
 """Linux accepts ten changes of a session's priority a second from users other than root, all users together."""
-_STORED_BYTES = 4 * bounds.PRINTED
+_STORED_BYTES = 4 * OUTPUT_CHARS
 """Bytes of output that are stored: as many as the characters that are kept may need."""
 _PIPE_BYTES = 1 << 16
 _READ_PAUSE_S = 0.02
@@ -206,7 +206,7 @@ class WorkerOutput:
         self._read_available()
         with self._lock:
             text = self._last.decode(errors="replace")
-            return bounds.ending(text, bounds.PRINTED, before=self._dropped, unit="bytes")
+            return keep_tail(text, OUTPUT_CHARS, dropped=self._dropped, unit="bytes")
 
     def forget(self) -> None:
         """Drop what was written up to now."""

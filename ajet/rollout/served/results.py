@@ -61,7 +61,7 @@ class EndedEpisodes:
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self.counts = Counter(completed=0, failed=0, aborted=0)
+        self.counts = Counter(completed=0, make_error=0, aborted=0)
         """Ended episodes by status, those that are no longer remembered too."""
 
     def __contains__(self, name: str) -> bool:
