@@ -30,7 +30,7 @@ from ajet.engine.embedded import require_embedded
 from ajet.engine.hosted_models import refuse_hosted
 from ajet.engine.model_source import HubUnreachableError, is_local, locate
 from ajet.record.console import console, counted, format_bytes, format_seconds
-from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
+from ajet.rollout.components import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, look_at_own_store, look_at_store, store_address
 from ajet.task_judge import open_judge

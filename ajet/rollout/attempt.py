@@ -13,10 +13,11 @@ import inspect
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.environment.pinned import Pin, Pins
 from ajet.rollout.failure import Stage, make_error
@@ -147,7 +148,39 @@ async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(gateway.call(call()))
 
 
-class Attempt:
+class AttemptBase(ABC):
+    """One attempt at a task, as `perform` runs it: `Attempt` in the rollout's process, `WorkerAttempt` in a worker."""
+
+    def __init__(
+        self, workflow_class: type[Any], task: WorkflowTask, config: Any, replay: Replayed | None, pin: Pin
+    ) -> None:
+        """Prepare the attempt.
+
+        Args:
+            replay: Recorded tool uses that answer in place of the tools.
+            pin: Pins the answers of tools for the run.
+        """
+        self.workflow_class, self.task, self.config = workflow_class, task, config
+        self.replay, self.pin = replay, pin
+        self.stage: Stage = "construct"
+        self.resources = Resources()
+        """Resources that it opened in this process."""
+
+    @property
+    @abstractmethod
+    def passed(self) -> float:
+        """Seconds since the attempt began."""
+
+    @abstractmethod
+    def open(self, trainable: Collection[str] | None) -> Endpoints:
+        """Open the attempt's session; None or no targets at all: every agent trains. May block the thread."""
+
+    @abstractmethod
+    async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
+        """Open the attempt's session, for code on an event loop: other tasks there go on meanwhile."""
+
+
+class Attempt(AttemptBase):
     """One attempt at a task, as an isolation runs it. `open` and `close` may be called from any thread."""
 
     def __init__(
@@ -159,22 +192,13 @@ class Attempt:
         replay: Walk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """Prepare the attempt.
-
-        Args:
-            replay: Recorded tool uses that answer in place of the tools.
-            pin: Pins the answers of tools for the run.
-        """
-        self.workflow_class, self.task, self.config = workflow_class, task, config
-        self.stage: Stage = "construct"
+        """Prepare the attempt; None for `pin`: nothing is pinned beyond this attempt."""
+        super().__init__(workflow_class, task, config, replay, pin if pin is not None else Pins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
-        self.resources = Resources()
-        """Resources that it opened in this process."""
         self.printed = ""
         """Standard output of the workflow, where the isolation captures it."""
-        self.replay = replay
-        self.pin: Pin = pin if pin is not None else Pins()
+        self._walk = replay
         self._open_session = open_session
         self._closed = False
         self._lock = threading.Lock()
@@ -185,14 +209,14 @@ class Attempt:
         return time.monotonic() - self.since
 
     def open(self, trainable: Collection[str] | None) -> Session:
-        """Open the attempt's session; None or no targets at all: every agent trains."""
+        """Open the attempt's session. Raises EpisodeError once the attempt is closed."""
         self.stage = "open"
         with self._lock:
             if self._closed:
                 raise make_error("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
-            if self.replay is not None:
-                self.session.watch_uses(self.replay.saw)
+            if self._walk is not None:
+                self.session.watch_uses(self._walk.saw)
         self.stage = "execute"
         return self.session
 
@@ -208,44 +232,12 @@ class Attempt:
         return session.close() if session is not None else None
 
 
-class Performable(Protocol):
-    """The part of an attempt that `perform` needs."""
-
-    workflow_class: type[Any]
-    task: WorkflowTask
-    config: Any
-    resources: Resources
-
-    @property
-    def passed(self) -> float:
-        """Seconds of its time that are over."""
-        ...
-
-    @property
-    def replay(self) -> Replayed | None:
-        """The recorded uses that answer in place of tools."""
-        ...
-
-    @property
-    def pin(self) -> Pin:
-        """The function that pins an answer of a tool for the run."""
-        ...
-
-    def open(self, trainable: Collection[str] | None) -> Endpoints:
-        """The endpoints of its session."""
-        ...
-
-    async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the endpoints, for code on an event loop: others there go on meanwhile."""
-        ...
-
-
-def is_plain(attempt: Performable) -> bool:
+def is_plain(attempt: AttemptBase) -> bool:
     """True if `execute` is a plain function: it then gets a thread without a running event loop."""
     return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
 
 
-async def perform(attempt: Performable) -> WorkflowOutput:
+async def perform(attempt: AttemptBase) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeError for a wrong return."""
     with _fail_on_exit():
         async with aclosing(attempt.resources):
@@ -255,7 +247,7 @@ async def perform(attempt: Performable) -> WorkflowOutput:
                 return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
-def perform_plain(attempt: Performable) -> WorkflowOutput:
+def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
     """Run a plain `execute` to its output; a coroutine that it returns is run to its end."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
@@ -267,12 +259,12 @@ def perform_plain(attempt: Performable) -> WorkflowOutput:
         return _check_output(workflow, output)
 
 
-def _make_workflow(attempt: Performable) -> tuple[Any, Collection[str] | None]:
+def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
     workflow = attempt.workflow_class()
     return workflow, getattr(workflow, "trainable_targets", None) or None
 
 
-def _make_tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
+def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
     from ajet.workflow.tuner import ModelTuner
 
     limits = attempt.config.ajet.rollout

@@ -21,12 +21,12 @@ from ajet.environment.pinned import Pins
 from ajet.rollout.attempt import Identity
 from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.components import split_repeats, split_sampling
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.episode_player import EpisodePlayer
 from ajet.rollout.group import ClosedGroup, GroupPlay, KeepRule, Play, PlayTally, ReturnedTask, Slots
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.runtime import LoopThread, rare_collections
-from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.teaching import Teaching
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Group, Split

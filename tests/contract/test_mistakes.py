@@ -17,8 +17,8 @@ from rich.console import Console
 from ajet.cli import launcher
 from ajet.commands import episode_panel
 from ajet.config import load_experiment
+from ajet.rollout.components import workflow_of
 from ajet.rollout.isolation import worker_process
-from ajet.rollout.wiring import workflow_of
 from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.task_judge import Judge

@@ -11,8 +11,8 @@ import pytest
 
 from ajet.commands.episode_panel import hint_of
 from ajet.config import Experiment
+from ajet.rollout.components import workflow_of
 from ajet.rollout.failure import classify_exception
-from ajet.rollout.wiring import workflow_of
 from ajet.schema.advice import advise_on
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

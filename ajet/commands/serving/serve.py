@@ -27,8 +27,8 @@ from ajet.commands.recording import Recording
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.summary import finish
 from ajet.record.console import console, counted, printable
+from ajet.rollout.components import open_gateway, require_gateway
 from ajet.rollout.runtime import frozen_start
-from ajet.rollout.wiring import open_gateway, require_gateway
 from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, require_own_store
 from ajet.task_reader import TaskOrder
@@ -145,7 +145,9 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = _order(experiment, reader, backbone) if reader and known else None
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
-        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters, opens_later=True)
+        gateway = open_gateway(
+            experiment, backbone.engine, backbone.tokenizer, adapters=backbone.adapters, opens_later=True
+        )
         if reader is not None and backbone.trains:
             held_out = open_held_out(experiment, run, reader, judge, backbone, gateway)
         desk = Desk(
@@ -179,7 +181,7 @@ def open_held_out(
     Raises UserError, as a launch does."""
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
-    from ajet.rollout.wiring import workflow_of
+    from ajet.rollout.components import workflow_of
     from ajet.train.footprint import require_tools_fit
     from ajet.train.parts import Parts, pins_of
 

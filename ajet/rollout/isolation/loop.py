@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ajet.rollout.attempt import Attempt, is_plain, perform
+from ajet.rollout.attempt import AttemptBase, is_plain, perform
 from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.endpoint import Endpoint
@@ -37,10 +37,10 @@ class LoopIsolation:
 
         self._lock = threading.Lock()
         self._loops = [_open_loop()]
-        self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
+        self._running: dict[AttemptBase, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
-        self._live: dict[Attempt, asyncio.Task[Any]] = {}
-        self._stopped: WeakSet[Attempt] = WeakSet()
+        self._live: dict[AttemptBase, asyncio.Task[Any]] = {}
+        self._stopped: WeakSet[AttemptBase] = WeakSet()
         """Weak: nothing removes an attempt that is stopped while it ends."""
 
     @property
@@ -49,7 +49,7 @@ class LoopIsolation:
         with self._lock:
             return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned
 
-    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+    def start(self, attempt: AttemptBase) -> Future[WorkflowOutput]:
         """Begin the attempt on the newest loop."""
         if is_plain(attempt):
             return self._threads.start(attempt)
@@ -60,13 +60,13 @@ class LoopIsolation:
         future.add_done_callback(lambda _: self._note_end(attempt))
         return future
 
-    def stands(self, attempt: Attempt) -> str:
+    def stands(self, attempt: AttemptBase) -> str:
         """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
         with self._lock:
             task, found = self._live.get(attempt), self._running.get(attempt)
         return found[1].locate_task(task) if task is not None and found is not None else self._threads.stands(attempt)
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: AttemptBase) -> None:
         """Cancel the task; the next attempts get a new loop if this one is blocked."""
         self._threads.stop(attempt)
         with self._lock:
@@ -87,7 +87,7 @@ class LoopIsolation:
         for loop in loops:
             loop.close()
 
-    def _note_end(self, attempt: Attempt) -> None:
+    def _note_end(self, attempt: AttemptBase) -> None:
         """Forget an attempt whose future is done, and close the old loops on which nothing runs."""
         with self._lock:
             self._running.pop(attempt, None)
@@ -100,7 +100,7 @@ class LoopIsolation:
     def _has_attempts(self, loop: UserLoop) -> bool:
         return any(each is loop for _, each in self._running.values()) or any(map(loop.owns_task, self._live.values()))
 
-    async def _run_attempt(self, attempt: Attempt) -> WorkflowOutput:
+    async def _run_attempt(self, attempt: AttemptBase) -> WorkflowOutput:
         task = asyncio.current_task()
         assert task is not None
         with self._lock:

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from loguru import logger
 
 from ajet.config import resolve_reference
+from ajet.rollout.attempt import AttemptBase
 from ajet.rollout.failure import classify_exception, make_error
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.loop import LoopIsolation
@@ -35,27 +36,13 @@ from ajet.workflow.ambient import Ambient
 from ajet.workflow.function import KEY, as_workflow
 
 
-class Printer(Protocol):
-    """What receives the output of the code that runs in a context."""
-
-    owner: int
-    """The process that it belongs to; one that was forked from it prints to the real stream."""
-
-    def add_output(self, text: str) -> None:
-        """Send what was printed."""
-        ...
-
-
-current_printer: ContextVar[Printer | None] = ContextVar("ajet_current_printer", default=None)
-"""The attempt whose code runs in this context."""
-
-
 class SharedAttempt(WorkerAttempt):
     """One of many attempts in this worker."""
 
     def __init__(self, channel: WorkerChannel, number: int, *more: Any) -> None:
         super().__init__(channel, number, *more)
         self.owner = channel.owner
+        """The worker's process id: a process that was forked from it prints to the real stream."""
         self._output = OutputStream(number, "printed")
         self.has_ended = False
         """True once its task is over, whatever its future says."""
@@ -68,6 +55,10 @@ class SharedAttempt(WorkerAttempt):
     def flush(self) -> None:
         """Send what is left of its output."""
         self._channel.send_output(self._output)
+
+
+current_attempt: ContextVar[SharedAttempt | None] = ContextVar("ajet_current_attempt", default=None)
+"""The attempt whose code runs in this context: what is printed there is its output."""
 
 
 class SharedPlayer:
@@ -87,12 +78,12 @@ class SharedPlayer:
         if order.kind == "attempt":
             self._begin(order.about, order.body)
         elif (found := self._attempts.get(order.about)) is not None:
-            self._loop.stop(found[0])  # type: ignore[arg-type]
+            self._loop.stop(found[0])
 
     def locate(self, number: int) -> str:
         """Return the line of user code that the attempt of that number is at, or ""."""
         found = self._attempts.get(number)
-        return "" if found is None else self._loop.stands(found[0])  # type: ignore[arg-type]
+        return "" if found is None else self._loop.stands(found[0])
 
     def close_resources(self) -> Sequence[threading.Thread]:
         """Start to close what attempts opened; return the threads that do it."""
@@ -116,7 +107,7 @@ class SharedPlayer:
                 home = self._home
                 self._workflow_class = resolve_reference(home.reference, base=home.base, what=KEY, made=as_workflow)
             attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
-            future = self._loop.start(attempt)  # type: ignore[arg-type]
+            future = self._loop.start(attempt)
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
             self._send_end(number, attempt, classify_exception(problem, "construct"))
             return
@@ -147,8 +138,9 @@ class SharedPlayer:
 class _AttemptThreads(ThreadIsolation):
     """Threads of attempts whose `execute` is a plain function."""
 
-    def _run_attempt(self, attempt: Any, *more: Any) -> None:
-        current_printer.set(attempt)
+    def _run_attempt(self, attempt: AttemptBase, *more: Any) -> None:
+        assert isinstance(attempt, SharedAttempt)
+        current_attempt.set(attempt)
         super()._run_attempt(attempt, *more)
 
 
@@ -160,8 +152,9 @@ class _AttemptLoop(LoopIsolation):
         self._threads = _AttemptThreads()
         self._player, self._owner = player, owner
 
-    async def _run_attempt(self, attempt: Any) -> WorkflowOutput:
-        current_printer.set(attempt)
+    async def _run_attempt(self, attempt: AttemptBase) -> WorkflowOutput:
+        assert isinstance(attempt, SharedAttempt)
+        current_attempt.set(attempt)
         try:
             with ending_forks(self._owner):
                 return await super()._run_attempt(attempt)
@@ -180,10 +173,10 @@ class AttemptOutput(io.TextIOBase):
         """Send or write the text. Raises TypeError where it is called, for what is no text."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        printer = current_printer.get()
-        if printer is None or os.getpid() != printer.owner:
+        attempt = current_attempt.get()
+        if attempt is None or os.getpid() != attempt.owner:
             return self._real.write(text)
-        printer.add_output(text)
+        attempt.add_output(text)
         return len(text)
 
     def flush(self) -> None:
@@ -255,7 +248,7 @@ def open_shared_player(channel: WorkerChannel, home: Home) -> Iterator[SharedPla
     _replace_output()
     logger.remove()
     logger.add(sys.stderr)
-    logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_printer.get() is None)
+    logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_attempt.get() is None)
     with rare_collections():
         yield SharedPlayer(channel, home)
 

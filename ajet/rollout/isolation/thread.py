@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
+from ajet.rollout.attempt import AttemptBase, is_plain, perform, perform_plain
 from ajet.rollout.runtime import DaemonThreads, call_into_future, cancel_remaining, locate_code
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
@@ -44,7 +44,7 @@ class ThreadIsolation:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[Attempt, _RunningAttempt] = {}
+        self._running: dict[AttemptBase, _RunningAttempt] = {}
 
     @property
     def abandoned(self) -> int:
@@ -52,7 +52,7 @@ class ThreadIsolation:
         with self._lock:
             return sum(running.stopped for running in self._running.values())
 
-    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+    def start(self, attempt: AttemptBase) -> Future[WorkflowOutput]:
         """Begin the attempt in a new thread."""
         future: Future[WorkflowOutput] = Future()
         with self._lock:
@@ -61,13 +61,13 @@ class ThreadIsolation:
         threading.Thread(target=self._run_attempt, args=(attempt, running, future), name=name, daemon=True).start()
         return future
 
-    def stands(self, attempt: Attempt) -> str:
+    def stands(self, attempt: AttemptBase) -> str:
         """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
         with self._lock:
             running = self._running.get(attempt)
         return "" if running is None else locate_code(running.thread, running.task)
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: AttemptBase) -> None:
         """Cancel its task; code that never waits does not notice."""
         with self._lock:
             running = self._running.get(attempt)
@@ -83,7 +83,7 @@ class ThreadIsolation:
         for attempt in attempts:
             self.stop(attempt)
 
-    def _run_attempt(self, attempt: Attempt, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
+    def _run_attempt(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
         running.thread = threading.get_ident()
         try:
             if is_plain(attempt):
@@ -94,7 +94,7 @@ class ThreadIsolation:
             with self._lock:
                 del self._running[attempt]
 
-    def _run_loop(self, attempt: Attempt, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
+    def _run_loop(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(DaemonThreads())
         task = loop.create_task(perform(attempt))

@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from ajet.environment.pinned import Pin, Told
+from ajet.environment.pinned import Told
 from ajet.environment.replay import ReplayMiss
 from ajet.record.tool_uses import bounded, kept
-from ajet.rollout.failure import EpisodeError, Stage, make_error
+from ajet.rollout.attempt import AttemptBase
+from ajet.rollout.failure import EpisodeError, make_error
 from ajet.rollout.isolation.channel import LONGEST
 from ajet.rollout.isolation.messages import encode_failure, encode_output
 from ajet.rollout.isolation.worker_channel import WorkerChannel, read_reply
@@ -27,8 +28,6 @@ from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.ambient import AGENT
-from ajet.workflow.resources import Resources
-from ajet.workflow.tools import Replayed
 
 
 class RemoteEndpoints:
@@ -100,8 +99,8 @@ class RemoteReplay:
             raise
 
 
-class WorkerAttempt:
-    """The part of an attempt that `perform` needs, inside a worker."""
+class WorkerAttempt(AttemptBase):
+    """An attempt inside a worker; the rollout's process holds its session."""
 
     def __init__(
         self,
@@ -118,12 +117,9 @@ class WorkerAttempt:
             began: Seconds since the epoch at which the attempt's time began.
             enter: Called with the default agent's endpoint when the session is open.
         """
-        self.number, self.workflow_class, self.task, self.config = number, workflow_class, task, config
-        self.stage: Stage = "construct"
-        self.resources = Resources()
-        self.endpoints = RemoteEndpoints(channel, number)
-        self.replay: Replayed | None = RemoteReplay(self.endpoints) if config.ajet.environment.replay else None
-        self.pin: Pin = self.endpoints.pinned
+        self.number, self.endpoints = number, RemoteEndpoints(channel, number)
+        replay = RemoteReplay(self.endpoints) if config.ajet.environment.replay else None
+        super().__init__(workflow_class, task, config, replay, self.endpoints.pinned)
         self._channel, self._began, self._enter = channel, began, enter
 
     @property

@@ -18,7 +18,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import open_session
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.checks import open_checks
-from ajet.rollout.sampling import split_sampling
+from ajet.rollout.components import split_sampling
 from ajet.rollout.served.episode import Opening, ServedEpisode, ServedIdentity, describe_open
 from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.episode import Split
