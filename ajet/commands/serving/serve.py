@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
-    from ajet.rollout.served import Desk, Keeper
+    from ajet.rollout.served import EpisodeRegistry, EpisodeStore
     from ajet.schema.task import Task
     from ajet.store import Store
     from ajet.task_judge import Judge
@@ -63,7 +63,7 @@ class ServeParts:
 
     backbone: Backbone
     gateway: Gateway
-    desk: Desk
+    desk: EpisodeRegistry
     store: Store
     tasks: TaskOrder | None
     """Those of the task reader; None: clients bring all."""
@@ -118,11 +118,11 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
 
 @contextmanager
-def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | None = None) -> Iterator[ServeParts]:
+def assembled(experiment: Experiment, run: RunDirectory, *, keeper: EpisodeStore | None = None) -> Iterator[ServeParts]:
     """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged; None: to
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
-    from ajet.rollout.served import Desk
+    from ajet.rollout.served import EpisodeRegistry
     from ajet.task_judge import open_judge
     from ajet.task_judge.registry import prepare_judge
     from ajet.task_reader import open_reader
@@ -150,7 +150,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         )
         if reader is not None and backbone.trains:
             held_out = open_held_out(experiment, run, reader, judge, backbone, gateway)
-        desk = Desk(
+        desk = EpisodeRegistry(
             experiment,
             gateway,
             judge,
@@ -159,7 +159,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             run_id=run.run_id,
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
-            keeper=keeper or store,
+            episode_store=keeper or store,
             held_out=_held_out(experiment, reader, backbone),
         )
         yield ServeParts(backbone, gateway, desk, store, tasks, held_out)
@@ -208,7 +208,7 @@ def open_held_out(
     return parts
 
 
-def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
+def record_served(desk: EpisodeRegistry, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
     """Show every episode as it ends; its end was acknowledged when `recording` had it. Ends by KeyboardInterrupt, with
     what is under way recorded too."""
     run.status.set(phase="serving", step=0)
