@@ -253,7 +253,7 @@ def released() -> Iterator[None]:
 )  # fmt: skip
 def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tmp_path, monkeypatch):
     monkeypatch.setenv(IN_ANOTHER, str(tmp_path / "held"))
-    monkeypatch.setattr(worker_process, "ANSWERS_S", 60.0)  # a worker gives way to whoever wants the processor
+    monkeypatch.setattr(worker_process, "LOCATE_TIMEOUT_S", 60.0)  # a worker gives way to whoever wants the processor
     held = (tmp_path / "held").exists if isolation == "process" else HELD.is_set
     with time_is_up(held), stage(workflow, isolation=isolation) as made:
         failure = made.episode().failure

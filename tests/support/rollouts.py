@@ -299,7 +299,7 @@ async def ask_for_round(*, of: int, closed_after: float) -> None:
 def workers_start_at_once() -> Iterator[None]:
     """Within the block worker processes start at normal priority: at a low one a busy machine takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_process, "YIELDS", 0)
+        patch.setattr(worker_process, "NICE_STEPS", 0)
         yield
 
 
