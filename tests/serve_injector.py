@@ -87,7 +87,7 @@ class Server:
         if self.desk._thread.thread.is_alive():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancelled(), loop))
             self.desk._thread.stop(60)
-            self.desk._verdicts.close()
+            self.desk._judge_caller.close()
         await self.http.aclose()
         self.gateway.close()
         _let_go(self.store)

@@ -30,7 +30,7 @@ MAX_PARTS = 4096
 """Rewards of parts of one attempt."""
 
 
-def tied(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
+def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
     """Return the verdict, its process rewards with their tokens.
 
     Args:
@@ -75,20 +75,20 @@ def _tie_part(
     decode: Decode,
 ) -> ProcessReward:
     if part.agent:
-        spans = [_make_whole_span(call) for call in calls if call.target == part.agent]
+        spans = [_make_reply_span(call) for call in calls if call.target == part.agent]
         if not spans:
             there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
             raise JudgeFailure(f"a reward for the agent {part.agent}; the attempt's trained agents: {there}")
     elif part.tool_use is not None:
         use = _get_part(uses, part.tool_use, "use of a tool")
         part = part.model_copy(update={"name": part.name or use.name})
-        spans = [_make_whole_span(_find_asking_call(use, calls, all_calls, messages))]
+        spans = [_make_reply_span(_find_requesting_call(use, calls, all_calls, messages))]
     elif part.text:
         spans = [_find_text(part, calls, decode)]
         part = part.model_copy(update={"text": keep_head(part.text)})
     else:
         assert part.step is not None
-        spans = [_make_whole_span(_get_part(calls, part.step, "call"))]
+        spans = [_make_reply_span(_get_part(calls, part.step, "call"))]
     return part.model_copy(update={"tokens": tuple(spans)})
 
 
@@ -98,11 +98,11 @@ def _get_part(things: Sequence[T], number: int, what: str) -> T:
     return things[number]
 
 
-def _make_whole_span(call: Call) -> ReplySpan:
+def _make_reply_span(call: Call) -> ReplySpan:
     return ReplySpan(call.index, 0, int(call.response_ids.size))
 
 
-def _find_asking_call(
+def _find_requesting_call(
     use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
     """Return the call whose reply requested a tool use: by its id, or else the last call before it."""

@@ -96,7 +96,7 @@ def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
             served.open(task="q")
         assert played.rollout._loop.is_closed() and served.desk._loop.is_closed()
         until = time.monotonic() + 60
-        for judges in (played.rollout._verdicts._loop, served.desk._verdicts._loop):  # which nobody waits for
+        for judges in (played.rollout._judge_caller._loop, served.desk._judge_caller._loop):  # which nobody waits for
             judges._thread.join(max(0.0, until - time.monotonic()))
         counts.append(descriptors())
     assert counts[2] <= counts[1], counts

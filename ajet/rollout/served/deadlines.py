@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
-from ajet.rollout.group import closes_late
+from ajet.rollout.group import should_close_late
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.rollout.served.groups import OpenGroup, OpenGroups
 from ajet.rollout.served.ranker import needs_ranking
@@ -111,6 +111,6 @@ class DeadlineWatcher:
     async def _close_overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._under_way.values() if served.group is group]
         waiting = sum(map(needs_ranking, group.episodes))
-        is_due = closes_late(group.episodes, min_group=self._min_group, repeats=group.places, waiting=waiting)
+        is_due = should_close_late(group.episodes, min_group=self._min_group, repeats=group.places, waiting=waiting)
         if not under_way or is_due:
             await self._close(group, under_way)

@@ -16,10 +16,10 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult, call_on_gateway
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.failure import find_failure
+from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.rollout.served.groups import ask_store
 from ajet.rollout.served.ranker import WAITING_REASON
-from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
@@ -46,7 +46,7 @@ class EpisodeFinisher:
     def __init__(
         self,
         gateway: Gateway,
-        verdicts: Verdicts,
+        judge_caller: JudgeCaller,
         builder: EpisodeBuilder,
         store: EpisodeStore | None,
         *,
@@ -59,7 +59,7 @@ class EpisodeFinisher:
             ranks: Attempts of a group get their verdicts together, once all are in.
         """
         self._ranks = ranks
-        self._gateway, self._verdicts, self._builder, self._store = gateway, verdicts, builder, store
+        self._gateway, self._judge_caller, self._builder, self._store = gateway, judge_caller, builder, store
 
     async def judge_episode(self, served: ServedEpisode, played: AttemptResult) -> Episode:
         """Close the session, get the verdict and build the episode."""
@@ -67,10 +67,10 @@ class EpisodeFinisher:
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
             played.failure = find_failure(played.capture, played.failure)
-        if self._ranks and served.group is not None and self._verdicts.ranks(played):
+        if self._ranks and served.group is not None and self._judge_caller.needs_ranking(played):
             verdict: Verdict | None = Verdict(None, None, WAITING_REASON)
         else:
-            verdict = await self._verdicts.of(served.identity, played, served.stopped)
+            verdict = await self._judge_caller.judge_attempt(served.identity, played, served.stopped)
         return await self._builder.build(served.identity, played, verdict, served.stopped)
 
     async def record_episode(self, served: ServedEpisode) -> None:

@@ -16,9 +16,9 @@ from loguru import logger
 from ajet.gateway import Capture
 from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.served.episode import ServedIdentity
 from ajet.rollout.served.groups import OpenGroup
-from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import WorkflowOutput
 
@@ -31,12 +31,12 @@ def needs_ranking(episode: Episode) -> bool:
     return verdict is not None and verdict.reward is None and verdict.reason == WAITING_REASON
 
 
-class GroupRanker:
+class ServedRanker:
     """Ranks the complete groups of one registry, on its loop."""
 
     def __init__(
         self,
-        verdicts: Verdicts,
+        judge_caller: JudgeCaller,
         builder: EpisodeBuilder,
         seed: int,
         on_end: Callable[[OpenGroup, Sequence[Episode], Failure | None], None],
@@ -47,7 +47,7 @@ class GroupRanker:
             on_end: Called once for each group that was begun, with its ranked episodes (none if the ranking was
                 stopped) and the failure if there is no ranking.
         """
-        self._verdicts, self._builder, self._seed, self._on_end = verdicts, builder, seed, on_end
+        self._judge_caller, self._builder, self._seed, self._on_end = judge_caller, builder, seed, on_end
         self._running: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
 
     @property
@@ -81,8 +81,8 @@ class GroupRanker:
         attempts = {
             repeat: (_restore_identity(episode), _restore_result(episode)) for repeat, episode in waiting.items()
         }
-        arrived = {repeat: self._verdicts.arrived(*attempts[repeat]) for repeat in sorted(attempts)}
-        result = await self._verdicts.rank(arrived, f"{self._seed}/{group.lease.order}")
+        compared = {repeat: self._judge_caller.make_ranked_attempt(*attempts[repeat]) for repeat in sorted(attempts)}
+        result = await self._judge_caller.rank_attempts(compared, f"{self._seed}/{group.lease.order}")
         ranked = {}
         for repeat, (identity, played) in attempts.items():
             verdict = replace(result) if isinstance(result, Failure) else result[repeat]

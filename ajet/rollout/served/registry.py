@@ -20,6 +20,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.runtime import LoopThread
 from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import (
@@ -32,9 +33,8 @@ from ajet.rollout.served.episode import (
 from ajet.rollout.served.finisher import EpisodeFinisher, EpisodeStore
 from ajet.rollout.served.groups import OpenGroup, OpenGroups, ask_store, ask_store_or_refuse
 from ajet.rollout.served.opener import AdmissionControl, EpisodeOpener, HeldOutTasks, describe_opened
-from ajet.rollout.served.ranker import GroupRanker, needs_ranking
+from ajet.rollout.served.ranker import ServedRanker, needs_ranking
 from ajet.rollout.served.results import EndedEpisodes, ResultQueue
-from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import ToolUse
@@ -82,12 +82,12 @@ class EpisodeRegistry:
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._backlog = backlog
-        self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._breaker = Breaker(settings.rollout.breaker)
         builder = EpisodeBuilder.open(experiment)
-        ranks = self._verdicts.compares and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranker = GroupRanker(self._verdicts, builder, settings.seed, self._take_ranking)
-        self._finisher = EpisodeFinisher(gateway, self._verdicts, builder, episode_store, ranks=ranks)
+        ranks = self._judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
+        self._ranker = ServedRanker(self._judge_caller, builder, settings.seed, self._take_ranking)
+        self._finisher = EpisodeFinisher(gateway, self._judge_caller, builder, episode_store, ranks=ranks)
         self._open: dict[str, ServedEpisode] = {}
         self._admission = AdmissionControl(settings, self._breaker, self._open, self._count_complete, backlog)
         self._opener = EpisodeOpener(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
@@ -153,7 +153,7 @@ class EpisodeRegistry:
             return
         self._closing = True
         asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
-        self._verdicts.close()
+        self._judge_caller.close()
         self._thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -186,7 +186,7 @@ class EpisodeRegistry:
         try:
             return await self._choose_task(request, is_probe)
         except BaseException:
-            self._breaker.ended(None, probe=is_probe, aborted=True)
+            self._breaker.report_end(None, probe=is_probe, aborted=True)
             raise
         finally:
             self._admission.opening -= 1
@@ -296,13 +296,13 @@ class EpisodeRegistry:
                 served.built, served.ended_by = await self._finisher.judge_episode(served, played), by
             except BaseException:
                 self._leave_group(served)
-                self._breaker.ended(None, probe=served.is_probe, aborted=True)
+                self._breaker.report_end(None, probe=served.is_probe, aborted=True)
                 raise
             await self._free_if_lost(served)
             aborted = served.built.status == "aborted"
             if aborted:
                 self._return_held_out(served)
-            self._breaker.ended(served.built.failure, probe=served.is_probe, aborted=aborted)
+            self._breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
         episode = served.built
         if by != CLOSING:
             await self._finisher.record_episode(served)
@@ -370,7 +370,7 @@ class EpisodeRegistry:
 
     def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
         if ranked:
-            self._breaker.ended(failure, probe=False)
+            self._breaker.report_end(failure, probe=False)
         for episode in ranked:
             self._ended.replace(describe_outcome(episode))
         self.results.put(group.build_group())

@@ -16,7 +16,7 @@ from ajet.algorithm import Algorithm, credit, opened
 from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
-from ajet.rollout.process_rewards import Decode, tied
+from ajet.rollout.process_rewards import Decode, tie_rewards
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import JudgeFailure
 
@@ -83,9 +83,9 @@ class WhatIf:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
         if all(not part.text for part in verdict.process):
-            return tied(verdict, capture, lambda ids: "")
+            return tie_rewards(verdict, capture, lambda ids: "")
         self._decode = self._decode or _decode_of(self._experiment)
-        return tied(verdict, capture, self._decode)
+        return tie_rewards(verdict, capture, self._decode)
 
     def step(
         self,

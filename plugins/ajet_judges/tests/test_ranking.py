@@ -14,8 +14,8 @@ import pytest
 from ajet.config import Experiment
 from ajet.record.episode_codec import decode, encode
 from ajet.rollout import breaker
+from ajet.rollout.judge_caller import OTHERS_BEFORE
 from ajet.rollout.served.ranker import WAITING_REASON
-from ajet.rollout.verdicts import OTHERS_BEFORE
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
