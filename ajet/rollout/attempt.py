@@ -1,9 +1,9 @@
-"""Attempt: one try at an episode: which one it is, how an isolation runs it, and what it leaves behind.
+"""Attempt: one try at an episode, with its identity, the function that runs the workflow, and its result.
 
-Invariants: ids are made of the place in the run alone, so that playing a step again writes no second episode. A
-workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets` count) and is
-closed exactly once, by the rollout; an attempt that was closed before it came to open its session never opens one.
-Resources that it opened are closed with it (`Resources`). Worker processes import this module: it stays small.
+Invariants: ids depend only on the place in the run, so that playing a step again writes no second episode. A workflow
+instance serves one attempt. Its session is opened after the instance exists (its `trainable_targets` count) and is
+closed exactly once, by the rollout; an attempt that is closed before it opens its session never opens one. The
+attempt's resources are closed with it (`Resources`).
 """
 
 from __future__ import annotations
@@ -85,29 +85,29 @@ class Identity:
 
 @dataclass(slots=True)
 class AttemptResult:
-    """Everything that an attempt leaves behind, until it is an episode.
+    """The result of an attempt, of which its episode is built.
 
-    Exactly one of output, failure and aborted says how it ended, except where a check ended it (`capture.terminated`).
+    Exactly one of output, failure and aborted is set, unless a check ended the attempt (`capture.terminated`).
     """
 
     output: WorkflowOutput | None = None
     failure: Failure | None = None
     aborted: str | None = None
-    """Why ajet stopped it."""
+    """The reason why ajet stopped the attempt; None if it did not."""
     capture: Capture | None = None
     started: float = 0.0
     ended: float = 0.0
     since: float = field(default_factory=time.monotonic)
-    """Its begin by this process's monotonic clock: limits go by it, the record by the system clock."""
+    """Its begin by the monotonic clock of this process, for limits; the record uses the system clock."""
     attempts: int = 1
     task: WorkflowTask | None = None
     """The workflow's task; None if no workflow was begun."""
     printed: str = ""
-    """Standard output of the workflow, where the isolation captures it."""
+    """Standard output of the workflow, if the isolation captures it."""
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Make the result of an attempt that was not played here."""
+        """Return the result of an attempt that was played by an external agent."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
 
 
@@ -140,7 +140,7 @@ def open_session(
 
 
 async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
-    """Call a function on the gateway's own loop: waiting for that loop here would hold up all episodes."""
+    """Call a function on the gateway's own loop; a blocking wait for that loop would delay all episodes."""
 
     async def call() -> T:
         return function()
@@ -197,7 +197,7 @@ class Attempt(AttemptBase):
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
         self.printed = ""
-        """Standard output of the workflow, where the isolation captures it."""
+        """Standard output of the workflow, if the isolation captures it."""
         self._walk = replay
         self._open_session = open_session
         self._closed = False
@@ -238,7 +238,7 @@ def is_plain(attempt: AttemptBase) -> bool:
 
 
 async def perform(attempt: AttemptBase) -> WorkflowOutput:
-    """Run the user's code to its output. Raises whatever that code raises, and EpisodeError for a wrong return."""
+    """Run an async `execute` and return its output. Raises what user code raises, EpisodeError for a wrong return."""
     with _fail_on_exit():
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
@@ -248,7 +248,7 @@ async def perform(attempt: AttemptBase) -> WorkflowOutput:
 
 
 def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
-    """Run a plain `execute` to its output; a coroutine that it returns is run to its end."""
+    """Run a plain `execute` and return its output; an awaitable that it returns is awaited."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
@@ -292,11 +292,11 @@ def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
         raise make_error("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
     if output is None:
         raise make_error("returned_nothing", f"{name} returned None; expected {expected}")
-    given = f"an object of the class {type(output).__name__}"
+    kind = f"an object of the class {type(output).__name__}"
     if inspect.iscoroutine(output):
-        given = "a coroutine (an `await` is missing where it was made)"
-        output.close()  # Python would warn of it, and name a line of its own
-    raise make_error("wrong_type", f"{name} returned {given}; expected {expected}")
+        kind = "a coroutine (an `await` is missing where it was made)"
+        output.close()  # otherwise Python warns later, and names a line of its own code
+    raise make_error("wrong_type", f"{name} returned {kind}; expected {expected}")
 
 
 async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
@@ -306,7 +306,7 @@ async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
 
 @contextmanager
 def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
-    """Raise EnvironmentFailure if the environment was lost, whatever the agent's code returns or raises."""
+    """Raise EnvironmentFailure if the environment was lost, whatever user code returns or raises."""
     env = task.gym_env
     try:
         yield
@@ -320,7 +320,7 @@ def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
 
 @contextmanager
 def _fail_on_exit() -> Iterator[None]:
-    """End the episode at `sys.exit` in user code, not the event loop that other episodes share."""
+    """Turn `sys.exit` in user code into a failure: it must not end an event loop that other episodes share."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:

@@ -1,9 +1,10 @@
-"""An ended attempt and its verdict in, one `Episode` out, filled in full.
+"""Builds the complete `Episode` of an ended attempt and its verdict, and chooses the turns that train.
 
-Invariants: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
-Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted. A
-number of a workflow's `log_metrics`, however deep, is a metric; everything else, and fields of its own that an output
-has, is recorded with its metadata. Texts of user code (metadata, errors, a judge's reason) are bounded.
+Invariants: sampled tokens = tokens with mask 1 over the timelines + the counted reasons, asserted for every episode.
+Only a scored episode has timelines, whose tokens may be trained on; in any other every sampled token is counted by
+reason. A number in a workflow's `log_metrics`, at any depth, is a metric; other values, and extra fields of an output,
+are recorded with the metadata. Texts of user code (metadata, errors, a judge's reason) are bounded. An attempt for
+which the user's `train_turn` raises, hangs or returns no bool has failed: nothing of it is trained.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class TurnSelector:
 
 
 class EpisodeBuilder:
-    """Builds the episodes of a rollout or of a server, with the turns that train."""
+    """Builds the episodes of a rollout or of a server, with the choice of turns that train."""
 
     def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
         """`turns` chooses the turns that train; None: every turn trains."""
@@ -134,7 +135,7 @@ class EpisodeBuilder:
 
 
 def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
-    """Build the episode, its tokens accounted for."""
+    """Build the episode; every sampled token is in a timeline or counted by reason."""
     capture, output = played.capture, played.output
     numbers: dict[str, float] = {}
     metadata: dict[str, Any] = {}
@@ -209,7 +210,7 @@ def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
+    """Return the timelines that may be trained on, and the other sampled tokens by reason."""
     if not episode.scored:
         ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
         lines, untrained = context_tracker.timelines(episode.calls, ignore_tools=ignored)
@@ -224,7 +225,7 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
 
 
 def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines of the calls, cut to the longest trainable length, and the tokens in none by reason."""
+    """Return the timelines of the calls, cut to the longest trainable length, and the other tokens by reason."""
     ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
     lines, untrained = context_tracker.timelines(calls, ignore_tools=ignored)
     longest = settings.data.max_prompt_length + settings.data.max_response_length
@@ -233,18 +234,18 @@ def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Tim
 
 
 def warn_of_near_names(output: WorkflowOutput) -> None:
-    """Warn of a field whose name is nearly one that means something, once in ten minutes for each name."""
+    """Warn of a field with a name close to that of a known field, at most once in ten minutes for each name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
         if near and _near_names.due(name):
             logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
 
 
-def _split_metrics(given: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
+def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Return the finite numbers, those of nested mappings as `outer/inner`, and all other values."""
     numbers: dict[str, float] = {}
     rest: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in metrics.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             inner, others = _split_metrics(value, f"{name}/")

@@ -41,7 +41,7 @@ class LoopIsolation:
         self._threads = ThreadIsolation()
         self._live: dict[AttemptBase, asyncio.Task[Any]] = {}
         self._stopped: WeakSet[AttemptBase] = WeakSet()
-        """Weak: nothing removes an attempt that is stopped while it ends."""
+        """Stopped attempts whose tasks may still run. Weak: an attempt that is stopped as it ends is never removed."""
 
     @property
     def abandoned(self) -> int:
@@ -80,7 +80,7 @@ class LoopIsolation:
         future.cancel()
 
     def close(self) -> None:
-        """Cancel all running attempts."""
+        """Cancel all running attempts and end the loops."""
         self._threads.close()
         with self._lock:
             loops = list(self._loops)

@@ -28,7 +28,7 @@ class _RunningAttempt:
     """None until the thread has a task, and for plain functions, which cannot be cancelled."""
     stopped: bool = False
     thread: int | None = None
-    """The thread's ident."""
+    """The ident of the attempt's thread."""
     task: asyncio.Task[Any] | None = None
 
 
@@ -77,7 +77,7 @@ class ThreadIsolation:
                     running.cancel()
 
     def close(self) -> None:
-        """Cancel all running attempts."""
+        """Cancel all running attempts; does not wait."""
         with self._lock:
             attempts = list(self._running)
         for attempt in attempts:

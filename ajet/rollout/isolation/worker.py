@@ -27,7 +27,7 @@ from ajet.rollout.isolation.messages import CLOSED, GRACE, ID_BYTES, LOCATE, Wor
 from ajet.rollout.isolation.worker_channel import WorkerChannel
 
 PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
+"""The value of PR_SET_PDEATHSIG in <sys/prctl.h>."""
 
 
 class Player(Protocol):

@@ -72,7 +72,7 @@ class DeadlineWatcher:
         self._watching.add_done_callback(report)
 
     def stop(self) -> None:
-        """End the checks."""
+        """End the checks; does not wait."""
         self._watching.cancel()
 
     async def _check_repeatedly(self) -> None:
