@@ -149,19 +149,15 @@ class AttemptRunner:
             await wait_first(future, stopped, timeout=left)
             ended = future.done()
             if not ended and not stopped.done():
-                line = await self._find_line(attempt)
+                where = self.isolation.stands  # in a thread, where another process replies: that may take a moment
+                line = await in_thread(where, attempt) if self.isolation.apart else where(attempt)
         finally:
             if not ended:
                 future.add_done_callback(_consume_exception)
                 self.isolation.stop(attempt)
-                self._close_if_hanging(attempt.resources)
+                self._hanging.append(attempt.resources)
+                self._loop.call_later(HANGS_S, self._close_hanging, attempt.resources)
         return None if ended else line
-
-    async def _find_line(self, attempt: Attempt) -> str:
-        """Return the line of user code that the attempt is at; a thread waits for the reply of another process."""
-        if not self.isolation.apart:
-            return self.isolation.stands(attempt)
-        return await in_thread(self.isolation.stands, attempt)
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release the environment instance of an attempt."""
@@ -180,12 +176,8 @@ class AttemptRunner:
         self._environments.close()
         self._loop.call_soon_threadsafe(self._close_hanging)
 
-    def _close_if_hanging(self, resources: Resources) -> None:
-        """Close a stopped attempt's resources in HANGS_S seconds, unless it has closed them itself."""
-        self._hanging.append(resources)
-        self._loop.call_later(HANGS_S, self._close_hanging, resources)
-
     def _close_hanging(self, *some: Resources) -> None:
+        """Close these resources, or those of all stopped attempts, unless the attempts have closed them."""
         for resources in some or tuple(self._hanging):
             with contextlib.suppress(ValueError):
                 self._hanging.remove(resources)

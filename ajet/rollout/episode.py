@@ -147,6 +147,8 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         verdict = None
     if played.failure and not played.aborted:
         verdict = score_failure(played.failure, capture, settings.rollout.policy_failure_reward)
+    if verdict is not None:
+        verdict = replace(verdict, reason=keep_head(verdict.reason), details=_bound_metadata(verdict.details))
     episode = Episode(
         uuid=identity.uuid,
         task=identity.task,
@@ -159,7 +161,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
         ending=played.aborted or "",
         failure=bound_failure(played.failure) if played.failure else None,
-        verdict=None if verdict is None else _bound_verdict(verdict),
+        verdict=verdict,
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
@@ -180,10 +182,6 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         f"episode {episode.uuid}: {episode.sampled_tokens} tokens sampled, {sampled} accounted for: {episode.untrained}"
     )
     return episode
-
-
-def _bound_verdict(verdict: Verdict) -> Verdict:
-    return replace(verdict, reason=keep_head(verdict.reason), details=_bound_metadata(verdict.details))
 
 
 def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

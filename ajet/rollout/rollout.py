@@ -33,7 +33,7 @@ from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig, Experiment
+    from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.rollout.teacher import TeacherModel
     from ajet.task_judge import Judge
@@ -81,7 +81,8 @@ class Rollout:
         settings = experiment.ajet
         self._settings, self._config, self._base = settings, experiment.config, experiment.base
         self._run_id, self._on_episode = run_id, on_episode
-        self._rounds = _find_round_engine(gateway, settings)
+        engine = gateway.engine if settings.rollout.deterministic else None
+        self._rounds = engine if isinstance(engine, RoundEngine) else None
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._teacher = teacher
@@ -322,13 +323,6 @@ def _list_remaining(
     """Return each task with the repeats that are not over; tasks without such a repeat are omitted."""
     remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in remaining if each[2]]
-
-
-def _find_round_engine(gateway: Gateway, settings: AjetConfig) -> RoundEngine | None:
-    if not settings.rollout.deterministic:
-        return None
-    engine = gateway.engine
-    return engine if isinstance(engine, RoundEngine) else None
 
 
 def _end_events(batch: InflightBatch, future: Future[None]) -> None:

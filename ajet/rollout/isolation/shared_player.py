@@ -245,13 +245,9 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
         if stream.tail.add(text):
             channel.send_output(stream)
 
-    _replace_output()
+    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
     logger.remove()
     logger.add(sys.stderr)
     logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_attempt.get() is None)
     with rare_collections():
         yield SharedPlayer(channel, setup)
-
-
-def _replace_output() -> None:
-    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
