@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ajet.rollout.garbage_collection import rare_collections
+    from ajet.rollout.runtime import rare_collections
 
     gateway = a_gateway()
     good = True

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import httpx
 
-from ajet.rollout.garbage_collection import frozen_start
+from ajet.rollout.runtime import frozen_start
 from tests.hostile_requests import lattice, objects
 from tests.support.observed import observed
 from tests.support.served import KEY, start_serving

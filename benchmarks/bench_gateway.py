@@ -77,7 +77,7 @@ def scripted(pace: float) -> tuple[Any, Any]:
 def serve_gateway(pace: float) -> None:
     from ajet.engine.contract import Sampling
     from ajet.gateway import Gateway
-    from ajet.rollout.garbage_collection import rare_collections
+    from ajet.rollout.runtime import rare_collections
 
     engine, renderer = scripted(pace)
     gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=500).start()

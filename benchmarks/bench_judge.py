@@ -181,7 +181,7 @@ async def measured(url: str, folder: Path, requests: int, rounds: int) -> tuple[
 
 def main(requests: int, rounds: int, latency: float) -> int:
     """Print both, and 1 where a limit is not kept."""
-    from ajet.rollout.garbage_collection import rare_collections
+    from ajet.rollout.runtime import rare_collections
 
     server = subprocess.Popen([sys.executable, "-c", SERVER, str(latency)], stdout=subprocess.PIPE, text=True)
     try:

@@ -36,8 +36,8 @@ from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.rollout import Rollout
-from ajet.rollout.garbage_collection import rare_collections
-from ajet.rollout.wiring import limits_of
+from ajet.rollout.components import limits_of
+from ajet.rollout.runtime import rare_collections
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests.support.rollouts import AnswerJudge, renderer

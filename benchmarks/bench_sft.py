@@ -74,7 +74,7 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     """Processor seconds and tokens of each step."""
     from ajet.backbone import open_backbone
     from ajet.config import Experiment
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
     from ajet.train.sft.reading import lessons_of
     from ajet.train.sft.settings import settled
     from ajet.train.sft.weighing import Weighing

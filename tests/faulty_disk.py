@@ -18,7 +18,7 @@ import pytest
 
 from ajet.gateway import recorder, session
 from ajet.rollout import breaker
-from ajet.rollout.served import deadlines, ending, episode, groups
+from ajet.rollout.served import deadlines, episode, finisher, groups
 from ajet.store import sqlite_store
 from ajet.train.sources import served_batch
 from tests.support.store_world import Connection, Faults, Killed, SqliteGround
@@ -130,7 +130,7 @@ def faulty(root: Path, faults: ServeFaults, clock: list[float]) -> Iterator[None
         patch.setattr(os, "fsync", pointed(lambda _: None))  # a kill takes nothing that is written
         patch.setattr(sqlite_store, "connect", lambda path: Connection(connect(path), faults))
         patch.setattr(sqlite_store.time, "time", lambda: clock[0])
-        for room in (breaker, deadlines, ending, episode, groups, recorder, served_batch, session):
+        for room in (breaker, deadlines, episode, finisher, groups, recorder, served_batch, session):
             patch.setattr(room, "time", SimpleNamespace(time=lambda: clock[0], monotonic=lambda: clock[1]))
-        patch.setattr(deadlines, "LONGEST_GLANCE", LONG)  # the world looks itself
+        patch.setattr(deadlines, "CHECK_INTERVAL", LONG)  # the world looks itself
         yield

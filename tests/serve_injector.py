@@ -27,7 +27,7 @@ import httpx
 
 from ajet.config import Experiment
 from ajet.gateway import Gateway
-from ajet.rollout.served import Desk, routes
+from ajet.rollout.served import EpisodeRegistry, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -69,7 +69,7 @@ class Server:
     store: Any
     engine: Engine
     gateway: Gateway
-    desk: Desk
+    desk: EpisodeRegistry
     http: httpx.AsyncClient
 
     async def end(self) -> None:
@@ -84,10 +84,10 @@ class Server:
             await asyncio.get_running_loop().shutdown_default_executor()
 
         loop = self.desk._loop
-        if self.desk._own.thread.is_alive():
+        if self.desk._thread.thread.is_alive():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancelled(), loop))
-            self.desk._own.stop(60)
-            self.desk._verdicts.close()
+            self.desk._thread.stop(60)
+            self.desk._judge_caller.close()
         await self.http.aclose()
         self.gateway.close()
         _let_go(self.store)
@@ -217,7 +217,7 @@ class ServedWorld:
         client.opened = client.end = None
 
     async def _look(self) -> None:
-        looks = asyncio.run_coroutine_threadsafe(self._server.desk._deadlines.look(), self._server.desk._loop)
+        looks = asyncio.run_coroutine_threadsafe(self._server.desk._deadlines.check_all(), self._server.desk._loop)
         await asyncio.wrap_future(looks)
 
     async def _learn(self) -> None:
@@ -333,9 +333,9 @@ class ServedWorld:
         store, engine, words = self._store(at), Engine(self), renderer()
         gateway = Gateway(engine, words, max_model_len=4096, max_response_tokens=64).start()
         tasks = [Task(main_query=f"task {number}", task_id=f"t{number}") for number in range(TASKS)]
-        served = Desk(
+        served = EpisodeRegistry(
             self.experiment, gateway, Judge(None), store, TaskOrder(tasks, seed=0, shuffle=False),
-            run_id="run", split="train", backlog=4 * BATCH, keeper=store,
+            run_id="run", split="train", backlog=4 * BATCH, episode_store=store,
         )  # fmt: skip
         served._loop.set_exception_handler(lambda *_: None)  # of a dead process nobody asks what it died of
         gateway.add_routes(routes(served, KEY))

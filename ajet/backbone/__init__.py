@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ajet.backbone.contract import Backbone, RecordedScorer
     from ajet.config import Experiment
-    from ajet.rollout.teaching import Teacher
+    from ajet.rollout.teacher import TeacherModel
 
 __all__ = ["open_backbone", "open_scorer", "open_teacher", "saved_dtype", "saved_version"]
 
@@ -47,7 +47,7 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
     return opened
 
 
-def open_teacher(experiment: Experiment, tokenizer: Any) -> Teacher | None:
+def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
     """Whom the experiment's algorithm learns from; None where it needs none. `tokenizer`: the policy's. Raises
     UserError where the teacher cannot be asked, or has another one."""
     from ajet.algorithm import opened

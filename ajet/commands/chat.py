@@ -108,7 +108,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
     from ajet.engine.sampler import open_sampler
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
 
     settings = experiment.ajet
     engine, tokenizer = open_sampler(settings)
@@ -125,7 +125,7 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     """Each line is an episode of its own: the first held-out task (else training task) with the line for its query, so
     that a workflow finds the other fields that it reads."""
     from ajet.commands.episode_panel import show_episode
-    from ajet.rollout.sampling import split_sampling
+    from ajet.rollout.components import split_sampling
     from ajet.task_reader import open_reader
     from ajet.train.parts import assemble
 

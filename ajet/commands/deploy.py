@@ -33,8 +33,7 @@ from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
-from ajet.rollout.sampling import split_sampling
-from ajet.rollout.wiring import open_gateway
+from ajet.rollout.components import open_gateway, split_sampling
 from ajet.schema.errors import UserError
 from ajet.train.interrupts import Interrupts
 
@@ -163,7 +162,7 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
         backbone = open_backbone(experiment)
         gateway = None
         try:
-            gateway = open_gateway(experiment, backbone)
+            gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
             models = _models(backbone.adapters, wanted.name or folder.name)
             yield Deployed(gateway, key, next(iter(models), wanted.name or folder.name), experiment, models).open()
         finally:

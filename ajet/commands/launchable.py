@@ -79,7 +79,7 @@ def _is_shipped(workflow: str) -> bool:
 
 def require_rewards(experiment: Experiment) -> None:
     """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
-    from ajet.rollout.wiring import workflow_of
+    from ajet.rollout.components import workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 

@@ -22,7 +22,7 @@ from ajet.commands.recording import Recording
 from ajet.commands.service_end import until_ended
 from ajet.record.console import console, counted, printable
 from ajet.record.status import read_status, recorded_processes
-from ajet.rollout.garbage_collection import frozen_start
+from ajet.rollout.runtime import frozen_start
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError

@@ -29,7 +29,7 @@ from ajet.engine.dimensions import parse_size, read_size
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds
-from ajet.rollout.wiring import renderer_of, require_gateway, workflow_of
+from ajet.rollout.components import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, look_at_own_store, look_at_store, store_address
 from ajet.task_judge import open_judge
@@ -132,12 +132,12 @@ def _print_plan(
     gpu: GpuName | None,
     needs_tokenizer: bool,
 ) -> None:
+    from ajet.rollout.episode import TurnSelector
     from ajet.rollout.isolation import require_isolable
-    from ajet.rollout.train_turn import TrainTurn
 
     settings = experiment.ajet
     algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
-    TrainTurn.of(experiment)
+    TurnSelector.open(experiment)
     require_isolable(experiment, workflow)
     reader = open_reader(experiment)
     judge = open_judge(experiment, reader_judge=reader.judge)

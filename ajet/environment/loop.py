@@ -38,7 +38,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
             loop.call_soon_threadsafe(_settle, done, outcome, problem)
 
     thread = threading.Thread(target=work, name="ajet-call", daemon=True)
-    thread.start()  # who asks where the code stands reads this variable (ajet.rollout.isolation.thread)
+    thread.start()  # who asks where the code stands reads this variable (ajet.rollout.runtime)
     return await done
 
 

@@ -1,13 +1,13 @@
 """Tasks to episodes: concurrency, isolation, limits, retries, groups, abnormal-output checks.
 
-In: (order, task) pairs, a workflow class, a gateway, a judge. Out: for each of them a closed group of episodes, each
-filled in full (calls, timelines, verdict, counted reasons), or the task is returned. Invariant: a failure is data:
-every repeat of every task ends as one episode, and no episode's failure, hang or noise reaches another.
+In: (order, task) pairs, a workflow class, a gateway, a judge. Out: for each task a closed group of complete episodes
+(calls, timelines, verdict, counted reasons), or the returned task. Invariant: a failure is data: every repeat of every
+task ends as one episode, and no episode's failure, hang or output affects another.
 
-One episode's way: `rollout` starts it, `group` gives it a slot and takes it back, `episode_player` plays its attempts,
-`attempt_runner` plays one `attempt` in an isolation, `verdicts` judges it, `failure` says whose failure it is,
-`episode` builds it, and `breaker` pauses all episodes during an outage. Episodes of external agents (`served`) use the
-same parts.
+The path of an episode: `rollout` starts it, `group` assigns a slot and collects the result, `episode_player` plays its
+attempts, `attempt_runner` plays one `attempt` in an isolation, `judge_caller` gets the verdict, `failure` classifies
+what went wrong, `episode` builds the result, and `breaker` pauses all episodes during an outage. Episodes of external
+agents (`served`) use the same parts.
 """
 
 from ajet.rollout.group import ClosedGroup, PlayTally, ReturnedTask

@@ -1,9 +1,9 @@
-"""Attempt: one try at an episode: which one it is, how an isolation runs it, and what it leaves behind.
+"""Attempt: one try at an episode, with its identity, the function that runs the workflow, and its result.
 
-Invariants: ids are made of the place in the run alone, so that playing a step again writes no second episode. A
-workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets` count) and is
-closed exactly once, by the rollout; an attempt that was closed before it came to open its session never opens one.
-Resources that it opened are closed with it (`Resources`). Worker processes import this module: it stays small.
+Invariants: ids depend only on the place in the run, so that playing a step again writes no second episode. A workflow
+instance serves one attempt. Its session is opened after the instance exists (its `trainable_targets` count) and is
+closed exactly once, by the rollout; an attempt that is closed before it opens its session never opens one. The
+attempt's resources are closed with it (`Resources`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import inspect
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.environment.pinned import Pin, Pins
-from ajet.rollout.failure import Stage, failed
+from ajet.rollout.failure import Stage, make_error
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
@@ -83,29 +84,29 @@ class Identity:
 
 @dataclass(slots=True)
 class AttemptResult:
-    """Everything that an attempt leaves behind, until it is an episode.
+    """The result of an attempt, of which its episode is built.
 
-    Exactly one of output, failure and aborted says how it ended, except where a check ended it (`capture.terminated`).
+    Exactly one of output, failure and aborted is set, unless a check ended the attempt (`capture.terminated`).
     """
 
     output: WorkflowOutput | None = None
     failure: Failure | None = None
     aborted: str | None = None
-    """Why ajet stopped it."""
+    """The reason why ajet stopped the attempt; None if it did not."""
     capture: Capture | None = None
     started: float = 0.0
     ended: float = 0.0
     since: float = field(default_factory=time.monotonic)
-    """Its begin by this process's monotonic clock: limits go by it, the record by the system clock."""
+    """Its begin by the monotonic clock of this process, for limits; the record uses the system clock."""
     attempts: int = 1
     task: WorkflowTask | None = None
     """The workflow's task; None if no workflow was begun."""
     printed: str = ""
-    """Standard output of the workflow, where the isolation captures it."""
+    """Standard output of the workflow, if the isolation captures it."""
 
     @classmethod
     def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
-        """Make the result of an attempt that was not played here."""
+        """Return the result of an attempt that was played by an external agent."""
         return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
 
 
@@ -138,7 +139,7 @@ def open_session(
 
 
 async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
-    """Call a function on the gateway's own loop: waiting for that loop here would hold up all episodes."""
+    """Call a function on the gateway's own loop; a blocking wait for that loop would delay all episodes."""
 
     async def call() -> T:
         return function()
@@ -146,7 +147,39 @@ async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(gateway.call(call()))
 
 
-class Attempt:
+class AttemptBase(ABC):
+    """One attempt at a task, as `perform` runs it: `Attempt` in the rollout's process, `WorkerAttempt` in a worker."""
+
+    def __init__(
+        self, workflow_class: type[Any], task: WorkflowTask, config: Any, replay: Replayed | None, pin: Pin
+    ) -> None:
+        """Prepare the attempt.
+
+        Args:
+            replay: Recorded tool uses that answer in place of the tools.
+            pin: Pins the answers of tools for the run.
+        """
+        self.workflow_class, self.task, self.config = workflow_class, task, config
+        self.replay, self.pin = replay, pin
+        self.stage: Stage = "construct"
+        self.resources = Resources()
+        """Resources that it opened in this process."""
+
+    @property
+    @abstractmethod
+    def passed(self) -> float:
+        """Seconds since the attempt began."""
+
+    @abstractmethod
+    def open(self, trainable: Collection[str] | None) -> Endpoints:
+        """Open the attempt's session; None or no targets at all: every agent trains. May block the thread."""
+
+    @abstractmethod
+    async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
+        """Open the attempt's session, for code on an event loop: other tasks there go on meanwhile."""
+
+
+class Attempt(AttemptBase):
     """One attempt at a task, as an isolation runs it. `open` and `close` may be called from any thread."""
 
     def __init__(
@@ -158,22 +191,13 @@ class Attempt:
         replay: Walk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """Prepare the attempt.
-
-        Args:
-            replay: Recorded tool uses that answer in place of the tools.
-            pin: Pins the answers of tools for the run.
-        """
-        self.workflow_class, self.task, self.config = workflow_class, task, config
-        self.stage: Stage = "construct"
+        """Prepare the attempt; None for `pin`: nothing is pinned beyond this attempt."""
+        super().__init__(workflow_class, task, config, replay, pin if pin is not None else Pins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
-        self.resources = Resources()
-        """Resources that it opened in this process."""
         self.printed = ""
-        """Standard output of the workflow, where the isolation captures it."""
-        self.replay = replay
-        self.pin: Pin = pin if pin is not None else Pins()
+        """Standard output of the workflow, if the isolation captures it."""
+        self._walk = replay
         self._open_session = open_session
         self._closed = False
         self._lock = threading.Lock()
@@ -184,14 +208,14 @@ class Attempt:
         return time.monotonic() - self.since
 
     def open(self, trainable: Collection[str] | None) -> Session:
-        """Open the attempt's session; None or no targets at all: every agent trains."""
+        """Open the attempt's session. Raises EpisodeError once the attempt is closed."""
         self.stage = "open"
         with self._lock:
             if self._closed:
-                raise failed("stopped", "the episode was stopped before its workflow began", boundary="ajet")
+                raise make_error("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
-            if self.replay is not None:
-                self.session.watch_uses(self.replay.saw)
+            if self._walk is not None:
+                self.session.watch_uses(self._walk.saw)
         self.stage = "execute"
         return self.session
 
@@ -207,45 +231,13 @@ class Attempt:
         return session.close() if session is not None else None
 
 
-class Performable(Protocol):
-    """The part of an attempt that `perform` needs."""
-
-    workflow_class: type[Any]
-    task: WorkflowTask
-    config: Any
-    resources: Resources
-
-    @property
-    def passed(self) -> float:
-        """Seconds of its time that are over."""
-        ...
-
-    @property
-    def replay(self) -> Replayed | None:
-        """The recorded uses that answer in place of tools."""
-        ...
-
-    @property
-    def pin(self) -> Pin:
-        """The function that pins an answer of a tool for the run."""
-        ...
-
-    def open(self, trainable: Collection[str] | None) -> Endpoints:
-        """The endpoints of its session."""
-        ...
-
-    async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the endpoints, for code on an event loop: others there go on meanwhile."""
-        ...
-
-
-def is_plain(attempt: Performable) -> bool:
+def is_plain(attempt: AttemptBase) -> bool:
     """True if `execute` is a plain function: it then gets a thread without a running event loop."""
     return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
 
 
-async def perform(attempt: Performable) -> WorkflowOutput:
-    """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
+async def perform(attempt: AttemptBase) -> WorkflowOutput:
+    """Run an async `execute` and return its output. Raises what user code raises, EpisodeError for a wrong return."""
     with _fail_on_exit():
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
@@ -254,8 +246,8 @@ async def perform(attempt: Performable) -> WorkflowOutput:
                 return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
-def perform_plain(attempt: Performable) -> WorkflowOutput:
-    """Run a plain `execute` to its output; a coroutine that it returns is run to its end."""
+def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
+    """Run a plain `execute` and return its output; an awaitable that it returns is awaited."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
@@ -266,12 +258,12 @@ def perform_plain(attempt: Performable) -> WorkflowOutput:
         return _check_output(workflow, output)
 
 
-def _make_workflow(attempt: Performable) -> tuple[Any, Collection[str] | None]:
+def _make_workflow(attempt: AttemptBase) -> tuple[Any, Collection[str] | None]:
     workflow = attempt.workflow_class()
     return workflow, getattr(workflow, "trainable_targets", None) or None
 
 
-def _make_tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
+def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
     from ajet.workflow.tuner import ModelTuner
 
     limits = attempt.config.ajet.rollout
@@ -296,14 +288,14 @@ def _check_output(workflow: Any, output: Any) -> WorkflowOutput:
     if is_of_function(type(workflow)):
         name, expected = type(workflow).__name__, "text, a list, a dict, a number or a WorkflowOutput"
     if isinstance(output, tuple):
-        raise failed("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
+        raise make_error("wrong_type", f"{name} returned a tuple, which is not read; expected {expected}")
     if output is None:
-        raise failed("returned_nothing", f"{name} returned None; expected {expected}")
-    given = f"an object of the class {type(output).__name__}"
+        raise make_error("returned_nothing", f"{name} returned None; expected {expected}")
+    kind = f"an object of the class {type(output).__name__}"
     if inspect.iscoroutine(output):
-        given = "a coroutine (an `await` is missing where it was made)"
-        output.close()  # Python would warn of it, and name a line of its own
-    raise failed("wrong_type", f"{name} returned {given}; expected {expected}")
+        kind = "a coroutine (an `await` is missing where it was made)"
+        output.close()  # otherwise Python warns later, and names a line of its own code
+    raise make_error("wrong_type", f"{name} returned {kind}; expected {expected}")
 
 
 async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
@@ -313,7 +305,7 @@ async def _await_output(output: Awaitable[Any], resources: Resources) -> Any:
 
 @contextmanager
 def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
-    """Raise EnvironmentFailure if the environment was lost, whatever the agent's code returns or raises."""
+    """Raise EnvironmentFailure if the environment was lost, whatever user code returns or raises."""
     env = task.gym_env
     try:
         yield
@@ -327,8 +319,8 @@ def _fail_if_environment_lost(task: WorkflowTask) -> Iterator[None]:
 
 @contextmanager
 def _fail_on_exit() -> Iterator[None]:
-    """End the episode at `sys.exit` in user code, not the event loop that other episodes share."""
+    """Turn `sys.exit` in user code into a failure: it must not end an event loop that other episodes share."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:
-        raise failed(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending
+        raise make_error(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending

@@ -1,10 +1,10 @@
-"""Attempts, in sequence or in parallel, each with an environment, a session and a place to run of its own.
+"""Runs attempts, each with an environment instance, a gateway session and a slot of the isolation of its own.
 
-Invariants: an attempt ends as one `AttemptResult`, whatever its code does; its session is closed by then, and resources
-that it opened are closed with it, by itself or, where it hangs, for it; its time counts from before its environment is
-made. Each attempt gets an environment instance of its own, which is released whatever ends the attempt, a kill of the
-workflow's process included; an instance that cannot be made is a failed attempt. No user code runs on the rollout's
-loop, and nothing waits on it: environment services are requested in threads.
+Invariants: an attempt ends as one `AttemptResult`, whatever its code does. Its session is closed by then; its resources
+are closed by its own code or, if that hangs, by the runner. Its time starts before its environment is created. Its
+environment instance is released whatever ends the attempt, also a kill of the workflow's process; an instance that
+cannot be created is a failed attempt. No user code runs on the rollout's loop, and nothing blocks it: environment
+services are called in threads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import Chosen, chosen
 from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
-from ajet.rollout.failure import classify, classify_timeout, find_failure
+from ajet.rollout.failure import classify_exception, classify_timeout, find_failure
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway, Session
 
 HANGS_S = 1.5
-"""Seconds that a stopped attempt may take to close its resources; then they are closed for it."""
+"""Seconds that a stopped attempt gets to close its resources; then the runner closes them."""
 RESERVE = 0.2
-"""Part of an episode's time before whose end its last action has ended, and at most as long as a tool's
-(MOST_RESERVED_S): its failure is then known as the environment's, and not as an agent's that took too long."""
+"""Share of an episode's time that is reserved after its last environment action, at most MOST_RESERVED_S: a slow
+environment then fails as the environment, not as an agent that took too long."""
 GOODBYE_S = 3.0
-"""Seconds that instances get to be released when the rollout ends; services release the rest once it was idle."""
+"""Seconds that instances get to be released when the rollout ends; services release the rest after their idle time."""
 
 
 class AttemptRunner:
@@ -58,7 +58,7 @@ class AttemptRunner:
         loop: asyncio.AbstractEventLoop,
         pins: Pins,
     ) -> None:
-        """Open environments and the isolation; after a refusal nothing stays open.
+        """Open environments and the isolation; if one of them is refused, nothing stays open.
 
         Raises:
             ConfigError: The isolation or a check refuses the experiment.
@@ -76,7 +76,7 @@ class AttemptRunner:
             self._ambient = None if self.isolation.apart else Ambient(gateway.ambient)
             undone.pop_all()
         self._hanging: list[Resources] = []
-        """Resources of attempts that were stopped a moment ago."""
+        """Resources of attempts that were stopped less than HANGS_S ago."""
 
     @property
     def abandoned(self) -> int:
@@ -93,8 +93,8 @@ class AttemptRunner:
             return played
         attempt = self._make_attempt(identity, sampling, played, played.task)
         future = asyncio.wrap_future(self.isolation.start(attempt))
-        stood = await self._await_end(attempt, future, stopped)
-        ended = stood is None
+        line = await self._await_end(attempt, future, stopped)
+        ended = line is None
         played.capture = await call_on_gateway(self._gateway, attempt.close)
         played.ended = time.time()
         played.printed = attempt.printed
@@ -104,13 +104,13 @@ class AttemptRunner:
             else:
                 played.failure = classify_timeout(
                     self._settings.rollout.episode_timeout, played.capture, played.started, played.ended,
-                    shared_loop=self.isolation.shared, stood=stood or "",
+                    shared_loop=self.isolation.shared, stood=line or "",
                 )  # fmt: skip
             return played
         try:
             played.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
-            played.failure = classify(problem, attempt.stage, attempt.task.task)
+            played.failure = classify_exception(problem, attempt.stage, attempt.task.task)
         played.failure = find_failure(played.capture, played.failure)
         return played
 
@@ -137,30 +137,26 @@ class AttemptRunner:
     async def _await_end(
         self, attempt: Attempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
     ) -> str | None:
-        """Wait until the attempt has ended, and return None; or stop it, and return the line where its code stood.
+        """Wait until the attempt has ended, and return None; or stop it, and return the line that its code was at.
 
         The line is "" if it is not known, or if the attempt was `stopped`.
         """
         timeout = self._settings.rollout.episode_timeout
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - attempt.since))
-        ended, stood = False, ""
+        ended, line = False, ""
         try:
             await wait_first(future, stopped, timeout=left)
             ended = future.done()
             if not ended and not stopped.done():
-                stood = await self._find_line(attempt)
+                where = self.isolation.stands  # in a thread, where another process replies: that may take a moment
+                line = await in_thread(where, attempt) if self.isolation.apart else where(attempt)
         finally:
             if not ended:
                 future.add_done_callback(_consume_exception)
                 self.isolation.stop(attempt)
-                self._close_if_hanging(attempt.resources)
-        return None if ended else stood
-
-    async def _find_line(self, attempt: Attempt) -> str:
-        """Return the line of user code where the attempt stands; another process takes its time to report it."""
-        if not self.isolation.apart:
-            return self.isolation.stands(attempt)
-        return await in_thread(self.isolation.stands, attempt)
+                self._hanging.append(attempt.resources)
+                self._loop.call_later(HANGS_S, self._close_hanging, attempt.resources)
+        return None if ended else line
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release the environment instance of an attempt."""
@@ -179,12 +175,8 @@ class AttemptRunner:
         self._environments.close()
         self._loop.call_soon_threadsafe(self._close_hanging)
 
-    def _close_if_hanging(self, resources: Resources) -> None:
-        """Give a stopped attempt a moment to close its resources; close them then."""
-        self._hanging.append(resources)
-        self._loop.call_later(HANGS_S, self._close_hanging, resources)
-
     def _close_hanging(self, *some: Resources) -> None:
+        """Close these resources, or those of all stopped attempts, unless the attempts have closed them."""
         for resources in some or tuple(self._hanging):
             with contextlib.suppress(ValueError):
                 self._hanging.remove(resources)
@@ -198,13 +190,13 @@ def _open_replay(experiment: Experiment) -> Replay | None:
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
-    """Take the exception of a future that nobody awaits: Python would otherwise log it."""
+    """Retrieve the exception of a future that is no longer awaited: Python would otherwise log it."""
     if not future.cancelled():
         future.exception()
 
 
 class EnvironmentInstances:
-    """The environment instances of one rollout, made before a workflow and released after its judge.
+    """The environment instances of one rollout, created before a workflow and released after its judge.
 
     `release` may be called from any thread, `enter` on the rollout's loop.
     """
@@ -221,7 +213,7 @@ class EnvironmentInstances:
         return cls(chosen(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
-        """Make an instance and put it with its first messages into `played.task`; or set failure or aborted."""
+        """Create an instance and put it with its first messages into `played.task`, or set failure or aborted."""
         task = played.task
         if self._chosen is None or task is None:
             return
@@ -235,12 +227,12 @@ class EnvironmentInstances:
                 played.aborted = stopped.result()
             else:
                 late = EnvironmentFailure(f"{env} was not made within the episode's {self._timeout:g} s")
-                played.failure = classify(late)
+                played.failure = classify_exception(late)
             return
         try:
             _begin_task(task, env, opening.result())
         except Exception as problem:  # noqa: BLE001 - any exception of an environment's client is the environment's
-            played.failure = classify(_wrap_problem(env, problem))
+            played.failure = classify_exception(_wrap_problem(env, problem))
             self._start_release(env)
             return
         if self._timeout is not None:
@@ -252,7 +244,7 @@ class EnvironmentInstances:
             self._start_release(task.gym_env)
 
     def close(self) -> None:
-        """Wait a moment for instances that are being released. Idempotent."""
+        """Wait up to GOODBYE_S for instances that are being released. Idempotent."""
         until = time.monotonic() + GOODBYE_S
         for thread in list(self._releasing):
             thread.join(max(0.0, until - time.monotonic()))
@@ -284,8 +276,8 @@ def _wrap_problem(env: GymEnv, problem: Exception) -> BoundaryError:
 
 
 def _begin_task(task: WorkflowTask, env: GymEnv, state: list[dict[str, Any]]) -> None:
-    """Put the environment and the messages that it begins with into the task."""
-    asked = state[-1]["content"]
-    query = asked if isinstance(asked, str) else task.task.main_query
+    """Put the environment and its first messages into the task."""
+    content = state[-1]["content"]
+    query = content if isinstance(content, str) else task.task.main_query
     task.task = task.task.model_copy(update={"init_messages": state, "main_query": query})
     task.gym_env = env

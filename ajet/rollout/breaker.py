@@ -1,10 +1,10 @@
-"""Breaker: pauses new attempts during an outage of anything outside of the model.
+"""Circuit breaker: pauses new attempts during an outage of anything outside of the model.
 
-Invariant: it opens when, of the last `window` attempts that ended, more than `share` were lost to the engine, a tool,
-the environment, the sandbox or the judge, in a way that another attempt may mend. While it is open nothing begins but
-one probe at a time, at growing intervals; a probe that is not lost closes it. An attempt that was lost is concluded
-only when it is known that no outage took it: those that an outage took are played again, so that no group is trained on
-the survivors. After `patience` it gives up, and lost attempts are failed episodes like any other. On one loop.
+Invariants: it opens when more than `share` of the last `window` ended attempts were lost to the engine, a tool, the
+environment, the sandbox or the judge by a retryable failure. While it is open only one probe at a time begins, at
+growing intervals; a probe that is not lost closes it. A lost attempt is concluded only when it is known that no outage
+caused the loss: otherwise it is played again, so that no group is trained on the survivors alone. After `patience` the
+breaker stays closed, and lost attempts are failed episodes. All methods run on one loop.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.runtime import wait_first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:
     from ajet.config.schema.rollout import BreakerSettings
 
-OUTSIDE = frozenset({"engine", "tool", "environment", "sandbox", "judge"})
+OUTSIDE_BOUNDARIES = frozenset({"engine", "tool", "environment", "sandbox", "judge"})
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before the first probe; each further one waits twice as long, up to the longest."""
+"""Seconds before the first probe; each further probe waits twice as long, up to LONGEST_PAUSE."""
 
 
 def is_lost(failure: Failure | None) -> bool:
-    """True if an attempt ended by a failure outside of the model that another attempt may mend."""
-    return failure is not None and failure.retryable and failure.boundary in OUTSIDE
+    """True if an attempt ended by a retryable failure outside of the model."""
+    return failure is not None and failure.retryable and failure.boundary in OUTSIDE_BOUNDARIES
 
 
 class Breaker:
@@ -41,12 +41,13 @@ class Breaker:
         if not on:
             self._share = None
         self._recent: deque[str] = deque(maxlen=self._window)
-        """Of the last attempts: the boundary that each was lost at, or ""."""
+        """The boundary that each of the last attempts was lost at; "" for one that was not lost."""
         self._under_way: set[BreakerTurn] = set()
-        """Episodes that are played, or wait for their turn."""
+        """Turns of episodes that are played, or wait to be admitted."""
         self._ended = 0
         self._doubtful: deque[tuple[asyncio.Future[bool], int]] = deque()
-        """Of lost attempts, in order: whether an outage took them, and how many attempts had ended by then."""
+        """For each undecided lost attempt, in order: the answer whether an outage caused the loss, and the number of
+        attempts that had ended by then."""
         self._opened: float | None = None
         self._pause, self._next_probe, self._probing = FIRST_PAUSE, 0.0, False
         self._changed = asyncio.Event()
@@ -59,7 +60,7 @@ class Breaker:
 
     @property
     def why(self) -> str:
-        """Why it was opened last."""
+        """The reason why it opened the last time."""
         return self._why
 
     def open_turn(self) -> BreakerTurn:
@@ -69,7 +70,7 @@ class Breaker:
         return turn
 
     def may_probe(self) -> bool:
-        """True if the next attempt may begin although the breaker is open: then it is the probe."""
+        """True if the next attempt may begin as the probe although the breaker is open."""
         if self._probing or time.monotonic() < self._next_probe:
             return False
         self._probing = True
@@ -86,8 +87,8 @@ class Breaker:
             wait.cancel()
         return False
 
-    def ended(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
-        """Take the end of an attempt; an aborted one counts for nothing."""
+    def report_end(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
+        """Count the end of an attempt; an aborted one is not counted."""
         if aborted:
             if probe:
                 self._probing = False
@@ -110,7 +111,7 @@ class Breaker:
             return False
         if self.is_open:
             return True
-        if len(self._recent) + len(self._under_way) < self._window:  # too few to tell
+        if len(self._recent) + len(self._under_way) < self._window:  # too few to decide
             return False
         doubt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._doubtful.append((doubt, self._ended))
@@ -174,38 +175,38 @@ class Breaker:
 
 
 class BreakerTurn:
-    """One episode's turn at the breaker; leaving it without reporting a probe's end returns the probe."""
+    """One episode's turn at the breaker. Leaving it before a probe's end is reported allows another probe."""
 
     def __init__(self, breaker: Breaker) -> None:
-        self._breaker, self._probes = breaker, False
+        self._breaker, self._is_probe = breaker, False
 
     @property
-    def probes(self) -> bool:
+    def is_probe(self) -> bool:
         """True if the admitted attempt is the breaker's probe, and its end is not reported yet."""
-        return self._probes
+        return self._is_probe
 
     async def wait_admitted(self, stopped: asyncio.Future[str]) -> None:
         """Wait until its next attempt may begin, or it is `stopped`."""
-        self._probes = await self._breaker.wait_admitted(stopped)
+        self._is_probe = await self._breaker.wait_admitted(stopped)
 
-    def ended(self, failure: Failure | None, *, aborted: bool = False) -> None:
+    def report_end(self, failure: Failure | None, *, aborted: bool = False) -> None:
         """Report the end of the admitted attempt."""
-        probe, self._probes = self._probes, False
-        self._breaker.ended(failure, probe=probe, aborted=aborted)
+        probe, self._is_probe = self._is_probe, False
+        self._breaker.report_end(failure, probe=probe, aborted=aborted)
 
     async def was_outage(self, failure: Failure | None, stopped: asyncio.Future[str]) -> bool:
-        """True if an outage took the last attempt, which is then played again.
+        """True if an outage caused the loss of the last attempt, which is then played again.
 
-        Waits until that is known, or the episode is `stopped`.
+        Waits until this is known, or the episode is `stopped`.
         """
         return is_lost(failure) and await self._breaker._find_outage(self, stopped)
 
-    def back(self) -> None:
-        """Continue after a wait for other attempts, for which the turn was left."""
+    def rejoin(self) -> None:
+        """Continue the turn after a wait for other attempts."""
         self._breaker._under_way.add(self)
 
     def leave(self) -> None:
-        """End the turn, or interrupt it while it waits for other attempts. Idempotent."""
-        if self._probes:
-            self.ended(None, aborted=True)
+        """End the turn, or interrupt it during a wait for other attempts. Idempotent."""
+        if self._is_probe:
+            self.report_end(None, aborted=True)
         self._breaker._discard_turn(self)

@@ -1,8 +1,8 @@
 """Checks for abnormal output, run on every reply that could be trained on.
 
-Invariant: a rule fires on text that no honest answer contains; text that merely looks unusual (mathematics, other
-scripts, tables, rulers, binary digits) passes. A check takes the reply as an assistant message and returns the rules
-that fired; the cost is linear in the text.
+Invariants: a rule fires only on text that no sensible answer contains; text that merely looks unusual (mathematics,
+other scripts, tables, rulers, binary digits) passes. A check takes the reply as an assistant message and returns the
+rules that fired. Its cost is linear in the text.
 
 `nonsense`: `loop`: the same piece, with letters in it, at least 10 times in a row over at least 300 characters; or any
 piece, digits and punctuation too, over at least 2,000 characters and 100 times. `special_token`: a token of a chat
@@ -33,7 +33,7 @@ _MARKUP = re.compile(r"</?tool_call>|<function=|</?function_call>|<\|python_tag\
 
 
 def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[str]] | None:
-    """Return the function that the gateway calls after each reply; None if no check is wanted.
+    """Return the function that the gateway calls after each reply; None if no check is named.
 
     It returns the rules that fired as `check:rule`. Raises ConfigError for a name that is no check.
     """
@@ -54,7 +54,7 @@ def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[s
 
 
 def nonsense(message: dict[str, Any]) -> list[str]:
-    """Return the rules that an assistant message breaks."""
+    """Return the rules of `nonsense` that an assistant message breaks."""
     texts = _list_texts(message)
     rules = []
     if any(find_loop(text) is not None for text in texts):
@@ -65,7 +65,7 @@ def nonsense(message: dict[str, Any]) -> list[str]:
 
 
 def find_loop(text: str) -> tuple[str, int] | None:
-    """Return a repeated piece that is too long to be meant, and how often it is repeated in a row."""
+    """Return a piece that is repeated too often to be meant, and the number of its repeats in a row."""
     longest = len(text) // LETTERS_TIMES
     place = 0
     while place + KEY < len(text):
@@ -94,7 +94,7 @@ def _is_excessive(piece: str, times: int) -> bool:
 
 
 def wrong_toolcall(message: dict[str, Any]) -> list[str]:
-    """Return the rules that an assistant message breaks."""
+    """Return the rules of `wrong_toolcall` that an assistant message breaks."""
     rules = []
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
     if any(not _is_json_object(call.get("arguments")) for call in calls):

@@ -1,9 +1,10 @@
-"""An ended attempt and its verdict in, one `Episode` out, filled in full.
+"""Builds the complete `Episode` of an ended attempt and its verdict, and chooses the turns that train.
 
-Invariants: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
-Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted. A
-number of a workflow's `log_metrics`, however deep, is a metric; everything else, and fields of its own that an output
-has, is recorded with its metadata. Texts of user code (metadata, errors, a judge's reason) are bounded.
+Invariants: sampled tokens = tokens with mask 1 over the timelines + the counted reasons, asserted for every episode.
+Only a scored episode has timelines, whose tokens may be trained on; in any other every sampled token is counted by
+reason. A number in a workflow's `log_metrics`, at any depth, is a metric; other values, and extra fields of an output,
+are recorded with the metadata. Texts of user code (metadata, errors, a judge's reason) are bounded. An attempt for
+which the user's `train_turn` raises, hangs or returns no bool has failed: nothing of it is trained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from numbers import Real
@@ -19,44 +20,105 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.config import resolve_reference
+from ajet.config.functions import is_function, require_callable_with
 from ajet.context_tracker import choose, cut_over_length, timelines
+from ajet.environment.loop import in_thread
+from ajet.record.plain_json import dumps
 from ajet.record.seldom import Seldom
-from ajet.rollout import bounds
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.failure import classify, score_failure
-from ajet.rollout.own_loop import wait_first
-from ajet.rollout.train_turn import TrainTurn
+from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
+from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Verdict, utc_offset
+from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import WorkflowOutput
 from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
+VALUE_CHARS = 1 << 16
+"""Characters of JSON stored of one value of the metadata."""
+METADATA_CHARS = 1 << 20
+"""Characters of JSON stored of an episode's metadata in all."""
+TRAIN_TURN_KEY = "ajet.rollout.train_turn"
 _near_names = Seldom(every=600)
 
 
-class EpisodeBuilder:
-    """Builds the episodes of a rollout or of a server, with the turns that train."""
+class TurnSelector:
+    """Asks the user's `train_turn(call, episode) -> bool` which of an episode's calls train.
 
-    def __init__(self, settings: AjetConfig, train_turn: TrainTurn | None) -> None:
-        """`train_turn` None: every turn trains."""
-        self._settings, self._train_turn = settings, train_turn
+    It is called in a thread for each call that could be trained, once the attempt has its verdict. A call that it
+    turns down is context: its tokens are counted as `not_trainable`.
+    """
+
+    def __init__(self, function: Callable[[Call, Episode], object], reference: str, timeout: float | None) -> None:
+        self._function, self._reference, self._timeout = function, reference, timeout
+
+    @classmethod
+    def open(cls, experiment: Experiment) -> TurnSelector | None:
+        """Resolve the experiment's function; None if every turn trains. Raises ConfigError and UnresolvedReference."""
+        rollout = experiment.ajet.rollout
+        if not rollout.train_turn:
+            return None
+        function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
+        if not is_function(function) or asyncio.iscoroutinefunction(function):
+            raise ConfigError(
+                f"{rollout.train_turn} is no function that can be asked.",
+                where=TRAIN_TURN_KEY,
+                expected="`def name(call, episode) -> bool`, without `async`",
+            )
+        require_callable_with(function, ("call", "episode"), what=TRAIN_TURN_KEY, reference=rollout.train_turn)
+        return cls(function, rollout.train_turn, rollout.episode_timeout)
+
+    async def choose_calls(self, episode: Episode) -> list[Call]:
+        """Return the episode's calls; those that the function turns down are no longer trained.
+
+        Raises:
+            JudgeFailure: It took too long or returned no bool; any other exception is the function's own.
+        """
+        try:
+            return await asyncio.wait_for(in_thread(self._choose_all, episode), self._timeout)
+        except asyncio.TimeoutError:
+            message = f"{self._reference} did not answer within {self._timeout} seconds"
+            raise JudgeFailure(message, own=True) from None
+
+    def _choose_all(self, episode: Episode) -> list[Call]:
+        return [
+            call
+            if not call.is_step or self._should_train(call, episode)
+            else replace(call, trained=False, turned_down=True)
+            for call in episode.calls
+        ]
+
+    def _should_train(self, call: Call, episode: Episode) -> bool:
+        answer = self._function(call, episode)
+        if not isinstance(answer, bool):
+            raise JudgeFailure(f"{self._reference} answered {answer!r:.200}; expected True or False")
+        return answer
+
+
+class EpisodeBuilder:
+    """Builds the episodes of a rollout or of a server, with the choice of turns that train."""
+
+    def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
+        """`turns` chooses the turns that train; None: every turn trains."""
+        self._settings, self._turns = settings, turns
 
     @classmethod
     def open(cls, experiment: Experiment) -> EpisodeBuilder:
         """Open the builder with the user's `train_turn`. Raises ConfigError and UnresolvedReference."""
-        return cls(experiment.ajet, TrainTurn.of(experiment))
+        return cls(experiment.ajet, TurnSelector.open(experiment))
 
     async def build(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> Episode:
         """Build the episode of an attempt; `stopped` ends the choice of turns."""
         episode = build_episode(identity, played, verdict, self._settings)
-        if self._train_turn is None or not episode.scored or played.capture is None:
+        if self._turns is None or not episode.scored or played.capture is None:
             return episode
-        choosing = asyncio.ensure_future(self._train_turn.choose_calls(episode))
+        choosing = asyncio.ensure_future(self._turns.choose_calls(episode))
         await wait_first(choosing, stopped)
         if not choosing.done():
             choosing.cancel()
@@ -65,14 +127,14 @@ class EpisodeBuilder:
         try:
             played.capture = replace(played.capture, calls=choosing.result())
         except Exception as problem:  # noqa: BLE001 - the border where a user's function fails
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             if played.failure.boundary == "agent":
                 played.failure.boundary = "judge"
         return build_episode(identity, played, verdict, self._settings)
 
 
 def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
-    """Build the episode, its tokens accounted for."""
+    """Build the episode; every sampled token is in a timeline or counted by reason."""
     capture, output = played.capture, played.output
     numbers: dict[str, float] = {}
     metadata: dict[str, Any] = {}
@@ -84,6 +146,8 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         verdict = None
     if played.failure and not played.aborted:
         verdict = score_failure(played.failure, capture, settings.rollout.policy_failure_reward)
+    if verdict is not None:
+        verdict = replace(verdict, reason=keep_head(verdict.reason), details=_bound_metadata(verdict.details))
     episode = Episode(
         uuid=identity.uuid,
         task=identity.task,
@@ -95,14 +159,14 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         run=identity.run,
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
         ending=played.aborted or "",
-        failure=bounds.failure(played.failure) if played.failure else None,
-        verdict=None if verdict is None else _bound_verdict(verdict),
+        failure=bound_failure(played.failure) if played.failure else None,
+        verdict=verdict,
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
         tool_uses=list(capture.tool_uses) if capture else [],
         checks=list(capture.checks) if capture else [],
-        metadata=bounds.metadata(metadata),
+        metadata=_bound_metadata(metadata),
         metrics=numbers,
         printed=played.printed,
         attempts=played.attempts,
@@ -119,12 +183,31 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
     return episode
 
 
-def _bound_verdict(verdict: Verdict) -> Verdict:
-    return replace(verdict, reason=bounds.beginning(verdict.reason), details=bounds.metadata(verdict.details))
+def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a workflow with bounded values.
+
+    A value that is too long becomes the beginning of its JSON, or of its text; the key `cut` then names it.
+    """
+    bounded: dict[str, Any] = {}
+    cut: list[str] = []
+    left = METADATA_CHARS
+    for key, value in metadata.items():
+        text = value if isinstance(value, str) else dumps(value)
+        most = max(0, min(VALUE_CHARS, left - len(str(key))))
+        if len(text) <= most:
+            bounded[key] = value
+        elif len(cut) < 100:
+            cut.append(f"{keep_head(str(key), 100)}: {len(text)} characters")
+            if most and len(str(key)) < VALUE_CHARS:
+                bounded[key] = keep_head(text, most)
+        left -= min(len(text), most) + len(str(key))
+    if cut:
+        bounded["cut"] = f"of {len(metadata)} values these were longer than what is recorded: {'; '.join(cut)}"
+    return bounded
 
 
 def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
+    """Return the timelines that may be trained on, and the other sampled tokens by reason."""
     if not episode.scored:
         ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
         lines, untrained = timelines(episode.calls, ignore_tools=ignored)
@@ -139,7 +222,7 @@ def _account_tokens(episode: Episode, settings: AjetConfig) -> tuple[list[Timeli
 
 
 def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Timeline], Counter[str]]:
-    """Return the timelines of the calls, cut to the longest trainable length, and the tokens in none by reason."""
+    """Return the timelines of the calls, cut to the longest trainable length, and the other tokens by reason."""
     ignored = settings.context_tracker.timeline_merging_policy.ignore_tools
     lines, untrained = timelines(calls, ignore_tools=ignored)
     longest = settings.data.max_prompt_length + settings.data.max_response_length
@@ -148,18 +231,18 @@ def cut_timelines(calls: Sequence[Call], settings: AjetConfig) -> tuple[list[Tim
 
 
 def warn_of_near_names(output: WorkflowOutput) -> None:
-    """Warn of a field whose name is nearly one that means something, once in ten minutes for each name."""
+    """Warn of a field with a name close to that of a known field, at most once in ten minutes for each name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
         if near and _near_names.due(name):
             logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
 
 
-def _split_metrics(given: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
+def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Return the finite numbers, those of nested mappings as `outer/inner`, and all other values."""
     numbers: dict[str, float] = {}
     rest: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in metrics.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             inner, others = _split_metrics(value, f"{name}/")

@@ -1,13 +1,13 @@
-"""Failures: how an attempt ended that did not end well, classified once, here, and what such an attempt is worth.
+"""Failures of attempts: their classification, their texts, and the score of a failed attempt.
 
-Invariant: the boundary says whose side failed. A `BoundaryError` names its own, wherever the workflow let it through;
-a model call that the engine failed is the engine's; what the user's code raises otherwise is the agent's; what
-happens outside that code is ajet's. Nothing that passed through the user's code is ajet's `own` failure, whatever class
-it has. Only what declares itself retryable is played again. Texts are bounded.
+Invariants: the boundary names the side that failed. A `BoundaryError` names its own boundary, wherever the workflow let
+it through; a model call that failed in the engine is the engine's; any other exception of user code is the agent's; a
+failure outside of user code is ajet's. A failure that passed through user code is never ajet's `own`, whatever its
+class. Only failures that declare themselves retryable are repeated. Texts are bounded.
 
-When in doubt it was not the policy. An exception of the network, the file system or a time limit is never the policy's
-failure, and neither is time spent in a model call (how long one takes depends on the load) or in a tool. The policy is
-blamed only for an episode in which it sampled something.
+In doubt the policy is not to blame. An exception of the network, the file system or a time limit is never the policy's
+failure, and neither is time spent in a model call (its length depends on the load) or in a tool. The policy is blamed
+only for an episode in which it sampled tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ajet.client.proxies import explain_problem
-from ajet.rollout import bounds
 from ajet.schema.advice import advise_on
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure, Verdict
@@ -35,6 +34,12 @@ from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
 if TYPE_CHECKING:
     from ajet.gateway import Capture
 
+MESSAGE_CHARS = 16_000
+"""Characters stored of an error message or of a judge's reason, the first ones."""
+TRACEBACK_CHARS = 20_000
+"""Characters stored of a traceback, the last ones."""
+OUTPUT_CHARS = 8_000
+"""Characters stored of an attempt's standard output and error, the last ones."""
 _SHARED = (
     "an object of asyncio (a lock, an aiohttp session, a connection) is shared by episodes, each of which has an event "
     "loop of its own: make it in each, or set rollout.isolation: loop"
@@ -51,48 +56,75 @@ _ADVICE = (
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
 )
-"""What an exception's words most often mean, and what to do."""
+"""Words of an exception, and the advice for their most frequent cause."""
 REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
-"""Refusals of the gateway that the policy causes: the context is full, or no reply matched a strict schema."""
+"""Refusals of the gateway that the policy caused: the context is full, or no reply matched a strict schema."""
 _OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
 _OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
 _BOUNDARIES: dict[ToolError, Boundary] = {"environment": "environment", "sandbox": "sandbox"}
 
 Stage = Literal["construct", "open", "execute", "judge"]
-"""What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
+"""The stage of an attempt: making the workflow, opening its session, running `execute`, being judged."""
 Culprit = Literal["start", "engine", "tool", "agent"]
 
 
-class EpisodeFailed(AjetError):
-    """Carries a failure that is classified already (by this process or by the one the workflow ran in)."""
+class EpisodeError(AjetError):
+    """Carries a failure that is classified already, by this process or by a worker."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-def failed(
+def make_error(
     kind: str,
     message: str,
     *,
     boundary: Literal["agent", "engine", "ajet"] = "agent",
     ended: BaseException | None = None,
-) -> EpisodeFailed:
-    """Make a failure that no exception stands for.
+) -> EpisodeError:
+    """Return an exception with a failure that no other exception expresses.
 
     Args:
-        ended: What ended the user's code; its lines become the traceback.
+        ended: The exception that ended user code; its lines become the traceback.
     """
     text = "" if ended is None else "".join(traceback.format_exception(ended))
     own = boundary != "agent"
-    return EpisodeFailed(
-        bounds.failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
+    return EpisodeError(
+        bound_failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
     )
 
 
-def classify(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
-    """Return the failure that an exception means; `task` is the attempt's, where it is known."""
-    if isinstance(problem, EpisodeFailed):
+def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
+    """Return the first `most` characters, with the number of those that were cut."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters were cut)"
+
+
+def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters") -> str:
+    """Return the last `most` characters; `dropped` is the amount lost before `text`, in `unit`."""
+    cut = max(0, len(text) - most) + dropped
+    return f"({cut} {unit} before this were cut) …\n{text[-most:]}" if cut else text
+
+
+def bound_failure(failure: Failure) -> Failure:
+    """Return the failure with texts of bounded length: those of user code may have any size."""
+    if len(failure.message) <= MESSAGE_CHARS and len(failure.traceback) <= TRACEBACK_CHARS:
+        return failure
+    traceback_end = keep_tail(failure.traceback, TRACEBACK_CHARS)
+    return replace(failure, message=keep_head(failure.message), traceback=traceback_end)
+
+
+def read_message(problem: BaseException) -> str:
+    """Return the message of an exception, also if its own `__str__` raises."""
+    try:
+        return str(problem)
+    except Exception as error:  # noqa: BLE001 - user code, too
+        return f"(its text could not be made: {type(error).__name__})"
+
+
+def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
+    """Return the failure that an exception means; `task` is the attempt's, if it is known."""
+    if isinstance(problem, EpisodeError):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
     cause: BaseException | None = problem
@@ -101,13 +133,13 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
         if isinstance(cause, BoundaryError):
             own = stage == "open" or (stage == "judge" and bool(cause.own))
             policy = cause.boundary == "agent" and stage == "execute"
-            kind, message = type(cause).__name__, bounds.words_of(cause)
+            kind, message = type(cause).__name__, read_message(cause)
             side = cause.boundary if cause.boundary in get_args(Boundary) else "agent"  # a class of the user's own
-            again = bool(cause.retryable)
-            return bounds.failure(Failure(side, kind, message, again, text, own=own, policy=policy))
+            retryable = bool(cause.retryable)
+            return bound_failure(Failure(side, kind, message, retryable, text, own=own, policy=policy))
         seen.add(id(cause))
         cause = cause.__cause__
-    message = bounds.words_of(problem) or "(no message)"
+    message = read_message(problem) or "(no message)"
     if stage == "execute":
         advice = next((advice for words, advice in _ADVICE if words in message), "") or advise_on(problem, task)
         if "'coroutine' object" in message:
@@ -120,7 +152,7 @@ def classify(problem: BaseException, stage: Stage = "execute", task: Task | None
     boundary: Boundary = "ajet" if stage == "open" else "agent"
     policy = stage == "execute" and not _is_from_outside(problem)
     kind, own = type(problem).__name__, stage == "open"
-    return bounds.failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
+    return bound_failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
 
 
 def _is_from_outside(problem: BaseException) -> bool:
@@ -131,7 +163,9 @@ def _is_from_outside(problem: BaseException) -> bool:
         names = [each.__name__ for each in type(cause).__mro__]
         if isinstance(cause, _OUTSIDE) or any(part in name for part in _OUTSIDE_NAMES for name in names):
             return True
-        if isinstance(getattr(cause, "status_code", None), int):  # an HTTP client's: the gateway knows its own
+        if isinstance(
+            getattr(cause, "status_code", None), int
+        ):  # an HTTP client's error: the gateway records those of its own calls
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
@@ -139,7 +173,7 @@ def _is_from_outside(problem: BaseException) -> bool:
 
 
 def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
-    """Return the failure of an attempt by its captured calls and tool uses; `failure` is what its code raised."""
+    """Return the failure of an attempt by its captured calls and tool uses; `failure` is that of its code."""
     if capture is not None and capture.terminated is not None:
         return None
     if capture is not None and capture.calls and capture.calls[-1].finish == "error":
@@ -151,36 +185,36 @@ def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | 
         refusals = capture.refusals if capture is not None else []
         if refusals:
             listed = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
-            return failed(
+            return make_error(
                 "calls_refused", f"the workflow ended without a reply: its calls were refused: {listed}"
             ).failure
-        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
+        return make_error("no_model_call", "the workflow ended without calling the model through its tuner").failure
     if capture is not None and (failure is None or failure.policy) and (lost := _find_lost_tool(capture.tool_uses)):
         return lost if failure is None else replace(lost, traceback=failure.traceback)
     return failure if failure is None or capture is None else _add_refusal(failure, capture)
 
 
 def _add_refusal(failure: Failure, capture: Capture) -> Failure:
-    """Add the refusal of the last call: code that ignores a reply's status raises at a part that the reply lacks."""
+    """Add the refusal of the last call: code that ignores a reply's status raises later, at a missing field."""
     if failure.boundary != "agent" or not capture.unanswered:
         return failure
     if capture.unanswered in failure.message:
         return failure
     message = f"{failure.message} (its last call was refused: {capture.unanswered})"
-    return bounds.failure(replace(failure, message=message))
+    return bound_failure(replace(failure, message=message))
 
 
 def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
-    """Return the failure of a tool that failed from outside and never answered again.
+    """Return the failure of a tool that failed from outside and did not answer after that.
 
-    The outcome of such an attempt says nothing about the model, whatever the agent made of it.
+    The outcome of such an attempt does not measure the model, whatever the agent did then.
     """
     answered: set[str] = set()
     for use in reversed(uses):
         if use.error in OUTSIDE and use.name not in answered:
             boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
             message = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
-            return Failure(boundary, f"tool_{use.error}", bounds.beginning(message), retryable=True)
+            return Failure(boundary, f"tool_{use.error}", keep_head(message), retryable=True)
         answered.add(use.name)
     return None
 
@@ -211,11 +245,11 @@ def classify_timeout(
 ) -> Failure:
     """Return the failure of an attempt that took longer than `seconds`.
 
-    The place where it stood at the end is to blame if that is the engine or a tool, else the place of most time.
+    The place at the end is to blame if that is the engine or a tool, else the place where most time was spent.
 
     Args:
-        shared_loop: True if episodes hold each other up, so that no episode's time is its own.
-        stood: The line of the user's code that had been reached.
+        shared_loop: True if episodes may delay each other, so that an episode is not to blame for its time.
+        stood: The line of user code that the attempt was at.
     """
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
     message += f"; it stood at {stood}" if stood else ""
@@ -259,7 +293,7 @@ def measure_places(
 
 
 def _find_engine_error(calls: Sequence[Call]) -> str:
-    """Return the error of the call before one that never ended: a failing engine, tried until the time was over."""
+    """Return the error of the call before the last, if the last never ended: the engine failed until the timeout."""
     *before, last = sorted(calls, key=lambda call: call.started)
     error = before[-1].error if before and before[-1].finish == "error" else None
     return error or "" if last.finish == "aborted" else ""
@@ -286,9 +320,9 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
 
 
 def _explain_unawaited(problem: BaseException) -> str:
-    """Return which line lacks the `await` at a call whose coroutine was used as its result, and how to write it.
+    """Return advice for a coroutine that was used as a result: the line that lacks the `await`, and how to write it.
 
-    The coroutine is closed: Python would otherwise warn of it later, and name a line of its own.
+    The coroutine is closed: otherwise Python warns of it later, and names a line of its own code.
     """
     frame, name = None, ""
     for found, local in _close_unstarted(problem.__traceback__):

@@ -1,11 +1,11 @@
 """Groups while they are played: which episodes may run, when a group closes, and which groups are kept.
 
 Invariants: a group closes once, with all its repeats accounted for: played to their end, or recorded as aborted. It
-closes early only at its deadline with at least `min_group` scored episodes, or when the play has enough groups. Every
-task that is handed in ends once, as `ClosedGroup` (kept, or played to its end and of no use) or as `ReturnedTask` (cut
-short, because enough groups had closed: it is to be played again). With oversampling the first groups with something to
-learn from are kept; the others fill up only if those do not suffice. All of it happens on the rollout's loop, but for
-`Play.events`, which the caller's thread empties.
+closes early only at its deadline with at least `min_group` scored episodes, or when the batch has enough groups. Every
+task ends once, as `ClosedGroup` (played to its end; kept or not) or as `ReturnedTask` (cut short because enough groups
+had closed; it is to be played again). With oversampling the first groups with something to learn from are kept; other
+groups fill the batch only if those do not suffice. Everything runs on the rollout's loop, except that the caller's
+thread reads `InflightBatch.events`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.rollout.verdicts import Ranking
+    from ajet.rollout.judge_caller import AttemptRanker
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ClosedGroup:
 
     group: Group
     kept: bool = True
-    """False: the batch was full by then, or there is nothing to learn from it."""
+    """False: the batch was full already, or the algorithm learns nothing from the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class PlayTally:
     """The counts of one play; `Rollout.tally` has those of the last."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    """Episodes by status."""
+    """The number of episodes by status."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed episodes by (boundary, kind)."""
     retries: int = 0
-    """Further attempts that were made."""
+    """The number of repeated attempts."""
     lost_tokens: int = 0
-    """Sampled tokens of attempts that were made again, and of groups that were cut short: no group has them."""
+    """Sampled tokens of repeated attempts and of groups that were cut short: they are in no closed group."""
     abandoned: int = 0
-    """Workflows that could not be ended and still run, when the play ended."""
+    """Workflows that could not be ended and still ran when the play ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """Which groups of a play are kept, where not all are."""
+    """The rule by which groups of a play are kept, if not all are."""
 
     count: int
     learns_from: Callable[[Group], bool]
@@ -69,10 +69,10 @@ class KeepRule:
 
 
 class Slots:
-    """At most `limit` episodes at a time, first come first served.
+    """At most `limit` episodes at the same time, first come first served.
 
-    Invariant: `live`, the number of episodes that run or are about to take a free slot, never dips while others wait;
-    a deterministic rollout admits its requests by it.
+    Invariant: `live`, the number of episodes that run or are about to take a free slot, never drops while others wait.
+    A deterministic rollout forms its rounds of requests by it.
     """
 
     def __init__(self, limit: int, total: int, on_live: Callable[[int], None] | None = None) -> None:
@@ -88,17 +88,17 @@ class Slots:
         """The number of episodes that run or are about to."""
         return min(self._limit, self._remaining)
 
-    def ask(self) -> asyncio.Future[None]:
+    def request(self) -> asyncio.Future[None]:
         """Return a future that is done once the caller holds a slot.
 
-        Cancel it to give up waiting; either way call `leave` once.
+        Cancel it to give up waiting; in both cases call `release` once.
         """
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(slot)
         self._assign_free()
         return slot
 
-    def leave(self, slot: asyncio.Future[None]) -> None:
+    def release(self, slot: asyncio.Future[None]) -> None:
         """Return the slot of an episode that has ended, or that never began."""
         self._remaining -= 1
         if slot.done() and not slot.cancelled():
@@ -120,8 +120,8 @@ class Slots:
             self._on_live(self.live)
 
 
-class GroupPlay:
-    """The episodes of one task while they run."""
+class InflightGroup:
+    """The episodes of one task while they are played."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class GroupPlay:
         *,
         deadline: float | None,
         min_group: int,
-        on_close: Callable[[GroupPlay], None],
+        on_close: Callable[[InflightGroup], None],
     ) -> None:
         """Prepare a group of `repeats` episodes.
 
@@ -144,33 +144,33 @@ class GroupPlay:
         self.episodes: list[Episode] = []
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the episodes that still run are to be aborted."""
-        self.ranking: Ranking | None = None
+        self.ranker: AttemptRanker | None = None
         """Compares its attempts with each other; None: each is judged by itself."""
         self._deadline, self._min_group = deadline, min_group
         self._on_close = on_close
-        self._began = self._is_overdue = False
+        self._has_started = self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """True if every repeat is accounted for."""
         return len(self.episodes) == self.repeats
 
     @property
-    def cut_short(self) -> bool:
-        """True if the play stopped it before it could close by itself: it is unfinished, not small."""
+    def is_cut_short(self) -> bool:
+        """True if the play stopped it before it could close by itself: it is incomplete, not small."""
         return self.stopped.done() and self.stopped.result() != "group_deadline"
 
-    def began(self) -> None:
-        """Note that an episode starts; the first one sets the clock."""
-        if not self._began and self._deadline is not None:
+    def note_start(self) -> None:
+        """Note that an episode starts; the first one starts the deadline."""
+        if not self._has_started and self._deadline is not None:
             self._timer = asyncio.get_running_loop().call_later(self._deadline, self._pass_deadline)
-        self._began = True
+        self._has_started = True
 
-    def ended(self, episode: Episode) -> None:
-        """Take a complete episode; the last one closes the group."""
+    def add_episode(self, episode: Episode) -> None:
+        """Add an ended episode; the last one closes the group."""
         self.episodes.append(episode)
-        if self.closed:
+        if self.is_closed:
             if self._timer is not None:
                 self._timer.cancel()
             self.episodes.sort(key=lambda episode: episode.repeat)
@@ -178,7 +178,7 @@ class GroupPlay:
         elif self._is_overdue:
             self._pass_deadline()
 
-    def arrived(self) -> None:
+    def note_arrival(self) -> None:
         """Note that an attempt waits to be compared."""
         if self._is_overdue:
             self._pass_deadline()
@@ -188,52 +188,52 @@ class GroupPlay:
         if not self.stopped.done():
             self.stopped.set_result(reason)
 
-    def group(self) -> Group:
-        """Return the closed group."""
+    def build_group(self) -> Group:
+        """Return the group with the episodes that have ended."""
         return Group(self.task, self.order, self.episodes)
 
     def _pass_deadline(self) -> None:
         self._is_overdue = True
-        waiting = self.ranking.waiting if self.ranking is not None else 0
-        if closes_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):
+        waiting = self.ranker.waiting if self.ranker is not None else 0
+        if should_close_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):
             self.stop("group_deadline")
 
 
-def closes_late(episodes: Iterable[Episode], *, min_group: int, repeats: int, waiting: int = 0) -> bool:
-    """True if a group whose deadline has passed closes with the episodes that are in.
+def should_close_late(episodes: Iterable[Episode], *, min_group: int, repeats: int, waiting: int = 0) -> bool:
+    """True if a group whose deadline has passed closes with the episodes that have ended.
 
-    Enough of them have a reward, or are `waiting` to be compared for one. Groups of a server close by the same rule.
+    Then at least `min_group` have a reward, or are `waiting` to be compared. Groups of a server close by the same rule.
     """
     return sum(episode.scored for episode in episodes) + waiting >= min(min_group, repeats)
 
 
-class Play:
-    """All groups of one call to `Rollout.stream`, and how each ended."""
+class InflightBatch:
+    """All groups of one call to `Rollout.stream`, and the events of their ends."""
 
-    def __init__(self, kept: KeepRule | None, *, in_order: bool) -> None:
-        """Prepare the play.
+    def __init__(self, keep_rule: KeepRule | None, *, in_order: bool) -> None:
+        """Prepare the batch.
 
         Args:
-            kept: None keeps every group.
+            keep_rule: None keeps every group.
             in_order: Closed groups are reported by their place among the tasks instead of by time.
         """
-        self.groups: list[GroupPlay] = []
+        self.groups: list[InflightGroup] = []
         self.events: queue.SimpleQueue[Episode | ClosedGroup | ReturnedTask | BaseException | None]
         self.events = queue.SimpleQueue()
         self.tally = PlayTally()
-        self._keep_rule, self._in_order = kept, in_order
-        self._closed: dict[int, GroupPlay] = {}
-        self._kept_places: set[int] = set()
-        """Places of the groups that are kept."""
+        self._keep_rule, self._in_order = keep_rule, in_order
+        self._closed: dict[int, InflightGroup] = {}
+        self._kept_indexes: set[int] = set()
+        """Indexes of the groups that are kept."""
         self._next = 0
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         """True if as many groups are kept as were requested."""
-        return self._keep_rule is not None and len(self._kept_places) >= self._keep_rule.count
+        return self._keep_rule is not None and len(self._kept_indexes) >= self._keep_rule.count
 
-    def take_closed(self, group: GroupPlay) -> None:
-        """Take a group that has closed."""
+    def take_closed(self, group: InflightGroup) -> None:
+        """Offer a closed group, in the order of the tasks if `in_order`."""
         self._closed[group.index] = group
         if not self._in_order:
             self._offer_group(group)
@@ -245,33 +245,33 @@ class Play:
     def stop(self, reason: str) -> None:
         """Abort every group that still runs."""
         for group in self.groups:
-            if not group.closed:
+            if not group.is_closed:
                 group.stop(reason)
 
     def finish(self) -> None:
         """Report the remaining groups, scored ones first, and end the events; call it once all groups have closed."""
-        left = [group for group in self._closed.values() if group.index not in self._kept_places]
-        left.sort(key=lambda group: (not group.group().scored, group.index))
+        left = [group for group in self._closed.values() if group.index not in self._kept_indexes]
+        left.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in left:
-            if group.cut_short:
+            if group.is_cut_short:
                 lost = sum(episode.sampled_tokens for episode in group.episodes)
                 self.tally.lost_tokens += lost
                 self.events.put(ReturnedTask(group.order, group.stopped.result(), lost))
-            elif self.enough:
-                self.events.put(ClosedGroup(group.group(), kept=False))
+            elif self.has_enough:
+                self.events.put(ClosedGroup(group.build_group(), kept=False))
             else:
                 self._keep_group(group)
         self.events.put(None)
 
-    def _offer_group(self, group: GroupPlay) -> None:
+    def _offer_group(self, group: InflightGroup) -> None:
         if self._keep_rule is None:
-            if not group.cut_short:
+            if not group.is_cut_short:
                 self._keep_group(group)
-        elif not self.enough and not group.cut_short and self._keep_rule.learns_from(group.group()):
+        elif not self.has_enough and not group.is_cut_short and self._keep_rule.learns_from(group.build_group()):
             self._keep_group(group)
-            if self.enough and not self._in_order:
+            if self.has_enough and not self._in_order:
                 self.stop("enough_groups")
 
-    def _keep_group(self, group: GroupPlay) -> None:
-        self._kept_places.add(group.index)
-        self.events.put(ClosedGroup(group.group()))
+    def _keep_group(self, group: InflightGroup) -> None:
+        self._kept_indexes.add(group.index)
+        self.events.put(ClosedGroup(group.build_group()))

@@ -1,8 +1,8 @@
 """Rewards for parts of an attempt, tied to the tokens of these parts.
 
-Invariant: a reward of a part has at least one sampled token of a call that is trained, or the attempt has no verdict: a
-missing part is the mistake of the scorer, and is never left out in silence. A list of rewards has one for each call, or
-one for each agent; of a list of any other length only the sum counts.
+Invariant: a reward of a part has at least one sampled token of a trained call, or the attempt gets no verdict: a
+missing part is an error of the scorer and is never ignored. A list of rewards has one reward per call or one per agent;
+of a list of any other length only the sum is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loguru import logger
 
-from ajet.rollout import bounds
+from ajet.rollout.failure import keep_head
 from ajet.schema.call import Call, Ids
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 Decode = Callable[[Ids], str]
 T = TypeVar("T")
 MAX_PARTS = 4096
-"""Rewards of parts of one attempt."""
+"""Most rewards of parts of one attempt."""
 
 
-def tied(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
+def tie_rewards(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
     """Return the verdict, its process rewards with their tokens.
 
     Args:
-        decode: Gives the text of sampled ids; None: nothing is trained.
+        decode: Turns sampled ids into text; None: nothing is trained.
 
     Raises:
-        JudgeFailure: The attempt lacks a part.
+        JudgeFailure: A reward is for a part that the attempt does not have.
     """
-    if decode is None:  # nothing of it is trained: parts have no tokens
+    if decode is None:  # nothing is trained, so that parts have no tokens
         return replace(verdict, turns=())
     calls = [call for call in capture.calls if call.is_step] if capture else []
     uses = capture.tool_uses if capture else []
@@ -75,20 +75,20 @@ def _tie_part(
     decode: Decode,
 ) -> ProcessReward:
     if part.agent:
-        spans = [_make_whole_span(call) for call in calls if call.target == part.agent]
+        spans = [_make_reply_span(call) for call in calls if call.target == part.agent]
         if not spans:
             there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
             raise JudgeFailure(f"a reward for the agent {part.agent}; the attempt's trained agents: {there}")
     elif part.tool_use is not None:
         use = _get_part(uses, part.tool_use, "use of a tool")
         part = part.model_copy(update={"name": part.name or use.name})
-        spans = [_make_whole_span(_find_asking_call(use, calls, all_calls, messages))]
+        spans = [_make_reply_span(_find_requesting_call(use, calls, all_calls, messages))]
     elif part.text:
         spans = [_find_text(part, calls, decode)]
-        part = part.model_copy(update={"text": bounds.beginning(part.text)})
+        part = part.model_copy(update={"text": keep_head(part.text)})
     else:
         assert part.step is not None
-        spans = [_make_whole_span(_get_part(calls, part.step, "call"))]
+        spans = [_make_reply_span(_get_part(calls, part.step, "call"))]
     return part.model_copy(update={"tokens": tuple(spans)})
 
 
@@ -98,17 +98,17 @@ def _get_part(things: Sequence[T], number: int, what: str) -> T:
     return things[number]
 
 
-def _make_whole_span(call: Call) -> ReplySpan:
+def _make_reply_span(call: Call) -> ReplySpan:
     return ReplySpan(call.index, 0, int(call.response_ids.size))
 
 
-def _find_asking_call(
+def _find_requesting_call(
     use: ToolUse, calls: Sequence[Call], all_calls: Sequence[Call], messages: Sequence[dict[str, object]]
 ) -> Call:
-    """Return the call whose reply requested a tool use: by its id, or else the last call before it."""
+    """Return the call whose reply requested a tool use: by the use's id, or else the last call before it."""
     for call in all_calls if use.call_id else ():
-        asked = messages[call.reply].get("tool_calls") if call.reply is not None else None
-        if isinstance(asked, list) and any(each.get("id") == use.call_id for each in asked):
+        requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
+        if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):
             if not call.trained:
                 raise JudgeFailure(f"a reward for a use of {use.name}, which an agent that is not trained asked for")
             return call

@@ -1,8 +1,8 @@
 """Rollout: tasks in, groups of episodes out.
 
-Invariants: every repeat of every task ends as exactly one episode, whatever happens to it; one episode's failure
-touches no other; no user code runs on the rollout's own loop, so that timeouts, deadlines and stops take effect
-whatever user code does. `play` blocks the caller's thread only.
+Invariants: every repeat of every task ends as exactly one episode, whatever happens to it. One episode's failure
+affects no other. No user code runs on the rollout's own loop, so that timeouts, deadlines and stops take effect
+whatever user code does. `play` blocks only the caller's thread.
 """
 
 from __future__ import annotations
@@ -21,37 +21,36 @@ from ajet.environment.pinned import Pins
 from ajet.rollout.attempt import Identity
 from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
+from ajet.rollout.components import split_repeats, split_sampling
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.episode_player import EpisodePlayer
-from ajet.rollout.garbage_collection import rare_collections
-from ajet.rollout.group import ClosedGroup, GroupPlay, KeepRule, Play, PlayTally, ReturnedTask, Slots
-from ajet.rollout.own_loop import OwnLoop
+from ajet.rollout.group import ClosedGroup, InflightBatch, InflightGroup, KeepRule, PlayTally, ReturnedTask, Slots
+from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.rounds import RoundEngine
-from ajet.rollout.sampling import split_repeats, split_sampling
-from ajet.rollout.teaching import Teaching
-from ajet.rollout.verdicts import Verdicts
+from ajet.rollout.runtime import LoopThread, rare_collections
+from ajet.rollout.teacher import TeacherScorer
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig, Experiment
+    from ajet.config import Experiment
     from ajet.gateway import Gateway
-    from ajet.rollout.teaching import Teacher
+    from ajet.rollout.teacher import TeacherModel
     from ajet.task_judge import Judge
 
-STOP_TIME = 5.0
-"""Seconds that a stopped play gets to take in what its episodes left."""
+STOP_TIMEOUT = 5.0
+"""Seconds that a stopped play gets to collect its ended episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayOptions:
-    """How the groups of one call are played."""
+    """Options of all groups of one call."""
 
     step: int
     split: Split
     sampling: Sampling
     repeats: int
-    """Attempts of a whole group, those that were played before included."""
+    """Attempts of a complete group, with those that were played before."""
 
 
 class Rollout:
@@ -67,7 +66,7 @@ class Rollout:
         run_id: str,
         on_episode: Callable[[Episode], None] | None = None,
         pins: Pins | None = None,
-        teacher: Teacher | None = None,
+        teacher: TeacherModel | None = None,
     ) -> None:
         """Open isolation and environments.
 
@@ -82,23 +81,24 @@ class Rollout:
         settings = experiment.ajet
         self._settings, self._config, self._base = settings, experiment.config, experiment.base
         self._run_id, self._on_episode = run_id, on_episode
-        self._rounds = _find_round_engine(gateway, settings)
+        engine = gateway.engine if settings.rollout.deterministic else None
+        self._rounds = engine if isinstance(engine, RoundEngine) else None
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
-        self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._teacher = teacher
-        teaching = Teaching(teacher, settings) if teacher is not None else None
+        teacher_scorer = TeacherScorer(teacher, settings) if teacher is not None else None
         builder = EpisodeBuilder.open(experiment)
-        self._own = OwnLoop("ajet-rollout")
-        self._loop = self._own.loop
+        self._loop_thread = LoopThread("ajet-rollout")
+        self._loop = self._loop_thread.loop
         self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or Pins())
         self._episodes = EpisodePlayer(
-            self._attempts, self._verdicts, teaching, self._breaker, builder, settings.rollout.max_retries
+            self._attempts, self._judge_caller, teacher_scorer, self._breaker, builder, settings.rollout.max_retries
         )
-        self._plays: dict[Play, Future[None]] = {}
-        self._shared: Slots | None = None
+        self._batches: dict[InflightBatch, Future[None]] = {}
+        self._single_slots: Slots | None = None
         """The slots of all groups of `play_group`."""
-        self._single: dict[Future[Group], list[GroupPlay]] = {}
-        """Each future of `play_group`, with its group once that is made; the groups are the loop's."""
+        self._single_groups: dict[Future[Group], list[InflightGroup]] = {}
+        """Each future of `play_group`, with its group once it is made; only the loop uses the groups."""
         self._closed = False
         self.tally = PlayTally()
         """The counts of the last play."""
@@ -109,11 +109,11 @@ class Rollout:
         return self._attempts.abandoned
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
-        """Yield the groups of `stream` that are kept, for callers whose tasks are not returned."""
-        with contextlib.closing(self.stream(tasks, **options)) as ended:
-            for each in ended:
-                if isinstance(each, ClosedGroup) and each.kept:
-                    yield each.group
+        """Yield the kept groups of `stream`, for callers whose tasks are not returned."""
+        with contextlib.closing(self.stream(tasks, **options)) as ends:
+            for end in ends:
+                if isinstance(end, ClosedGroup) and end.kept:
+                    yield end.group
 
     def stream(
         self,
@@ -126,16 +126,16 @@ class Rollout:
         keep: int | None = None,
         over: Collection[tuple[int, int]] = (),
     ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
-        """Play every (order, task) `repeats` times and yield how each ended, as it does.
+        """Play every (order, task) `repeats` times and yield the end of each, as it comes.
 
-        Leaving the iteration early, by an exception too, aborts the running episodes.
+        Leaving the iteration early, also by an exception, aborts the running episodes.
 
         Args:
-            repeats: Default: the split's own setting; so for `sampling`.
+            repeats: Default: the setting of the split; also for `sampling`.
             keep: Stop after so many groups with something to learn from. None keeps all, or, with
                 `rollout.enable_oversample` in training, `data.train_batch_size`.
             over: Attempts, by order and repeat, that were played before and are not played again: groups lack them,
-                and there is no group of a task that has all.
+                and a task of which all are over has no group.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -147,18 +147,18 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        kept = None if keep is None else KeepRule(keep, opened(self._settings, base=self._base).learns_from)
-        play = Play(kept, in_order=rollout.deterministic)
-        self.tally = play.tally
+        keep_rule = None if keep is None else KeepRule(keep, opened(self._settings, base=self._base).learns_from)
+        batch = InflightBatch(keep_rule, in_order=rollout.deterministic)
+        self.tally = batch.tally
         options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
-        conducted = asyncio.run_coroutine_threadsafe(
-            self._play_tasks(play, _list_remaining(tasks, repeats, over), options, limit), self._loop
+        running = asyncio.run_coroutine_threadsafe(
+            self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self._loop
         )
-        conducted.add_done_callback(lambda future: _end_events(play, future))
-        self._plays[play] = conducted
+        running.add_done_callback(lambda future: _end_events(batch, future))
+        self._batches[batch] = running
         try:
             with rare_collections():
-                while (event := play.events.get()) is not None:
+                while (event := batch.events.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
                     if isinstance(event, ClosedGroup | ReturnedTask):
@@ -166,11 +166,11 @@ class Rollout:
                     elif self._on_episode is not None:
                         self._on_episode(event)
         finally:
-            self._plays.pop(play, None)
-            if not conducted.done() and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(play.stop, "interrupted")
-                _await_end(conducted)
-            play.tally.abandoned = self.abandoned
+            self._batches.pop(batch, None)
+            if not running.done() and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+                _await_end(running)
+            batch.tally.abandoned = self.abandoned
 
     def play_group(
         self,
@@ -186,24 +186,24 @@ class Rollout:
     ) -> Future[Group]:
         """Play one task in parallel with all others, for callers that get tasks one by one (samplers, verl's workers).
 
-        All groups begun so share `max_env_worker`; `on_episode` and `tally` do not cover them.
+        All groups of this method share `max_env_worker`; `on_episode` and `tally` do not cover them.
 
         Args:
             over: Attempts that were played before and are not played again: the group lacks them.
             on_end: Called with each episode as it ends, before its group closes, on the rollout's loop: it must not
                 wait.
-            sampling: Default: the split's own.
+            sampling: Default: the sampling of the split.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
-        left = [repeat for repeat in range(repeats) if repeat not in over]
-        made: list[GroupPlay] = []
+        remaining = [repeat for repeat in range(repeats) if repeat not in over]
+        groups: list[InflightGroup] = []
         options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
         played = asyncio.run_coroutine_threadsafe(
-            self._play_single(made, order, task, left, options, on_end), self._loop
+            self._play_single(groups, order, task, remaining, options, on_end), self._loop
         )
-        self._single[played] = made
-        played.add_done_callback(lambda played: self._single.pop(played, None))
+        self._single_groups[played] = groups
+        played.add_done_callback(lambda played: self._single_groups.pop(played, None))
         return played
 
     def stop_group(self, played: Future[Group]) -> None:
@@ -211,60 +211,64 @@ class Rollout:
 
         A group that has closed is left alone.
         """
-        made = self._single.get(played)
-        if made is not None:  # a second turn of the loop: by then a group that was just requested is made
-            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, made)
+        groups = self._single_groups.get(played)
+        if groups is not None:  # on the second turn of the loop, when a group that was just requested is made
+            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, groups)
 
     def close(self) -> None:
         """Abort running episodes and release threads and processes, promptly. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        for play, conducted in list(self._plays.items()):
-            self._loop.call_soon_threadsafe(play.stop, "interrupted")
-            _await_end(conducted)
-        for played in list(self._single):
+        for batch, running in list(self._batches.items()):
+            self._loop.call_soon_threadsafe(batch.stop, "interrupted")
+            _await_end(running)
+        for played in list(self._single_groups):
             self.stop_group(played)
-        for played in list(self._single):
+        for played in list(self._single_groups):
             _await_end(played)
         self._attempts.stop()
-        self._verdicts.close()
+        self._judge_caller.close()
         self._attempts.close()
         if self._teacher is not None:
             _await_end(asyncio.run_coroutine_threadsafe(self._teacher.leave(), self._loop))
-        self._own.stop(STOP_TIME)
+        self._loop_thread.stop(STOP_TIMEOUT)
 
-    # On the rollout's loop.
+    # The methods below run on the rollout's loop.
 
     async def _play_tasks(
-        self, play: Play, tasks: Sequence[tuple[int, Task, list[int]]], options: PlayOptions, limit: int
+        self, batch: InflightBatch, tasks: Sequence[tuple[int, Task, list[int]]], options: PlayOptions, limit: int
     ) -> None:
         total = sum(len(repeats) for _, _, repeats in tasks)
         slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
         runs = []
         for index, (order, task, repeats) in enumerate(tasks):
-            group = self._make_group(task, order, index, len(repeats), options, play.take_closed)
-            play.groups.append(group)
-            runs += self._start_episodes(play, group, slots, repeats, options)
+            group = self._make_group(task, order, index, len(repeats), options, batch.take_closed)
+            batch.groups.append(group)
+            runs += self._start_episodes(batch, group, slots, repeats, options)
         await _await_all(runs)
-        play.finish()
+        batch.finish()
 
     async def _play_single(
         self,
-        made: list[GroupPlay],
+        groups: list[InflightGroup],
         order: int,
         task: Task,
         repeats: Sequence[int],
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None,
     ) -> Group:
-        """Play one group; `made` gets it."""
-        if self._shared is None:
-            self._shared = Slots(self._settings.rollout.max_env_worker, 0)
+        """Play one group; `groups` gets it once it is made."""
+        if self._single_slots is None:
+            self._single_slots = Slots(self._settings.rollout.max_env_worker, 0)
         closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
-        group = self._make_group(task, order, 0, len(repeats), options, lambda group: closed.set_result(group.group()))
-        runs = self._start_episodes(Play(None, in_order=False), group, self._shared, repeats, options, on_end)
-        made.append(group)
+        group = self._make_group(
+            task, order, 0, len(repeats), options, lambda group: closed.set_result(group.build_group())
+        )
+        runs = self._start_episodes(
+            InflightBatch(None, in_order=False), group, self._single_slots, repeats, options, on_end
+        )
+        groups.append(group)
         with rare_collections():
             await _await_all(runs)
         return await closed
@@ -276,19 +280,21 @@ class Rollout:
         index: int,
         repeats: int,
         options: PlayOptions,
-        on_close: Callable[[GroupPlay], None],
-    ) -> GroupPlay:
+        on_close: Callable[[InflightGroup], None],
+    ) -> InflightGroup:
         rollout = self._settings.rollout
         deadline, min_group = rollout.group_deadline, rollout.min_group
-        group = GroupPlay(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
+        group = InflightGroup(task, order, index, repeats, deadline=deadline, min_group=min_group, on_close=on_close)
         key = f"{self._settings.seed}/{order}"
-        group.ranking = self._verdicts.open_ranking(repeats, options.split, key, group.arrived, of=options.repeats)
+        group.ranker = self._judge_caller.open_ranker(
+            repeats, options.split, key, group.note_arrival, of=options.repeats
+        )
         return group
 
     def _start_episodes(
         self,
-        play: Play,
-        group: GroupPlay,
+        batch: InflightBatch,
+        group: InflightGroup,
         slots: Slots,
         repeats: Sequence[int],
         options: PlayOptions,
@@ -297,7 +303,7 @@ class Rollout:
         runs = []
         for repeat in repeats:
             identity = Identity(self._run_id, options.split, options.step, group.task, group.order, group.index, repeat)
-            played = self._episodes.play(play, group, slots, identity, options.sampling, on_end)
+            played = self._episodes.play(batch, group, slots, identity, options.sampling, on_end)
             runs.append(asyncio.ensure_future(played))
         return runs
 
@@ -314,35 +320,28 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with the attempts that are not over; tasks of which all are over are left out."""
-    left = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
-    return [each for each in left if each[2]]
+    """Return each task with the repeats that are not over; tasks without such a repeat are omitted."""
+    remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
+    return [each for each in remaining if each[2]]
 
 
-def _find_round_engine(gateway: Gateway, settings: AjetConfig) -> RoundEngine | None:
-    if not settings.rollout.deterministic:
-        return None
-    engine = gateway.engine
-    return engine if isinstance(engine, RoundEngine) else None
-
-
-def _end_events(play: Play, future: Future[None]) -> None:
-    """End the events of a play that broke off."""
+def _end_events(batch: InflightBatch, future: Future[None]) -> None:
+    """End the events of a batch that was cancelled or raised."""
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
-        play.events.put(problem)
+        batch.events.put(problem)
     elif future.cancelled():
-        play.events.put(None)
+        batch.events.put(None)
 
 
-def _stop_groups(groups: list[GroupPlay]) -> None:
+def _stop_groups(groups: list[InflightGroup]) -> None:
     for group in groups:
         group.stop("interrupted")
 
 
 def _await_end(future: Future[Any]) -> None:
-    """Wait `STOP_TIME` for a future; cancel it then."""
+    """Wait STOP_TIMEOUT seconds for a future, then cancel it."""
     try:
-        future.exception(timeout=STOP_TIME)
+        future.exception(timeout=STOP_TIMEOUT)
     except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
         future.cancel()

@@ -1,10 +1,10 @@
-"""RoundEngine: requests admitted in rounds, so that what is computed together does not depend on timing.
+"""RoundEngine: admits requests in rounds, so that the composition of forward passes does not depend on timing.
 
-Invariant (DESIGN decision 9b): a play begins with nothing cached from earlier ones; a round opens when every live
-episode waits for a reply, and admits all waiting requests at once, ordered by (task, repeat, call); an engine with a
-`held()` context (within which it begins no forward pass) sees them arrive as one. Who is in a round, and in which
-place, is thus a function of what the episodes do and not of when they do it, as long as an episode has at most one
-call under way; the calls of one that has several share rounds by arrival.
+Invariants (DESIGN decision 9b): a play begins with an empty cache. A round opens when every live episode waits for a
+reply, and admits all waiting requests at once, ordered by (task, repeat, call). An engine with a `held()` context,
+within which it begins no forward pass, gets them together. The requests of a round and their order thus depend on what
+the episodes do and not on when they do it, as long as an episode has at most one call in flight; several calls of one
+episode share rounds by arrival.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _WaitingRequest:
 
 
 class RoundEngine(Around):
-    """A TokenEngine around another one; the rollout reports how many episodes are live."""
+    """A TokenEngine around another one; the rollout reports the number of live episodes."""
 
     def __init__(self, engine: TokenEngine) -> None:
         super().__init__(engine)
@@ -47,11 +47,13 @@ class RoundEngine(Around):
         self._live = 0
         self._waiting: list[_WaitingRequest] = []
         self.rounds: list[list[tuple[int, int, int]]] = []
-        """(task, repeat, call) of the requests of each round of the present or last play."""
+        """(task, repeat, call) of the requests of each round of the current or last play."""
 
     def begin(self) -> None:
-        """A play begins: what earlier ones left in the inner engine's cache goes. A resumed run has nothing there, and
-        a prompt that is computed in part only comes out with other last bits. Blocks until no forward pass runs."""
+        """Begin a play: empty the inner engine's cache. Blocks until no forward pass runs.
+
+        A resumed run has an empty cache, and a prompt that is computed only in part comes out with other last bits.
+        """
         paused: Callable[[], AbstractContextManager[object]] | None = getattr(self._engine, "paused", None)
         if paused is not None:
             with paused():
@@ -108,12 +110,12 @@ class RoundEngine(Around):
         for loop, part in parts.items():
             try:
                 loop.call_soon_threadsafe(arrival.admit, loop, part)
-            except RuntimeError:  # the loop closed, and those who waited in it with it
+            except RuntimeError:  # the loop is closed, and its waiting requests ended with it
                 arrival.done()
 
 
 class _RoundArrival:
-    """Holds the engine until every request of a round is with it."""
+    """Holds the engine until every request of a round has reached it."""
 
     def __init__(self, engine: TokenEngine, loops: int) -> None:
         self._left = loops
@@ -124,7 +126,7 @@ class _RoundArrival:
             self._hold.enter_context(held())
 
     def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
-        """Wake them in order; each hands its request over before the loop comes to `done`."""
+        """Admit the requests in order; each reaches the engine before the loop runs `done`."""
         for waiting in part:
             waiting.admit()
         loop.call_soon(self.done)

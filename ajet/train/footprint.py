@@ -238,7 +238,7 @@ def require_tools_fit(experiment: Experiment) -> None:
 def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
     """Return the workflow if the model is certain to be shown all tools of `environment.use`, as by mcp_agent."""
     from ajet.environment.replay import replays_alone
-    from ajet.rollout.wiring import workflow_of
+    from ajet.rollout.components import workflow_of
     from ajet.workflow.workflow import ToolWorkflow
 
     rollout, environment = experiment.ajet.rollout, experiment.ajet.environment
@@ -261,7 +261,7 @@ def render_with_tools(
     Raises:
         UserError: the tools cannot be listed, or leave no room for a reply.
     """
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
 
     agent = find_tool_workflow(experiment)
     tools = agent.list_tools(experiment, start=start) if agent is not None else None

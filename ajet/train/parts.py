@@ -67,7 +67,7 @@ def assemble(
         with uncollected():
             from ajet.backbone import open_backbone, open_teacher
             from ajet.rollout import Rollout
-            from ajet.rollout.wiring import open_gateway, require_gateway, workflow_of
+            from ajet.rollout.components import open_gateway, require_gateway, workflow_of
             from ajet.task_judge import open_judge
             from ajet.task_reader import open_reader
 
@@ -77,7 +77,7 @@ def assemble(
             workflow = workflow_of(experiment)
             reader.tasks(split)
             backbone = (opens or open_backbone)(experiment)
-            gateway = open_gateway(experiment, backbone, adapters=backbone.adapters)
+            gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer, adapters=backbone.adapters)
             if backbone.trains and split == "train":
                 teacher = open_teacher(experiment, backbone.tokenizer)
             rollout = Rollout(

@@ -18,7 +18,7 @@ from ajet.algorithm import Algorithm, credit, discarded, opened
 from ajet.backbone.contract import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
-from ajet.rollout.wiring import renderer_of
+from ajet.rollout.components import renderer_of
 from ajet.schema.episode import advantages_of, episodes_of
 from ajet.store import is_shared
 from ajet.store import open_store as open_ledger

@@ -18,8 +18,8 @@ from loguru import logger
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.record.status import TO_VALIDATE
 from ajet.rollout.attempt import Identity
+from ajet.rollout.components import split_repeats
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.rollout.sampling import split_repeats
 from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.schema.task import Task
 from ajet.train.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics

@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ def cpu_seconds() -> float:
         with suppress(psutil.NoSuchProcess):  # one of Ray's spare processes
             total += sum(each.cpu_times()[:2])
     return total
-
-
-@dataclass
-class Servers:
-    """What a gateway wants to know."""
-
-    engine: Any
-    tokenizer: Any
 
 
 class Play:
@@ -91,13 +82,13 @@ class Ask:
     def __init__(self, setting: Setting, experiment: Any, client: Any, tokenizer: Any, concurrency: int) -> None:
         from one_turn import question
 
-        from ajet.rollout.wiring import open_gateway
+        from ajet.rollout.components import open_gateway
         from ajet_verl.agent.engine import ServerEngine
 
         self._setting, self._client, self._width = setting, client, concurrency
         rollout = experiment.ajet.rollout
         engine = ServerEngine(client, max_model_len=rollout.max_model_len, vocabulary=len(tokenizer), server="vllm")
-        self._gateway = open_gateway(experiment, Servers(engine, tokenizer))
+        self._gateway = open_gateway(experiment, engine, tokenizer)
         count = setting.tasks * setting.samples
         self._messages = [[{"role": "user", "content": question(at // setting.samples)}] for at in range(count)]
         self._prompts = [

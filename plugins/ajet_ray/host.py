@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.engine.contract import TokenEngine
 from ajet.environment.pinned import Pins
 from ajet.rollout import Rollout
-from ajet.rollout.wiring import open_gateway, workflow_of
+from ajet.rollout.components import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
 from ajet.schema.task import Task
 from ajet.task_judge import open_judge
@@ -32,14 +32,6 @@ class _UnderWay:
     group: asyncio.Task[Group]
     sessions: int
     """How many have not asked for it yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """Stands for the backbone before the gateway."""
-
-    engine: TokenEngine
-    tokenizer: Any
 
 
 class Host:
@@ -59,7 +51,7 @@ class Host:
         """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
         images is shown them; `pins`: the run's tools."""
         self._engine, self._post, self._grant = engine, post, grant
-        self._gateway = gateway = open_gateway(experiment, Servers(engine, tokenizer), images)
+        self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id, pins=pins)
         self._groups: dict[str, _UnderWay] = {}

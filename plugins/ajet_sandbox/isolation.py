@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
 from ajet.record.remove_folder import remove_folder
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.process import ProcessIsolation
-from ajet.rollout.isolation.worker_process import Ends, Started, lower_priority, worker_command
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, lower_priority, worker_command
 from ajet.schema.commands import installs_extra
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
@@ -73,7 +73,7 @@ class SandboxIsolation(ProcessIsolation):
         _refuse_memory_limit(experiment)
         self._door = Door(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
-        self._box = Box(self._home, self._door.path, address, limits_of(experiment.ajet.environment))
+        self._box = Box(self._setup, self._door.path, address, limits_of(experiment.ajet.environment))
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
         """What it starts ends with its one thread: so bubblewrap watches who started it."""
         try:
@@ -87,20 +87,20 @@ class SandboxIsolation(ProcessIsolation):
         super().close()
         self._door.close()
 
-    def start_worker(self, home: Home, ends: Ends) -> Started:
+    def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
         """Start a worker in a sandbox of its own. Raises SandboxFailure."""
-        return self._starter.submit(self._box.start, ends).result()
+        return self._starter.submit(self._box.start, fds).result()
 
 
 class Box:
     """Makes sandboxes for workers."""
 
-    def __init__(self, home: Home, door: str, base_url: str, limits: Limits) -> None:
-        self._home, self._door, self._base_url, self._limits = home, door, base_url, limits
+    def __init__(self, setup: WorkerSetup, door: str, base_url: str, limits: Limits) -> None:
+        self._setup, self._door, self._base_url, self._limits = setup, door, base_url, limits
 
-    def start(self, ends: Ends) -> Started:
+    def start(self, fds: WorkerFds) -> StartedWorker:
         """A worker in a new one. Raises SandboxFailure."""
-        return self._started(worker_command(ends), ends.output, (ends.channel, ends.control))
+        return self._started(worker_command(fds), fds.output, (fds.channel, fds.control))
 
     def probe(self) -> None:
         """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""
@@ -135,7 +135,7 @@ class Box:
                 "rollout.isolation: process",
             )
 
-    def _started(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> Started:
+    def _started(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> StartedWorker:
         told, tells = os.pipe()
         waits, goes = os.pipe()
         more = ["--ro-bind", self._door, DOOR]
@@ -165,7 +165,7 @@ class Box:
                 os.close(each)
         return self._held(process, told_pid(told, process.pid), goes)
 
-    def _held(self, process: subprocess.Popen[bytes], first: int, goes: int) -> Started:
+    def _held(self, process: subprocess.Popen[bytes], first: int, goes: int) -> StartedWorker:
         """Hold the process' memory and children to their bounds from before its first program on."""
         group = control_group(self._limits)
         if group is not None:
@@ -179,20 +179,20 @@ class Box:
             os.write(goes, b"!")
         os.close(goes)
         gone = group.remove if group is not None else lambda: None
-        return Started(process, gone, self._base_url, sandboxed=True)
+        return StartedWorker(process, gone, self._base_url, sandboxed=True)
 
     def find_shown(self) -> Shown:
         """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
         it and whole homes."""
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
-        also = [each for each in map(Path, self._home.paths) if each.is_dir() and not holds_more(each)]
+        also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_more(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
         own = [each for each in also if each not in brought]
-        return Shown.of([self._home.base, *own], [*list_package_roots(), *brought])
+        return Shown.of([self._setup.base, *own], [*list_package_roots(), *brought])
 
     def _environment(self) -> dict[str, str]:
         path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        paths = os.pathsep.join(filter(None, self._home.paths))
+        paths = os.pathsep.join(filter(None, self._setup.paths))
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box", "PYTHONPATH": paths,
                 "OMP_NUM_THREADS": "1"}  # fmt: skip
 

@@ -139,7 +139,7 @@ def _config(
     the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet

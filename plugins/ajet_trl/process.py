@@ -48,7 +48,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from ajet.rollout import Rollout
-    from ajet.rollout.wiring import open_gateway, workflow_of
+    from ajet.rollout.components import open_gateway, workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import within_prompt_length
@@ -60,7 +60,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
     judge, workflow = open_judge(experiment, reader_judge=reader.judge), workflow_of(experiment)
     with (
         closing(Shared(experiment)) as model,
-        closing(open_gateway(experiment, model)) as gateway,
+        closing(open_gateway(experiment, model.engine, model.tokenizer)) as gateway,
         closing(Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))) as rollout,
     ):
         tasks = within_prompt_length(reader.tasks("train"), experiment.ajet.data, model.tokenizer)

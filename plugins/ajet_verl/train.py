@@ -159,7 +159,7 @@ def _config(
     run that is resumed had others."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet

@@ -17,8 +17,8 @@ from rich.console import Console
 from ajet.cli import launcher
 from ajet.commands import episode_panel
 from ajet.config import load_experiment
+from ajet.rollout.components import workflow_of
 from ajet.rollout.isolation import worker_process
-from ajet.rollout.wiring import workflow_of
 from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.task_judge import Judge
@@ -253,7 +253,7 @@ def released() -> Iterator[None]:
 )  # fmt: skip
 def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tmp_path, monkeypatch):
     monkeypatch.setenv(IN_ANOTHER, str(tmp_path / "held"))
-    monkeypatch.setattr(worker_process, "ANSWERS_S", 60.0)  # a worker gives way to whoever wants the processor
+    monkeypatch.setattr(worker_process, "LOCATE_TIMEOUT_S", 60.0)  # a worker gives way to whoever wants the processor
     held = (tmp_path / "held").exists if isolation == "process" else HELD.is_set
     with time_is_up(held), stage(workflow, isolation=isolation) as made:
         failure = made.episode().failure

@@ -29,11 +29,11 @@ def lost(boundary: Any = "environment", retryable: bool = True) -> Failure:
 def test_it_opens_on_what_is_outside_and_may_mend(failures: list[Failure | None], opens: bool) -> None:
     made = Breaker(BreakerSettings(share=0.5, window=8))
     for failure in failures:
-        made.ended(failure)
+        made.report_end(failure)
     assert made.is_open is opens
     off = Breaker(BreakerSettings(share=0.5, window=8), on=False)
     for failure in failures:
-        off.ended(failure)
+        off.report_end(failure)
     assert not off.is_open
 
 
@@ -43,20 +43,20 @@ def test_probes_come_one_by_one_and_ever_more_seldom(monkeypatch: pytest.MonkeyP
 
     async def come() -> list[float]:
         made, found = Breaker(BreakerSettings(share=0.0, window=1)), []
-        made.ended(lost())
+        made.report_end(lost())
         while len(found) < 8:
             clock[0] += 0.5
             if made.may_probe():
                 assert not made.may_probe()
                 found.append(clock[0])
-                made.ended(lost(), probe=True)
-        made.ended(None)  # one that began before says nothing
+                made.report_end(lost(), probe=True)
+        made.report_end(None)  # one that began before says nothing
         assert made.is_open
         clock[0] += 60
         assert made.may_probe()
-        made.ended(None, probe=True, aborted=True)
+        made.report_end(None, probe=True, aborted=True)
         assert made.is_open and made.may_probe()
-        made.ended(None, probe=True)
+        made.report_end(None, probe=True)
         assert not made.is_open
         return found
 
@@ -67,7 +67,7 @@ def test_probes_come_one_by_one_and_ever_more_seldom(monkeypatch: pytest.MonkeyP
 def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
     async def come() -> None:
         made = Breaker(BreakerSettings(share=0.0, window=1))
-        made.ended(lost())
+        made.report_end(lost())
         going: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         one, other, third = (made.open_turn() for _ in range(3))
         await one.wait_admitted(going)
@@ -77,9 +77,9 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
         await asyncio.wait_for(waiting, 60)
         waiting = asyncio.ensure_future(third.wait_admitted(going))
         await asyncio.sleep(0)
-        other.ended(None, aborted=True)
+        other.report_end(None, aborted=True)
         await asyncio.wait_for(waiting, 60)
-        third.ended(None)
+        third.report_end(None)
         assert not made.is_open
 
     asyncio.run(come())
@@ -91,11 +91,11 @@ def test_a_lost_attempt_of_which_all_is_known_is_not_looked_at_again() -> None:
         breaker.open_turn()  # as where groups are asked for one by one without end: somebody always plays
         for _ in range(20):
             turn, stopped = breaker.open_turn(), asyncio.get_running_loop().create_future()
-            turn.ended(lost())
+            turn.report_end(lost())
             taken = asyncio.ensure_future(turn.was_outage(lost(), stopped))
             await asyncio.sleep(0)
             for _ in range(4):
-                breaker.ended(None)
+                breaker.report_end(None)
             assert not await taken
             turn.leave()
         return len(breaker._doubtful)

@@ -11,8 +11,8 @@ import pytest
 
 from ajet.commands.episode_panel import hint_of
 from ajet.config import Experiment
-from ajet.rollout.failure import classify
-from ajet.rollout.wiring import workflow_of
+from ajet.rollout.components import workflow_of
+from ajet.rollout.failure import classify_exception
 from ajet.schema.advice import advise_on
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -141,7 +141,7 @@ def test_a_judges_failure_bears_hint_and_line(tmp_path: Path, name: str, words: 
     made = experiment(tmp_path, task_judge={"judge_protocol": f"code.py->{name}"})
     with pytest.raises(JudgeFailure) as raised:
         asyncio.run(open_judge(made).verdict(WorkflowTask(task=TASK), OUTPUT))
-    failure = classify(raised.value.__cause__ or raised.value, "judge")
+    failure = classify_exception(raised.value.__cause__ or raised.value, "judge")
     assert words in str(raised.value) and f"code.py:{line_of(line)}" in hint_of(failure)
 
 

@@ -19,7 +19,7 @@ from ajet.commands.deploy import Deployed, Deployment, deployed
 from ajet.config import Experiment
 from ajet.config.experiment import defaults_only
 from ajet.gateway import Session
-from ajet.rollout.wiring import open_gateway
+from ajet.rollout.components import open_gateway
 from ajet.schema.errors import EngineFailure
 from tests.support.gateways import start_gateway
 
@@ -108,7 +108,7 @@ def start_configured_deployment(settings: dict[str, Any], folder: Path, key: str
     """Serve the engine that these keys below `ajet` name behind a deployment's address."""
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
     backbone = open_backbone(experiment)
-    gateway = open_gateway(experiment, backbone)
+    gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
     try:
         yield RunningDeployment(Deployed(gateway, key, "tiny", experiment).open())
     finally:

@@ -34,10 +34,10 @@ from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
 from ajet.rollout import ClosedGroup as Closed
 from ajet.rollout import ReturnedTask as GivenBack
-from ajet.rollout import Rollout, RoundEngine, attempt_runner, breaker, episode_player, verdicts
+from ajet.rollout import Rollout, RoundEngine, attempt_runner, breaker, episode_player, judge_caller
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.rollout.group import GroupPlay
+from ajet.rollout.group import InflightGroup
 from ajet.rollout.isolation import worker_process
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Failure, Group, Verdict
@@ -299,7 +299,7 @@ async def ask_for_round(*, of: int, closed_after: float) -> None:
 def workers_start_at_once() -> Iterator[None]:
     """Within the block worker processes start at normal priority: at a low one a busy machine takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_process, "YIELDS", 0)
+        patch.setattr(worker_process, "NICE_STEPS", 0)
         yield
 
 
@@ -344,20 +344,20 @@ def metrics_of(*episodes: Episode) -> dict[str, Any]:
 
 def judge_time_is_up(when: Callable[[], bool]) -> Any:
     """Within the block a judge that is asked when this becomes true is late."""
-    return time_is_up(when, verdicts)
+    return time_is_up(when, judge_caller)
 
 
 @contextmanager
 def judge_time_limits() -> Iterator[list[float | None]]:
     """Yield the list of the seconds that judges are given, one for each verdict."""
-    limits, kept = list[float | None](), verdicts.wait_first
+    limits, kept = list[float | None](), judge_caller.wait_first
 
     async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         limits.append(timeout)
         await kept(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "wait_first", wait_first)
+        patch.setattr(judge_caller, "wait_first", wait_first)
         yield limits
 
 
@@ -409,7 +409,7 @@ def outages_pause(seconds: float, on_lost: Callable[[], None] = lambda: None) ->
     Args:
         on_lost: Called once the breaker knows of an attempt that was lost to an outage.
     """
-    ended = Breaker.ended
+    ended = Breaker.report_end
 
     def counted(self: Breaker, failure: Failure | None, **more: Any) -> None:
         ended(self, failure, **more)
@@ -419,7 +419,7 @@ def outages_pause(seconds: float, on_lost: Callable[[], None] = lambda: None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(breaker, "FIRST_PAUSE", seconds)
         patch.setattr(breaker, "LONGEST_PAUSE", 2.5 * seconds)
-        patch.setattr(Breaker, "ended", counted)
+        patch.setattr(Breaker, "report_end", counted)
         yield
 
 
@@ -431,7 +431,7 @@ def group_ends_during_retry_pause() -> Iterator[None]:
     async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
         if timeout == 3600.0:
             pauses.set()
-        await verdicts.wait_first(*futures, timeout=timeout)
+        await judge_caller.wait_first(*futures, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch, deadline_passes(pauses.is_set):
         patch.setattr(episode_player, "RETRY_PAUSE", 3600.0)
@@ -443,18 +443,18 @@ def group_ends_during_retry_pause() -> Iterator[None]:
 def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
     """Within the block a group's deadline (one must be set) passes when this becomes true."""
 
-    async def come(group: GroupPlay) -> None:
+    async def come(group: InflightGroup) -> None:
         while not when():
             await asyncio.sleep(0.01)
         group._pass_deadline()
 
-    def began(group: GroupPlay) -> None:
-        if not group._began:
+    def began(group: InflightGroup) -> None:
+        if not group._has_started:
             group._timer = asyncio.ensure_future(come(group))  # type: ignore[assignment]
-        group._began = True
+        group._has_started = True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupPlay, "began", began)
+        patch.setattr(InflightGroup, "note_start", began)
         yield
 
 

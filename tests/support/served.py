@@ -23,7 +23,7 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits, Shared
-from ajet.rollout.served import Desk, Keeper, deadlines, protocol, routes
+from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, protocol, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 from ajet.store import RunStore, StoreAway
@@ -51,7 +51,7 @@ HOUR_S, GLANCE_S = 3600.0, 0.05
 class RunningServer:
     """A server and a client that holds its admin key."""
 
-    desk: Desk
+    desk: EpisodeRegistry
     gateway: RunningGateway
     engine: ScriptedEngine
     store: RunStore
@@ -186,7 +186,7 @@ class RunningServer:
     def judging_breaks(self) -> Iterator[None]:
         """Within the block judging an end is a mistake of the server's own."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.desk._endings, "judge", None)
+            patch.setattr(self.desk._finisher, "judge_episode", None)
             yield
 
     def break_task_reader(self) -> None:
@@ -263,7 +263,7 @@ def start_serving(
     backlog: int | None = None,
     pending: Path | None = None,
     at: dict[str, Any] | None = None,
-    keeper: Keeper | None = None,
+    keeper: EpisodeStore | None = None,
     limits: Limits | None = None,
     port: int = 0,
     latency: float = 0.0,
@@ -296,8 +296,8 @@ def start_serving(
     split = "debug" if backlog is None else "train"
     store = store or RunStore(pending, at=at)
     patch = pytest.MonkeyPatch()
-    patch.setattr(deadlines, "LONGEST_GLANCE", GLANCE_S)
-    desk = Desk(
+    patch.setattr(deadlines, "CHECK_INTERVAL", GLANCE_S)
+    desk = EpisodeRegistry(
         experiment,
         served,
         judge if isinstance(judge, Judge) else Judge(judge),
@@ -306,7 +306,7 @@ def start_serving(
         run_id="test",
         split=split,  # type: ignore[arg-type]
         backlog=backlog,
-        keeper=keeper or (store if pending is not None else None),
+        episode_store=keeper or (store if pending is not None else None),
         held_out=[Task(main_query=f"held out {n}", task_id=f"h{n}") for n in range(held_out)],
     )
     desk.restore()

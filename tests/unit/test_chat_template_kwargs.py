@@ -1,7 +1,7 @@
 """`model.chat_template_kwargs` reaches every prompt of a run."""
 
 from ajet.config import Experiment
-from ajet.rollout.wiring import renderer_of
+from ajet.rollout.components import renderer_of
 from tests.chat_templates import tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]

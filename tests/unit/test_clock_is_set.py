@@ -16,7 +16,7 @@ from ajet.gateway.observing import Sessions
 from ajet.gateway.recorder import Recorder
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.served.deadlines import Deadlines
+from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task, WorkflowTask
@@ -53,13 +53,13 @@ def test_of_a_served_episode(put_on: Any) -> None:
         gateway=SimpleNamespace(idle_timeout=HOUR_S),
     )
     more: Any = dict.fromkeys(("end", "give_up", "close"))
-    watched = Deadlines(settings, {}, about, **more)
+    watched = DeadlineWatcher(settings, {}, about, **more)
     put_on()
-    assert served.quiet < HOUR_S and watched._find_timeout(served) is None
+    assert served.idle_seconds < HOUR_S and watched._find_timeout(served) is None
     served.since -= HOUR_S
-    assert served.quiet > HOUR_S, "it made no call"
+    assert served.idle_seconds > HOUR_S, "it made no call"
     session.recorder.settled_at = time.monotonic()
-    assert served.quiet < HOUR_S, "one has ended just now"
+    assert served.idle_seconds < HOUR_S, "one has ended just now"
 
 
 def test_of_an_observed_session(put_on: Any, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ajet.gateway import Capture
 from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.teaching import Teaching
+from ajet.rollout.teacher import TeacherScorer
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
@@ -140,7 +140,9 @@ def asked(teacher, verdict, split="train"):
     identity = Identity("run", split, 1, Task(task_id="t"), 0, 0, 0)
 
     async def ask():
-        await Teaching(teacher, config()).ask(identity, played, verdict, asyncio.get_running_loop().create_future())
+        await TeacherScorer(teacher, config()).score_attempt(
+            identity, played, verdict, asyncio.get_running_loop().create_future()
+        )
 
     asyncio.run(ask())
     return played

@@ -9,7 +9,7 @@ import yaml
 from ajet import AgentJetJob
 from ajet.algorithm import opened
 from ajet.config import load_experiment, resolve_reference
-from ajet.rollout.wiring import workflow_of
+from ajet.rollout.components import workflow_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow

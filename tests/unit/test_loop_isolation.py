@@ -8,7 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.isolation.loop import LoopIsolation, UserLoop
+from ajet.rollout.isolation.loop import LoopIsolation
+from ajet.rollout.runtime import UserLoop
 from ajet.schema.task import Task, WorkflowTask
 from tests.rollout_workflows import Asks
 from tests.waiting import until

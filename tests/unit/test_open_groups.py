@@ -12,7 +12,7 @@ from ajet.store import Lease, RunStore
 
 
 class SlowStore(RunStore):
-    """Notes that a group is whole once it may."""
+    """Notes that a group is complete once it may."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -29,12 +29,12 @@ def test_a_group_whose_leaving_was_cut_short_is_there_once_all_is_settled() -> N
 
     async def cut_short() -> None:
         groups = OpenGroups(store, None, 1)
-        group = await groups.for_task(Task(main_query="q", task_id="q"), lambda _: True)
-        leaving = asyncio.create_task(groups.remove(group, whole=True))
+        group = await groups.find_or_make(Task(main_query="q", task_id="q"), lambda _: True)
+        leaving = asyncio.create_task(groups.remove(group, report=True))
         assert await asyncio.to_thread(store.asked.wait, 60)
         assert group not in groups, "it is on its way"
         leaving.cancel()
-        await groups.settled()
+        await groups.wait_settled()
         assert group in groups, "nobody has handed it over"
         store.may.set()
         with suppress(asyncio.CancelledError):

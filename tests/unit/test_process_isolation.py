@@ -16,12 +16,12 @@ from loguru import logger
 from ajet.config import Experiment
 from ajet.config.view import View
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import EpisodeFailed
+from ajet.rollout.failure import EpisodeError
 from ajet.rollout.isolation import process, worker_handle, worker_process
-from ajet.rollout.isolation.channel import Channel, Message, encoded
-from ajet.rollout.isolation.messages import Home, encode_output
+from ajet.rollout.isolation.channel import Message, MessageChannel, encode_value
+from ajet.rollout.isolation.messages import WorkerSetup, encode_output
 from ajet.rollout.isolation.process import ProcessIsolation
-from ajet.rollout.isolation.worker_process import Ends, Started
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -35,9 +35,9 @@ class Flow:
 class Puppet:
     """A worker whose process only sleeps."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: WorkerFds) -> None:
         self.descriptor, self.output = os.dup(ends.channel), os.dup(ends.output)
-        self.channel = Channel(self.descriptor, self.descriptor)
+        self.channel = MessageChannel(self.descriptor, self.descriptor)
         self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
 
     def hear(self, kind: str) -> Message:
@@ -71,14 +71,14 @@ class PuppetWorkers(ProcessIsolation):
         self.may_start.set()
         self.problem: Exception | None = None
 
-    def start_worker(self, home: Home, ends: Ends) -> Started:
+    def start_worker(self, setup: WorkerSetup, ends: WorkerFds) -> StartedWorker:
         self.begun += 1
         assert self.may_start.wait(60)
         if self.problem is not None:
             raise self.problem
         puppet = Puppet(ends)
         self.puppets.append(puppet)
-        return Started(puppet.process)
+        return StartedWorker(puppet.process)
 
     def play(self, count: int = 1) -> list[tuple[Attempt, Future[WorkflowOutput]]]:
         """Start so many attempts."""
@@ -110,16 +110,16 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PuppetW
 def test_a_third_starts_when_one_of_two_has_spoken(workers: PuppetWorkers) -> None:
     workers.play(4)
     assert workers.has_begun(2) and workers.begun == 2
-    workers.puppets[0].channel.send(1, "context_full", encoded(None))
-    workers.puppets[0].channel.send(1, "context_full", encoded(None))  # it speaks often, and starts once
+    workers.puppets[0].channel.send(1, "context_full", encode_value(None))
+    workers.puppets[0].channel.send(1, "context_full", encode_value(None))  # it speaks often, and starts once
     assert workers.has_begun(3)
     assert workers.begun == 3
-    workers.puppets[1].channel.send(1, "context_full", encoded(None))
+    workers.puppets[1].channel.send(1, "context_full", encode_value(None))
     assert workers.has_begun(4)
 
 
 def test_long_starts_hold_up_no_other(workers: PuppetWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_handle, "START_S", 0.05)
+    monkeypatch.setattr(worker_handle, "START_WINDOW_S", 0.05)
     workers.play(5)
     assert workers.has_begun(5)
 
@@ -128,8 +128,8 @@ def test_waiting_attempt_gets_the_worker_that_is_free_first(workers: PuppetWorke
     attempts = workers.play(4)
     assert workers.has_begun(2)
     puppet = workers.puppets[0]
-    puppet.channel.send(1, "context_full", encoded(None))
-    assert [puppet.hear(kind).about for kind in ("home", "attempt", "error")] == [0, 1, 1]
+    puppet.channel.send(1, "context_full", encode_value(None))
+    assert [puppet.hear(kind).about for kind in ("setup", "attempt", "error")] == [0, 1, 1]
     assert workers.has_begun(3) and workers.begun == 3, "two start, and the fourth attempt waits"
     puppet.end(1)
     assert until(lambda: [future.done() for _, future in attempts].count(True) == 1)
@@ -141,7 +141,7 @@ def test_stopped_attempts_free_their_place(workers: PuppetWorkers) -> None:
     attempts = workers.play(4)
     assert workers.has_begun(2)
     workers.stop(attempts[2][0])
-    with pytest.raises(EpisodeFailed, match="before its process began"):
+    with pytest.raises(EpisodeError, match="before its process began"):
         attempts[2][1].result(60)
     workers.stop(attempts[0][0])
     assert workers.has_begun(3) and workers.begun == 3
@@ -184,32 +184,34 @@ def test_output_belongs_to_the_attempt_that_wrote_it(workers: PuppetWorkers) -> 
     assert printed == ["of 1", "of 2"] and workers.begun == 1
 
 
-def send_bad_end(channel: Channel) -> None:
-    channel.send(1, "ended", encoded({"output": {"reward": "much"}, "left": []}))
+def send_bad_end(channel: MessageChannel) -> None:
+    channel.send(1, "ended", encode_value({"output": {"reward": "much"}, "left": []}))
 
 
-def send_unknown_kind(channel: Channel) -> None:
-    channel.send(1, "shell", encoded("rm"))
+def send_unknown_kind(channel: MessageChannel) -> None:
+    channel.send(1, "shell", encode_value("rm"))
 
 
-def send_for_another(channel: Channel) -> None:
-    channel.send(2, "context_full", encoded(None))
+def send_for_another(channel: MessageChannel) -> None:
+    channel.send(2, "context_full", encode_value(None))
 
 
-def send_warning(channel: Channel) -> None:
-    channel.send(0, "warning", encoded(["believe me\n", 0]))
+def send_warning(channel: MessageChannel) -> None:
+    channel.send(0, "warning", encode_value(["believe me\n", 0]))
 
 
-def send_printed(channel: Channel) -> None:
-    channel.send(1, "printed", encoded(["x", 0]))
+def send_printed(channel: MessageChannel) -> None:
+    channel.send(1, "printed", encode_value(["x", 0]))
 
 
 @pytest.mark.parametrize("send", [send_bad_end, send_unknown_kind, send_for_another, send_warning, send_printed])
-def test_worker_that_sends_anything_else_is_killed(workers: PuppetWorkers, send: Callable[[Channel], None]) -> None:
+def test_worker_that_sends_anything_else_is_killed(
+    workers: PuppetWorkers, send: Callable[[MessageChannel], None]
+) -> None:
     ((_, future),) = workers.play()
     assert workers.has_begun(1)
     send(workers.puppets[0].channel)
-    with pytest.raises(EpisodeFailed, match="cannot be read here") as problem:
+    with pytest.raises(EpisodeError, match="cannot be read here") as problem:
         future.result(60)
     failure = problem.value.failure
     assert (failure.boundary, failure.kind, failure.retryable) == ("agent", "process_died", False)
@@ -217,14 +219,14 @@ def test_worker_that_sends_anything_else_is_killed(workers: PuppetWorkers, send:
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind"), [(SandboxFailure("none here"), SandboxFailure), (OSError(11, "no more"), EpisodeFailed)]
+    ("problem", "kind"), [(SandboxFailure("none here"), SandboxFailure), (OSError(11, "no more"), EpisodeError)]
 )
 def test_start_that_fails_fails_its_attempt(workers: PuppetWorkers, problem: Exception, kind: Any) -> None:
     workers.problem = problem
     futures = [future for _, future in workers.play(4)]
     for future in futures:
         assert isinstance(future.exception(60), kind)
-    if kind is EpisodeFailed:
+    if kind is EpisodeError:
         failure = futures[0].exception().failure  # type: ignore[union-attr]
         assert (failure.boundary, failure.retryable) == ("ajet", True) and "no more" in failure.message
     workers.problem = None
@@ -238,10 +240,10 @@ def test_no_worker_starts_after_the_end(workers: PuppetWorkers) -> None:
     assert until(lambda: workers.begun == 2)
     workers.close()
     for _, future in attempts[2:]:
-        assert isinstance(future.exception(60), EpisodeFailed)
+        assert isinstance(future.exception(60), EpisodeError)
     workers.may_start.set()
     assert workers.has_begun(2) and all(puppet.is_killed for puppet in workers.puppets)
-    assert isinstance(workers.play()[0][1].exception(60), EpisodeFailed) and workers.begun == 2
+    assert isinstance(workers.play()[0][1].exception(60), EpisodeError) and workers.begun == 2
 
 
 def test_killed_workers_leave_no_descriptors(workers: PuppetWorkers) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ajet.config import Experiment
 from ajet.gateway.limits import Limits
-from ajet.rollout.wiring import limits_of
+from ajet.rollout.components import limits_of
 
 
 def test_a_gateway_bears_a_connection_of_each_agent_that_begins_before_one_has_shown_its_key() -> None:

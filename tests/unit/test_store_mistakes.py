@@ -11,7 +11,7 @@ import pytest
 
 from ajet.gateway import Refused
 from ajet.record.write_errors import CannotWrite
-from ajet.rollout.served.store_calls import ask_store_or_refuse
+from ajet.rollout.served.groups import ask_store_or_refuse
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Address, Fenced, Kept, RunStore, StoreAway, open_reading, open_shared
 from ajet.store.contract import StoreDown

@@ -15,19 +15,18 @@ import pytest
 from loguru import logger
 
 from ajet.config.view import View
-from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import EpisodeFailed
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError
 from ajet.rollout.isolation import messages, worker_handle, worker_process
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message, encoded
-from ajet.rollout.isolation.messages import Home, encode_output
+from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES, Message, MessageChannel, encode_value
+from ajet.rollout.isolation.messages import WorkerSetup, encode_output
 from ajet.rollout.isolation.worker_handle import WorkerHandle
-from ajet.rollout.isolation.worker_process import Ends, Started
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.waiting import until
 
-HOME = Home("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"), shared=True)
+HOME = WorkerSetup("flow.py->Flow", Path(), (), Endpoint("http://127.0.0.1:1/v1", "key", "model"), shared=True)
 
 
 class Puppet:
@@ -39,17 +38,17 @@ class Puppet:
         self.started = threading.Event()
         self.handle: WorkerHandle
         self.process: subprocess.Popen[bytes]
-        self.channel: Channel
+        self.channel: MessageChannel
         self.number = -1
 
-    def start(self, home: Home, ends: Ends) -> Started:
+    def start(self, setup: WorkerSetup, ends: WorkerFds) -> StartedWorker:
         """In the place of a worker's start."""
         self.may_start.wait()
         self.number = os.dup(ends.channel)
-        self.channel = Channel(self.number, self.number)
+        self.channel = MessageChannel(self.number, self.number)
         self.process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self.started.set()
-        return Started(self.process)
+        return StartedWorker(self.process)
 
     def hear(self, kind: str) -> Message:
         """The next message, which is of that kind."""
@@ -93,7 +92,7 @@ def puppet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Puppet]:
 def test_a_process_that_stands_still_in_the_midst_of_a_message_is_ended(puppet: Puppet) -> None:
     """Who speaks to it waits for ever; it took every further attempt."""
     attempt, _ = puppet.begin(much="x" * (1 << 22))
-    puppet.hear("home")
+    puppet.hear("setup")
     assert os.read(puppet.number, 8), "it is being sent, and there is no room for it"
     puppet.handle.stop(attempt)
     assert until(lambda: not puppet.handle.is_accepting)
@@ -103,7 +102,7 @@ def test_a_process_that_stands_still_in_the_midst_of_a_message_is_ended(puppet: 
 def test_it_is_ended_when_the_last_that_it_plays_is_stopped(puppet: Puppet) -> None:
     """However long after the first one that did not end. With that one's end alone it stayed."""
     first, second = puppet.begin()[0], puppet.begin()[0]
-    assert [puppet.hear(kind).about for kind in ("home", "attempt", "attempt")] == [0, 1, 2]
+    assert [puppet.hear(kind).about for kind in ("setup", "attempt", "attempt")] == [0, 1, 2]
     puppet.handle.stop(first)
     assert until(lambda: not puppet.handle.is_accepting)
     assert puppet.process.poll() is None, "it plays the second one"
@@ -118,7 +117,7 @@ def test_one_that_does_not_even_say_where_an_attempt_stands_is_given_no_others(
     monkeypatch.setattr(worker_handle, "GRACE", 600.0)
     monkeypatch.setattr(worker_handle, "UNRESPONSIVE_S", 0.0)
     first, second = puppet.begin()[0], puppet.begin()[0]
-    assert [puppet.hear(kind).about for kind in ("home", "attempt", "attempt")] == [0, 1, 2]
+    assert [puppet.hear(kind).about for kind in ("setup", "attempt", "attempt")] == [0, 1, 2]
     assert puppet.handle.locate(first) == "" and puppet.handle.is_accepting
     puppet.handle.stop(first)
     assert not puppet.handle.is_accepting and puppet.handle.playing == 1
@@ -136,7 +135,7 @@ def test_one_that_was_stopped_before_it_was_told_costs_no_process(monkeypatch: p
     assert made.handle.abandoned == 1
     made.may_start.set()
     assert until(lambda: made.handle.abandoned == 0) and made.handle.is_accepting and not future.done()
-    made.hear("home")
+    made.hear("setup")
     assert made.hear("stop").about == 1
     made.handle.close()
     assert made.is_ended()
@@ -144,16 +143,16 @@ def test_one_that_was_stopped_before_it_was_told_costs_no_process(monkeypatch: p
 
 def test_what_is_said_of_one_attempt_and_cannot_be_read_is_its_own_failure(puppet: Puppet) -> None:
     (_, bad), (attempt, good) = puppet.begin(), puppet.begin()
-    puppet.hear("home")
+    puppet.hear("setup")
     assert puppet.hear("attempt").body["config"] == {"ajet": {}}
     assert puppet.hear("attempt").body["config"] is None, "it was told already"
-    puppet.channel.send(2, "replay", encoded([5, {}]))
+    puppet.channel.send(2, "replay", encode_value([5, {}]))
     assert "cannot be read" in puppet.hear("error").body
-    puppet.channel.send(1, "ended", encoded({"output": {"reward": "much"}, "left": []}))
-    puppet.channel.send(2, "printed", encoded(["x" * bounds.PRINTED, 100]))
-    puppet.channel.send(2, "printed", encoded(["end", 0]))
+    puppet.channel.send(1, "ended", encode_value({"output": {"reward": "much"}, "left": []}))
+    puppet.channel.send(2, "printed", encode_value(["x" * OUTPUT_CHARS, 100]))
+    puppet.channel.send(2, "printed", encode_value(["end", 0]))
     puppet.channel.send(2, "ended", encode_output(WorkflowOutput(reward=1.0), []))
-    with pytest.raises(EpisodeFailed, match="cannot be read") as problem:
+    with pytest.raises(EpisodeError, match="cannot be read") as problem:
         bad.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.retryable) == ("agent", False)
     assert good.result(60).reward == 1.0 and puppet.handle.is_accepting
@@ -162,9 +161,9 @@ def test_what_is_said_of_one_attempt_and_cannot_be_read_is_its_own_failure(puppe
 
 def test_who_speaks_of_others_attempts_is_ended(puppet: Puppet) -> None:
     _, future = puppet.begin()
-    puppet.hear("home")
-    puppet.channel.send(2, "printed", encoded(["x", 0]))
-    with pytest.raises(EpisodeFailed, match="does not play") as problem:
+    puppet.hear("setup")
+    puppet.channel.send(2, "printed", encode_value(["x", 0]))
+    with pytest.raises(EpisodeError, match="does not play") as problem:
         future.result(60)
     assert problem.value.failure.kind == "process_died" and problem.value.failure.retryable
 
@@ -179,14 +178,14 @@ class Gone(date):
 @pytest.mark.parametrize("held", [{"number": 10**5000}, {"own": object()}, {"much": "x"}, {"day": Gone(2026, 1, 1)}])
 def test_a_task_that_cannot_be_told_fails_alone(puppet: Puppet, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if "much" in held:
-        monkeypatch.setattr(messages, "LONGEST", 10)
+        monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 10)
     _, refused = puppet.begin(**held)
-    with pytest.raises(EpisodeFailed, match="cannot be handed to another process") as problem:
+    with pytest.raises(EpisodeError, match="cannot be handed to another process") as problem:
         refused.result(60)
     assert (problem.value.failure.boundary, problem.value.failure.kind) == ("ajet", "no_data")
-    monkeypatch.setattr(messages, "LONGEST", LONGEST)
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", MAX_MESSAGE_BYTES)
     puppet.begin()
-    puppet.hear("home")
+    puppet.hear("setup")
     assert puppet.hear("attempt").about == 2
 
 
@@ -195,9 +194,9 @@ def test_a_warning_in_a_process_is_said_once_in_the_runs_log(puppet: Puppet) -> 
     handler = logger.add(said.append, format="{level} {message}", level="WARNING")
     try:
         _, future = puppet.begin()
-        puppet.hear("home")
+        puppet.hear("setup")
         for _ in range(3):
-            puppet.channel.send(0, "warning", encoded(["it blocks\n", 0]))
+            puppet.channel.send(0, "warning", encode_value(["it blocks\n", 0]))
         puppet.channel.send(1, "ended", encode_output(WorkflowOutput(reward=1.0), []))
         future.result(60)
     finally:

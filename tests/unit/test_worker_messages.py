@@ -28,22 +28,21 @@ from ajet.config.view import View
 from ajet.environment.services import gym_env
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import LONGEST, Channel, Message, decoded, encoded
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, classify_exception, make_error
+from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES, Message, MessageChannel, decode_value, encode_value
 from ajet.rollout.isolation.messages import (
-    Home,
+    WorkerSetup,
     decode_attempt,
-    decode_ended,
+    decode_end,
     decode_printed,
-    decode_question,
+    decode_request,
     encode_attempt,
     encode_failure,
     encode_output,
-    encode_question,
+    encode_request,
 )
 from ajet.rollout.isolation.shared_player import AttemptOutput, SharedPlayer
-from ajet.rollout.isolation.worker_channel import CHATTY, OutputStream, OutputTail, WorkerChannel
+from ajet.rollout.isolation.worker_channel import CHATTY_CHARS, OutputStream, OutputTail, WorkerChannel
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ToolFailure
@@ -68,24 +67,26 @@ class Own:
 
 
 def test_data_comes_out_as_it_went_in() -> None:
-    again = decoded(encoded(DATA))
+    again = decode_value(encode_value(DATA))
     assert again == DATA
     assert [type(value) for value in again.values()] == [
         type(Path()) if isinstance(value, Path) else type(value) for value in DATA.values()
     ]
-    numbers = decoded(encoded([math.nan, math.inf, -math.inf]))
+    numbers = decode_value(encode_value([math.nan, math.inf, -math.inf]))
     assert math.isnan(numbers[0]) and numbers[1:] == [math.inf, -math.inf]
 
 
 def test_the_rest_becomes_what_the_record_makes_of_it() -> None:
-    found = decoded(encoded({"a": np.arange(3), "f": np.float32(1.5), "task": Task(main_query="q"), "own": Own(3)}))
+    found = decode_value(
+        encode_value({"a": np.arange(3), "f": np.float32(1.5), "task": Task(main_query="q"), "own": Own(3)})
+    )
     assert (found["a"], found["f"], found["task"]["main_query"], found["own"]) == ([0, 1, 2], 1.5, "q", "Own(x=3)")
     deep: list[Any] = []
     for _ in range(200):
         deep = [deep]
-    assert "nested too deeply" in str(decoded(encoded(deep)))
+    assert "nested too deeply" in str(decode_value(encode_value(deep)))
     with pytest.raises(TypeError, match="a Own, which is no data"):
-        encoded({"own": [Own(3)]}, exact=True)
+        encode_value({"own": [Own(3)]}, exact=True)
 
 
 def test_an_attempt_is_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_an_attempt_is_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gym_env, "time", SimpleNamespace(time=lambda: 1000.0, monotonic=lambda: 2.0))
     told = encode_attempt(given, View({"ajet": {"a": [1]}, 5: "x"}), 2.5)
     monkeypatch.setattr(gym_env, "time", SimpleNamespace(time=lambda: 1001.0, monotonic=lambda: 70.0))
-    found, config, began = decode_attempt(decoded(told))
+    found, config, began = decode_attempt(decode_value(told))
     assert (found.task, found.task_tag, found.task_thread_index, began) == (task, "T", 2, 2.5)
     assert (config.ajet.a, config[5]) == ([1], "x")  # type: ignore[index]
     assert (found.gym_env.service, found.gym_env.instance_id, found.gym_env.until) == (env.service, "i", 72.0)
@@ -108,8 +109,8 @@ def test_an_attempt_is_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_output_is_one_elsewhere_or_is_refused_where_it_was_made() -> None:
     output = WorkflowOutput(reward=[1, 2], is_success=True, metadata={"seen": {1}}, log_metrics={"n": 1}, more=(1,))
     output.metadata[3] = Own(1)  # type: ignore[index]
-    ended = decode_ended(decoded(encode_output(output, ["threads"])))
-    assert isinstance(ended.outcome, WorkflowOutput) and ended.left == ["threads"]
+    ended = decode_end(decode_value(encode_output(output, ["threads"])))
+    assert isinstance(ended.outcome, WorkflowOutput) and ended.changes == ["threads"]
     assert ended.outcome.metadata == {"seen": {1}, "3": "Own(x=1)"} and ended.outcome.model_extra == {"more": (1,)}
     assert (ended.outcome.reward, ended.outcome.is_success) == ([1.0, 2.0], True)
     output.reward = "good"  # type: ignore[assignment]
@@ -119,7 +120,7 @@ def test_an_output_is_one_elsewhere_or_is_refused_where_it_was_made() -> None:
 
 def test_a_failure_is_bounded_and_typed() -> None:
     failure = Failure("tool", "Odd", "m" * 100_000, retryable=True, policy=True)
-    ended = decode_ended(decoded(encode_failure(failure, [])))
+    ended = decode_end(decode_value(encode_failure(failure, [])))
     assert isinstance(ended.outcome, Failure) and "more characters were cut" in ended.outcome.message
     assert (ended.outcome.boundary, ended.outcome.retryable, ended.outcome.policy) == ("tool", True, True)
 
@@ -143,7 +144,7 @@ def test_a_reward_that_was_set_later_is_a_number_elsewhere(reward: Any) -> None:
     """As it is where nothing is handed on: it was its `repr`, at which its process was ended."""
     output = WorkflowOutput()
     output.reward = reward
-    ended = decode_ended(decoded(encode_output(output, [])))
+    ended = decode_end(decode_value(encode_output(output, [])))
     assert isinstance(ended.outcome, WorkflowOutput) and ended.outcome.reward == 0.5
 
 
@@ -156,7 +157,7 @@ class OwnFailure(ToolFailure):
 @pytest.mark.parametrize(("problem", "boundary"), [(OwnFailure("odd"), "agent"), (ToolFailure("odd"), "tool")])
 def test_a_failure_of_a_class_of_ones_own_can_be_read(problem: ToolFailure, boundary: str) -> None:
     problem.retryable = 1  # type: ignore[assignment]
-    ended = decode_ended(decoded(encode_failure(classify(problem), [])))
+    ended = decode_end(decode_value(encode_failure(classify_exception(problem), [])))
     assert isinstance(ended.outcome, Failure)
     assert (ended.outcome.boundary, ended.outcome.retryable, ended.outcome.policy) == (boundary, True, False)
 
@@ -168,19 +169,19 @@ def test_what_is_nothing_printed_is_refused(body: Any) -> None:
 
 
 def test_what_is_printed_is_bounded() -> None:
-    assert decode_printed(["x" * 10_000, 5]) == ("x" * bounds.PRINTED, 10_005 - bounds.PRINTED)
+    assert decode_printed(["x" * 10_000, 5]) == ("x" * OUTPUT_CHARS, 10_005 - OUTPUT_CHARS)
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("open", [1]), ("replay", (5, {})), ("endpoint", ("a", 3, None))])
 def test_names_that_are_no_texts_are_refused_where_they_are_asked_for(kind: str, asked: Any) -> None:
     with pytest.raises(TypeError, match="named by texts"):
-        encode_question(kind, asked)
+        encode_request(kind, asked)
 
 
 @pytest.mark.parametrize("body", ENDS)
 def test_what_is_no_end_of_an_attempt_is_refused(body: Any) -> None:
     with pytest.raises(ValueError, match="no end of an attempt"):
-        decode_ended(body)
+        decode_end(body)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +193,13 @@ def test_what_is_no_end_of_an_attempt_is_refused(body: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_question_is_refused(kind: str, body: Any) -> None:
     with pytest.raises(ValueError, match=f"no {kind}"):
-        decode_question(kind, body)
+        decode_request(kind, body)
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, Channel]]:
+def pipe() -> Iterator[tuple[int, MessageChannel]]:
     ours, theirs = os.pipe()
-    yield theirs, Channel(ours, theirs)
+    yield theirs, MessageChannel(ours, theirs)
     os.close(ours)
     os.close(theirs)
 
@@ -237,12 +238,12 @@ def test_worker_reads_while_its_channel_is_full(sockets: tuple[WorkerChannel, so
     channel, theirs = sockets
     channel.begin(2)
     reply = channel.post(2, "context_full", None)
-    assert Channel(theirs.fileno(), theirs.fileno()).receive().kind == "context_full"
+    assert MessageChannel(theirs.fileno(), theirs.fileno()).receive().kind == "context_full"
     channel.start_reading()
     with full_channel(channel, theirs):
-        rollout = Channel(theirs.fileno(), theirs.fileno())
-        rollout.send(2, "ok", encoded(False))
-        rollout.send(3, "attempt", encoded("much" * (1 << 20)))
+        rollout = MessageChannel(theirs.fileno(), theirs.fileno())
+        rollout.send(2, "ok", encode_value(False))
+        rollout.send(3, "attempt", encode_value("much" * (1 << 20)))
         assert reply.result(60).body is False
         assert channel.next_order().about == 3
 
@@ -252,9 +253,9 @@ def test_replies_go_to_the_oldest_request_of_their_attempt(sockets: tuple[Worker
     channel.begin(2)
     channel.start_reading()
     replies = [channel.post(*asked) for asked in ((1, "open", None), (2, "open", None), (1, "context_full", None))]
-    rollout = Channel(theirs.fileno(), theirs.fileno())
+    rollout = MessageChannel(theirs.fileno(), theirs.fileno())
     for about, body in ((2, "second"), (1, "first"), (7, "nobody's"), (1, "third")):
-        rollout.send(about, "ok", encoded(body))
+        rollout.send(about, "ok", encode_value(body))
     assert [reply.result(60).body for reply in replies] == ["first", "second", "third"]
 
 
@@ -262,12 +263,12 @@ def test_requests_after_the_end_of_their_attempt_fail(sockets: tuple[WorkerChann
     channel, theirs = sockets
     channel.start_reading()
     waits = channel.post(1, "open", None)
-    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
+    channel.end(1, encode_failure(make_error("stopped", "x").failure, []))
     channel.end(1, b"null")
     for raises in (lambda: waits.result(60), lambda: channel.post(1, "open", None)):
-        with pytest.raises(EpisodeFailed, match="its episode is over"):
+        with pytest.raises(EpisodeError, match="its episode is over"):
             raises()
-    rollout = Channel(theirs.fileno(), theirs.fileno())
+    rollout = MessageChannel(theirs.fileno(), theirs.fileno())
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):
         channel.next_order()
@@ -291,8 +292,8 @@ def test_what_is_printed_while_something_is_sent_waits_for_nobody(
         lambda *given: (given[1] == "ended" and print_in(channel, "gone\n", stream), send(*given)),
     )  # fmt: skip
     print_in(channel, "there\n", stream)
-    channel.end(1, encode_failure(failed("stopped", "x").failure, []))
-    rollout = Channel(theirs.fileno(), theirs.fileno())
+    channel.end(1, encode_failure(make_error("stopped", "x").failure, []))
+    rollout = MessageChannel(theirs.fileno(), theirs.fileno())
     assert [rollout.receive().kind for _ in range(2)] == ["printed", "ended"]
     theirs.setblocking(False)
     with pytest.raises(BlockingIOError):  # of one that has ended nothing more is said
@@ -308,22 +309,24 @@ def test_what_is_printed_while_nobody_reads_is_held_up_to_the_bound(
         for k in range(1000):
             print_in(channel, f"{k:04}" * 100 + "\n", stream)
     channel.send_output(stream)
-    text, cut = Channel(theirs.fileno(), theirs.fileno()).receive().body
-    assert (len(text), cut) == (bounds.PRINTED, 401_000 - bounds.PRINTED) and text.endswith("0999\n")
+    text, cut = MessageChannel(theirs.fileno(), theirs.fileno()).receive().body
+    assert (len(text), cut) == (OUTPUT_CHARS, 401_000 - OUTPUT_CHARS) and text.endswith("0999\n")
 
 
 def test_the_end_of_what_is_printed_is_kept_and_the_rest_is_counted() -> None:
     tail = OutputTail()
     assert not tail.add("a") and tail.add("b\n") and tail.take() == ("ab\n", 0) and tail.take() == ("", 0)
-    assert tail.add("x" * 30_000 + "y") and tail.take() == ("x" * (bounds.PRINTED - 1) + "y", 30_001 - bounds.PRINTED)
+    assert tail.add("x" * 30_000 + "y") and tail.take() == ("x" * (OUTPUT_CHARS - 1) + "y", 30_001 - OUTPUT_CHARS)
     told = printed = 0
-    while printed < 2 * CHATTY:
+    while printed < 2 * CHATTY_CHARS:
         printed += 10
         if tail.add("123456789\n"):
             text, cut = tail.take()
             told += 1
             assert not cut
-    assert CHATTY / 20 < told < CHATTY / 10 + 2 * CHATTY / bounds.PRINTED, "from then on in larger parts"
+    assert CHATTY_CHARS / 20 < told < CHATTY_CHARS / 10 + 2 * CHATTY_CHARS / OUTPUT_CHARS, (
+        "from then on in larger parts"
+    )
 
 
 def test_bytes_are_printed_as_text() -> None:
@@ -345,10 +348,12 @@ def test_settings_are_known_though_their_attempt_cannot_begin(
     monkeypatch.setattr(Ambient, "__init__", lambda *_: None)
     channel, theirs = sockets
     task = WorkflowTask(task=Task(main_query="q"), task_tag="T")
-    bodies = [decoded(encode_attempt(task, config, 0.0)) for config in (View({"a": 1}), None)]
+    bodies = [decode_value(encode_attempt(task, config, 0.0)) for config in (View({"a": 1}), None)]
     bodies[0]["task"]["metadata"] = "none"
-    player = SharedPlayer(channel, Home("nowhere.py->Flow", tmp_path, (), Endpoint("http://x/v1", "k", "m"), True))
-    rollout = Channel(theirs.fileno(), theirs.fileno())
+    player = SharedPlayer(
+        channel, WorkerSetup("nowhere.py->Flow", tmp_path, (), Endpoint("http://x/v1", "k", "m"), True)
+    )
+    rollout = MessageChannel(theirs.fileno(), theirs.fileno())
     for number, body in enumerate(bodies, start=2):
         player.take(Message(number, "attempt", body))
         ended = rollout.receive()
@@ -385,7 +390,7 @@ class Bomb:
 @pytest.mark.parametrize(
     "sent",
     [
-        b"\xff\xff\xff\xff" + b"0" * 8, b"\x00\x00\x00\x02" + (LONGEST + 1).to_bytes(4, "big") + b"{}",
+        b"\xff\xff\xff\xff" + b"0" * 8, b"\x00\x00\x00\x02" + (MAX_MESSAGE_BYTES + 1).to_bytes(4, "big") + b"{}",
         b"\x00\x00\x00\x02\x00\x00\x00\x00[]", frame({"about": True, "kind": "x"}, b"1"), frame({"about": 1}, b"1"),
         frame({"about": 1, "kind": "x"}), frame({"about": 1, "kind": "x"}, b"NaN"),
         frame({"about": 1, "kind": "x"}, b'{"$set": [[]], "$": 0'), frame({"about": 1, "kind": "x"}, b'{"$eval": "1"}'),
@@ -393,14 +398,14 @@ class Bomb:
         frame({"about": 1, "kind": "x"}, b"9" * 5000),
     ],
 )  # fmt: skip
-def test_a_stream_of_something_else_is_no_message(sent: bytes, pipe: tuple[int, Channel]) -> None:
+def test_a_stream_of_something_else_is_no_message(sent: bytes, pipe: tuple[int, MessageChannel]) -> None:
     number, channel = pipe
     os.write(number, sent)
     with pytest.raises(ValueError):
         channel.receive()
 
 
-def test_what_arrives_is_never_unpickled(tmp_path: Path, pipe: tuple[int, Channel]) -> None:
+def test_what_arrives_is_never_unpickled(tmp_path: Path, pipe: tuple[int, MessageChannel]) -> None:
     number, channel = pipe
     bomb = pickle.dumps(Bomb(tmp_path / "went off"))
     os.write(number, frame({"about": 1, "kind": "ended"}, bomb))

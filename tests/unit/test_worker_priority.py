@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.worker_process import (
-    YIELDS,
-    Started,
+    NICE_STEPS,
+    StartedWorker,
     WorkerProcess,
     lower_priority,
     lower_session_priority,
@@ -32,12 +32,12 @@ def groups_can_be_told() -> bool:
 def test_a_worker_gives_way_and_so_does_its_session(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        home = Home("flow.py->Flow", tmp_path, (), Endpoint("http://localhost/v1", "key", "default"))
-        worker = WorkerProcess(home, lambda *_: Started(process))
+        setup = WorkerSetup("flow.py->Flow", tmp_path, (), Endpoint("http://localhost/v1", "key", "default"))
+        worker = WorkerProcess(setup, lambda *_: StartedWorker(process))
         assert worker.is_alive
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_STEPS, 19)
         if groups_can_be_told():
-            assert Path(f"/proc/{process.pid}/autogroup").read_text().split()[-2:] == ["nice", str(YIELDS)]
+            assert Path(f"/proc/{process.pid}/autogroup").read_text().split()[-2:] == ["nice", str(NICE_STEPS)]
     finally:
         process.kill()
         process.wait()
@@ -47,12 +47,12 @@ def test_a_worker_gives_way_and_so_does_its_session(tmp_path: Path) -> None:
 
 ENDS_AT_ONCE = """
 from pathlib import Path
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.worker_process import WorkerProcess, start_process
 from ajet.schema.endpoint import Endpoint
 
-home = Home("flow.py->Flow", Path(), (), Endpoint("http://localhost/v1", "key", "default"))
-worker = WorkerProcess(home, start_process)
+setup = WorkerSetup("flow.py->Flow", Path(), (), Endpoint("http://localhost/v1", "key", "default"))
+worker = WorkerProcess(setup, start_process)
 print(worker.pid)
 worker.kill()
 """

@@ -14,7 +14,7 @@ import pytest
 
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, bp
 from ajet.config import Experiment
-from ajet.rollout.wiring import workflow_of
+from ajet.rollout.components import workflow_of
 from ajet.schema.errors import ConfigError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow

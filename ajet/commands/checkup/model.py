@@ -18,7 +18,7 @@ def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Findi
     from ajet.engine.dimensions import embedding_shapes
     from ajet.engine.model_source import at_hand, how_it_comes, locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
     from ajet.tokens import Renderer
     from ajet.tokens.template_doctor import examine, sizes
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.schema.choices import is_reference
 from ajet.record.attempts import Attempt
 from ajet.record.scores import Scores, worth_of_failure
-from ajet.rollout.garbage_collection import rare_collections
+from ajet.rollout.runtime import rare_collections
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask

@@ -27,7 +27,7 @@ from ajet.commands.sampling.sampler import LOOK, Played, Sampler, WentBack
 from ajet.commands.services import require_services
 from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
-from ajet.rollout.wiring import require_gateway
+from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
 from ajet.store import CANNOT_NOW, Address, open_shared
 from ajet.store.shared import LEASE_SECONDS

@@ -27,8 +27,8 @@ from ajet.commands.recording import Recording
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.summary import finish
 from ajet.record.console import console, counted, printable
-from ajet.rollout.garbage_collection import frozen_start
-from ajet.rollout.wiring import open_gateway, require_gateway
+from ajet.rollout.components import open_gateway, require_gateway
+from ajet.rollout.runtime import frozen_start
 from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, require_own_store
 from ajet.task_reader import TaskOrder
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
-    from ajet.rollout.served import Desk, Keeper
+    from ajet.rollout.served import EpisodeRegistry, EpisodeStore
     from ajet.schema.task import Task
     from ajet.store import Store
     from ajet.task_judge import Judge
@@ -63,7 +63,7 @@ class ServeParts:
 
     backbone: Backbone
     gateway: Gateway
-    desk: Desk
+    desk: EpisodeRegistry
     store: Store
     tasks: TaskOrder | None
     """Those of the task reader; None: clients bring all."""
@@ -118,11 +118,11 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
 
 @contextmanager
-def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | None = None) -> Iterator[ServeParts]:
+def assembled(experiment: Experiment, run: RunDirectory, *, keeper: EpisodeStore | None = None) -> Iterator[ServeParts]:
     """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged; None: to
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
-    from ajet.rollout.served import Desk
+    from ajet.rollout.served import EpisodeRegistry
     from ajet.task_judge import open_judge
     from ajet.task_judge.registry import prepare_judge
     from ajet.task_reader import open_reader
@@ -145,10 +145,12 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = _order(experiment, reader, backbone) if reader and known else None
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
-        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters, opens_later=True)
+        gateway = open_gateway(
+            experiment, backbone.engine, backbone.tokenizer, adapters=backbone.adapters, opens_later=True
+        )
         if reader is not None and backbone.trains:
             held_out = open_held_out(experiment, run, reader, judge, backbone, gateway)
-        desk = Desk(
+        desk = EpisodeRegistry(
             experiment,
             gateway,
             judge,
@@ -157,7 +159,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             run_id=run.run_id,
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
-            keeper=keeper or store,
+            episode_store=keeper or store,
             held_out=_held_out(experiment, reader, backbone),
         )
         yield ServeParts(backbone, gateway, desk, store, tasks, held_out)
@@ -179,7 +181,7 @@ def open_held_out(
     Raises UserError, as a launch does."""
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
-    from ajet.rollout.wiring import workflow_of
+    from ajet.rollout.components import workflow_of
     from ajet.train.footprint import require_tools_fit
     from ajet.train.parts import Parts, pins_of
 
@@ -206,7 +208,7 @@ def open_held_out(
     return parts
 
 
-def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
+def record_served(desk: EpisodeRegistry, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
     """Show every episode as it ends; its end was acknowledged when `recording` had it. Ends by KeyboardInterrupt, with
     what is under way recorded too."""
     run.status.set(phase="serving", step=0)

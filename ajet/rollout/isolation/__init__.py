@@ -1,10 +1,10 @@
-"""Where user code runs: `thread`, `loop`, `loops`, `process` or a plug-in's, behind one contract.
+"""Isolations run user code: `thread`, `loop`, `loops`, `process` or a plug-in's, behind one contract.
 
-An isolation takes attempts and returns futures of the workflow's output, or of what it raised. Invariant: user code
-never runs on the loops of the gateway, the engine or the rollout, so that whatever it does, a timeout is noticed and
-other attempts go on. `thread` and `loop` run it in this process; `process`, `loops` and the plug-in's `sandbox` run it
-in workers, with one protocol (`messages`): on the rollout's side WorkerPool, WorkerHandle and WorkerProcess, in the
-worker WorkerChannel, WorkerAttempt and a player.
+An isolation takes attempts and returns futures with the workflow's output or exception. Invariant: user code never runs
+on the loops of the gateway, the engine or the rollout, so that timeouts work and other attempts go on whatever it does.
+`thread` and `loop` run it in this process. `process`, `loops` and the plug-in's `sandbox` run it in workers, with one
+protocol (`messages`): WorkerPool, WorkerHandle and WorkerProcess on the rollout's side; WorkerChannel, WorkerAttempt
+and a player in the worker.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Isolation(Protocol):
     """
 
     shared: bool
-    """True if attempts share an event loop, so that one that blocks holds up the others."""
+    """True if attempts share an event loop, so that one which blocks delays the others."""
 
     apart: bool
-    """True if attempts run in other processes, which do not see changes of this process' environment."""
+    """True if attempts run in other processes, which do not see changes of this process' environment variables."""
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
@@ -47,15 +47,15 @@ class Isolation(Protocol):
 
     @property
     def abandoned(self) -> int:
-        """The number of stopped attempts whose code still runs: it could not be ended."""
+        """The number of stopped attempts whose code could not be ended and still runs."""
         ...
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
-        """Begin the attempt. The future carries what `perform` returns or raises; after `stop` it may stay open."""
+        """Begin the attempt; the future gets the result or exception of `perform`. After `stop` it may stay open."""
         ...
 
     def stands(self, attempt: Attempt) -> str:
-        """Return the line of user code that the attempt is at, as file:line; "" if that is not known."""
+        """Return the line of user code that the attempt is at, as file:line; "" if it is not known."""
         ...
 
     def stop(self, attempt: Attempt) -> None:
@@ -63,7 +63,7 @@ class Isolation(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop everything. Idempotent."""
+        """Stop all attempts and release threads and processes. Idempotent."""
         ...
 
 

@@ -1,10 +1,11 @@
 """Messages between the rollout and a worker over a byte stream, and the encoding of their values.
 
-The stream is a socket here; a pipe or the standard input and output of a container work as well. Invariants: a message
-is one frame, whose size is checked before it is stored; the frame's head holds the attempt id and the kind, its bytes
-are JSON. What arrives is parsed and never executed or unpickled. Values that JSON does not have (tuples, sets, bytes,
-non-finite numbers, dates, paths, keys that are no strings) keep their type: each is an object with one key that begins
-with `$`. Models and numpy values become what the record makes of them; any other object its `repr`, or a TypeError.
+The stream is a socket here; a pipe or the standard input and output of a container would work as well. Invariants: a
+message is one frame, whose size is checked before it is stored. The head of the frame holds the attempt id and the
+kind, its bytes are JSON. Received bytes are parsed, never executed or unpickled. Values that JSON does not have
+(tuples, sets, bytes, non-finite numbers, dates, paths, keys that are no strings) keep their type: each is an object
+with one key that begins with `$`. Models and numpy values become what the record makes of them; any other object
+becomes its `repr`, or raises TypeError.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from pydantic import BaseModel
 
 from ajet.schema.frames import BadFrame, Frames, packed, send
 
-LONGEST = 1 << 28
-"""Most bytes of one message: an output that is longer fails its episode."""
-DEEPEST = 50
-"""Most levels of lists and mappings; what lies deeper becomes a text, as in the record."""
+MAX_MESSAGE_BYTES = 1 << 28
+"""Most bytes of one message: a longer output fails its episode."""
+MAX_DEPTH = 50
+"""Most levels of lists and mappings; deeper values become a text, as in the record."""
 _READ_BYTES = 1 << 16
 
 
@@ -40,15 +41,15 @@ class Message(NamedTuple):
     body: Any
 
 
-class Channel:
+class MessageChannel:
     """One end of a channel. It does not close its descriptors; one thread may read and one may write at a time."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        self._frames = Frames(LONGEST)
+        self._frames = Frames(MAX_MESSAGE_BYTES)
 
     def send(self, about: int, kind: str, body: bytes) -> None:
-        """Send a message whose body was made by `encoded`. Raises OSError when the other end is gone."""
+        """Send a message whose body was made by `encode_value`. Raises OSError when the other end is gone."""
         send(self._write_fd, packed({"about": about, "kind": kind}, body))
 
     def receive(self) -> Message:
@@ -59,18 +60,18 @@ class Channel:
             ValueError: The stream holds something else.
         """
         while (frame := self._frames.take()) is None:
-            more = os.read(self._read_fd, _READ_BYTES)
-            if not more:
+            received = os.read(self._read_fd, _READ_BYTES)
+            if not received:
                 raise EOFError
-            self._frames.feed(more)
+            self._frames.feed(received)
         head, blobs = frame
         about, kind = head.get("about"), head.get("kind")
         if type(about) is not int or not isinstance(kind, str) or len(blobs) != 1:
             raise BadFrame("no message")
-        return Message(about, kind, decoded(blobs[0]))
+        return Message(about, kind, decode_value(blobs[0]))
 
 
-def encoded(value: Any, *, exact: bool = False) -> bytes:
+def encode_value(value: Any, *, exact: bool = False) -> bytes:
     """Return the value as bytes of JSON.
 
     Raises:
@@ -81,8 +82,8 @@ def encoded(value: Any, *, exact: bool = False) -> bytes:
     return json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
-def decoded(text: bytes) -> Any:
-    """Return the value that `encoded` wrote. Raises ValueError for any other bytes."""
+def decode_value(text: bytes) -> Any:
+    """Return the value that `encode_value` wrote. Raises ValueError for any other bytes."""
     try:
         return _from_json(json.loads(text.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant))
     except (TypeError, OverflowError, RecursionError) as problem:
@@ -94,7 +95,7 @@ def _to_json(value: Any, depth: int, encode_object: Callable[[Any], str]) -> Any
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(float(value))}
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return f"<nested too deeply: {type(value).__name__}>"
     if isinstance(value, np.generic | np.ndarray):
         inner = value.tolist()

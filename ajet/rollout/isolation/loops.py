@@ -1,8 +1,8 @@
-"""A few processes with an event loop of many attempts each, for where one loop's processor is the limit.
+"""Many attempts on the event loop of each of a few worker processes, for agents that one processor cannot serve.
 
-Invariants: an attempt goes to the worker that plays the fewest; a worker that is gone, or in which an attempt that was
-stopped goes on, gets no more, and the next attempt finds a new one in its place. In a worker, attempts share a loop as
-with `loop`.
+Invariants: an attempt goes to the worker that plays the fewest. A worker that is gone, or in which a stopped attempt
+still runs, gets no more attempts; the next attempt gets a new worker. In a worker, attempts share a loop as with
+`loop`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.processors import usable_cpus
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.worker_handle import WorkerHandle
-from ajet.rollout.isolation.worker_pool import WorkerPool, find_home
+from ajet.rollout.isolation.worker_pool import WorkerPool, find_setup
 from ajet.schema.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LoopsIsolation(WorkerPool):
-    """Plays many attempts at a time in each worker."""
+    """Plays many attempts at the same time in each worker."""
 
     shared = True
 
@@ -29,15 +29,15 @@ class LoopsIsolation(WorkerPool):
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopsIsolation:
         """Return the isolation. Raises ConfigError if another process could not import the workflow."""
         processes = experiment.ajet.rollout.processes or processes_of_this_machine()
-        return cls(find_home(workflow_class, experiment, ambient), processes)
+        return cls(find_setup(workflow_class, experiment, ambient), processes)
 
-    def __init__(self, home: Home, processes: int) -> None:
-        """`processes`: most workers that accept attempts at a time."""
-        super().__init__(replace(home, shared=True))
+    def __init__(self, setup: WorkerSetup, processes: int) -> None:
+        """`processes` is the most workers that accept attempts at the same time."""
+        super().__init__(replace(setup, shared=True))
         self._processes = processes
 
     def _choose_worker(self) -> WorkerHandle:
-        """Return the worker that plays the fewest, or a new one."""
+        """Return the worker that plays the fewest attempts, or a new one."""
         able = [worker for worker in self._workers if worker.is_accepting]
         fewest = min(able, key=lambda worker: (worker.abandoned > 0, worker.playing), default=None)
         if fewest is None or (fewest.playing + fewest.abandoned and len(able) < self._processes):

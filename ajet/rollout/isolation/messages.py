@@ -1,16 +1,16 @@
 """The messages between the rollout and a worker, and their bodies: the one protocol of process, sandbox and loops.
 
-    rollout to worker   home      first message: where the workflow class is, how many attempts are played at a time
+    rollout to worker   setup     first message: how to import the workflow, and whether attempts share the worker
                         attempt   an attempt to play
                         stop      cancel the attempt (a worker of one attempt is killed instead)
                         ok, failed, error   the reply to the oldest open request of the attempt
     worker to rollout   open, endpoint, context_full, tool_used, replay, replayed_tools, pin   requests
-                        ended     how the attempt ended, and what it left changed
-                        printed, warning   output of an attempt, of no attempt (from a worker of many attempts)
+                        ended     how the attempt ended, and what it left changed in the process
+                        printed, warning   output of an attempt, output of no attempt (workers of many attempts only)
 
-Besides the channel there is the control socket, which works while the channel is full: LOCATE and the attempt id ask
-for the line where the attempt's code is, CLOSE asks to close what attempts opened. Its end of file means that the other
-process is gone. Invariant: what comes from a worker is checked and converted, or is a ValueError.
+The control socket works while the channel is full. LOCATE and the attempt id request the line where the attempt's code
+is; CLOSE requests that the attempts' resources are closed. Its end of file means that the other process is gone.
+Invariant: everything that comes from a worker is checked and converted, or raises ValueError.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ajet.environment.pinned import Pinned
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.record.tool_uses import decode_uses, encode_uses
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, failed
-from ajet.rollout.isolation.channel import LONGEST, encoded
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, bound_failure, keep_head, make_error, read_message
+from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES, encode_value
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import Boundary
@@ -41,86 +40,86 @@ ID_BYTES = 8
 CLOSED = b"\0"
 """The reply to CLOSE once everything is closed."""
 GRACE = 2.0
-"""Seconds that an attempt gets to end after it was cancelled, a worker to close what its attempts opened, and what a
-workflow started to end when it is asked to."""
-MOST_CHANGES, LONGEST_CHANGE = 16, 2_000
-"""Most changes that a worker reports of an attempt, and characters of each."""
+"""Seconds that a cancelled attempt gets to end, a worker to close its attempts' resources, and processes that a
+workflow started to end after SIGTERM."""
+MAX_CHANGES, MAX_CHANGE_CHARS = 16, 2_000
+"""Most changes that a worker reports of an attempt, and most characters of each."""
 _TASK_FIELDS = tuple(name for name in WorkflowTask.model_fields if name not in ("task", "gym_env"))
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """What a worker must know before its first attempt."""
+class WorkerSetup:
+    """What a worker needs before its first attempt: how to import the workflow, and the ambient endpoint."""
 
     reference: str
     base: Path
     paths: tuple[str, ...]
     ambient: Endpoint
-    """The endpoint for clients that are given none; in the environment while no attempt is played."""
+    """The endpoint for clients without one of their own; in the environment while no attempt is played."""
     shared: bool = False
     """True if attempts share the worker, on one event loop; False if it plays one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnd:
     """The end of an attempt, and descriptions of what it left changed in its process."""
 
     outcome: WorkflowOutput | Failure
-    left: list[str]
+    changes: list[str]
 
 
-# ---- to a worker
+# Messages to a worker.
 
 
-def encode_home(home: Home) -> bytes:
-    """Encode the body of `home`."""
-    body = {each.name: getattr(home, each.name) for each in fields(Home)}
-    return encoded({**body, "ambient": _endpoint_fields(home.ambient)})
+def encode_setup(setup: WorkerSetup) -> bytes:
+    """Encode the body of `setup`."""
+    body = {each.name: getattr(setup, each.name) for each in fields(WorkerSetup)}
+    return encode_value({**body, "ambient": _encode_endpoint(setup.ambient)})
 
 
-def decode_home(body: Any) -> Home:
-    """Decode the body of `home`."""
-    return Home(**{**body, "ambient": Endpoint(**body["ambient"])})
+def decode_setup(body: Any) -> WorkerSetup:
+    """Decode the body of `setup`."""
+    return WorkerSetup(**{**body, "ambient": Endpoint(**body["ambient"])})
 
 
 def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
     """Encode the body of `attempt`.
 
     Args:
-        config: None for the configuration of the attempt before.
+        config: None: the configuration is that of the attempt before.
         began: Seconds since the epoch at which the attempt's time began.
 
     Raises:
         TypeError: The task or a setting holds an object that is no data.
     """
-    told = {name: getattr(task, name) for name in _TASK_FIELDS}
-    env = None if task.gym_env is None else _env_fields(task.gym_env)
+    task_fields = {name: getattr(task, name) for name in _TASK_FIELDS}
+    env = None if task.gym_env is None else _encode_env(task.gym_env)
     settings = None if config is None else config.to_dict()
-    body = {"task": dict(task.task), "of": told, "env": env, "config": settings, "began": began}
-    return encoded(body, exact=True)
+    body = {"task": dict(task.task), "of": task_fields, "env": env, "config": settings, "began": began}
+    return encode_value(body, exact=True)
 
 
 def pack_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
-    """Return what `encode_attempt` does. Raises EpisodeFailed for a task that cannot be sent."""
+    """Encode the body of `attempt`. Raises EpisodeError for a task that cannot be sent."""
     try:
         body = encode_attempt(task, config, began)
     except TypeError as problem:
         raise _refuse_task(f"it holds {problem}") from problem
-    except Exception as problem:  # the border where user code runs: its objects encode themselves
-        raise _refuse_task(bounds.words_of(problem) or type(problem).__name__) from problem
-    if len(body) > LONGEST:
-        raise _refuse_task(f"it is {len(body)} bytes long, of at most {LONGEST}")
+    except Exception as problem:  # objects of user code encode themselves, and may raise anything
+        raise _refuse_task(read_message(problem) or type(problem).__name__) from problem
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise _refuse_task(f"it is {len(body)} bytes long, of at most {MAX_MESSAGE_BYTES}")
     return body
 
 
-def _refuse_task(why: str) -> EpisodeFailed:
-    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
+def _refuse_task(why: str) -> EpisodeError:
+    return make_error("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
 
 
 def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:
     """Return the arguments of `encode_attempt`."""
-    env = None if body["env"] is None else _make_env(body["env"])
+    env = None if body["env"] is None else _decode_env(body["env"])
     task = WorkflowTask(task=Task.model_validate(body["task"]), gym_env=env, **body["of"])
     return task, decode_settings(body), body["began"]
 
@@ -130,16 +129,16 @@ def decode_settings(body: Any) -> View | None:
     return None if body["config"] is None else View(body["config"])
 
 
-def encode_answer(kind: str, answer: Any) -> bytes:
+def encode_reply(kind: str, answer: Any) -> bytes:
     """Encode the body of `ok`, the reply to a request of that kind."""
     if kind == "endpoint":
-        return encoded(_endpoint_fields(answer))
+        return encode_value(_encode_endpoint(answer))
     if kind == "replay":
-        return encoded(None if answer is None else encode_uses([answer]))
-    return encoded(answer)
+        return encode_value(None if answer is None else encode_uses([answer]))
+    return encode_value(answer)
 
 
-def decode_answer(kind: str, body: Any) -> Any:
+def decode_reply(kind: str, body: Any) -> Any:
     """Decode the body of `ok`, the reply to a request of that kind."""
     if kind == "endpoint":
         return Endpoint(**body)
@@ -148,26 +147,26 @@ def decode_answer(kind: str, body: Any) -> Any:
     return body
 
 
-# ---- from a worker
+# Messages from a worker.
 
 
-def encode_question(kind: str, asked: Any) -> bytes:
+def encode_request(kind: str, value: Any) -> bytes:
     """Encode the body of a request. Raises TypeError for names that are no strings."""
-    named = asked[:1] if kind == "replay" else asked or () if kind in ("endpoint", "open") else ()
-    if not all(isinstance(name, str) for name in named if name is not None):
-        raise TypeError(f"an agent, its target, its debug model and a tool are named by texts, not by {asked!r:.200}")
-    return encoded(encode_uses([asked]) if kind == "tool_used" else asked)
+    names = value[:1] if kind == "replay" else value or () if kind in ("endpoint", "open") else ()
+    if not all(isinstance(name, str) for name in names if name is not None):
+        raise TypeError(f"an agent, its target, its debug model and a tool are named by texts, not by {value!r:.200}")
+    return encode_value(encode_uses([value]) if kind == "tool_used" else value)
 
 
-def decode_question(kind: str, body: Any) -> Any:
+def decode_request(kind: str, body: Any) -> Any:
     """Decode the body of a request. Raises ValueError."""
     try:
-        return _decode_request(kind, body)
+        return _parse_request(kind, body)
     except _PARSE_ERRORS as problem:
         raise ValueError(f"no {kind[:40]}: {problem}") from problem
 
 
-def _decode_request(kind: str, body: Any) -> Any:
+def _parse_request(kind: str, body: Any) -> Any:
     if kind == "open":
         return None if body is None else _check_texts(body)
     if kind == "endpoint":
@@ -193,7 +192,7 @@ def _decode_request(kind: str, body: Any) -> Any:
 
 
 def decode_printed(body: Any) -> tuple[str, int]:
-    """Return the end of what was printed, and how many characters before it were cut. Raises ValueError."""
+    """Return the end of the output, and how many characters before it were cut. Raises ValueError."""
     try:
         text, cut = body
         (text,) = _check_texts([text])
@@ -201,33 +200,33 @@ def decode_printed(body: Any) -> tuple[str, int]:
             raise ValueError("its number of characters is none")
     except _PARSE_ERRORS as problem:
         raise ValueError(f"nothing printed: {problem}") from problem
-    kept = text[-bounds.PRINTED :]
-    return kept, cut + len(text) - len(kept)
+    end = text[-OUTPUT_CHARS:]
+    return end, cut + len(text) - len(end)
 
 
-def encode_output(output: WorkflowOutput, left: list[str]) -> bytes:
-    """Encode the body of `ended` for an output. Raises ValueError, and whatever objects in the output raise."""
+def encode_output(output: WorkflowOutput, changes: list[str]) -> bytes:
+    """Encode the body of `ended` for an output. Raises ValueError, and what objects in the output raise."""
     values: dict[str, Any] = dict(output)
     for name in ("metadata", "log_metrics"):
         if isinstance(values[name], Mapping):
             values[name] = {str(key): value for key, value in values[name].items()}
     checked = WorkflowOutput.model_validate(values)  # it may have been changed since it was made
-    return encoded({"output": dict(checked), "left": _bound_changes(left)})
+    return encode_value({"output": dict(checked), "left": _bound_changes(changes)})
 
 
-def encode_failure(failure: Failure, left: list[str]) -> bytes:
+def encode_failure(failure: Failure, changes: list[str]) -> bytes:
     """Encode the body of `ended` for a failure, and that of `failed` (`decode_failure`)."""
     values = {each.name: getattr(failure, each.name) for each in fields(Failure)}
-    return encoded({"failure": values, "left": _bound_changes(left)})
+    return encode_value({"failure": values, "left": _bound_changes(changes)})
 
 
-def decode_ended(body: Any) -> Ended:
+def decode_end(body: Any) -> AttemptEnd:
     """Decode the body of `ended`. Raises ValueError."""
     try:
-        left = _bound_changes(_check_texts(body["left"]))
+        changes = _bound_changes(_check_texts(body["left"]))
         if "failure" in body:
-            return Ended(decode_failure(body), left)
-        return Ended(WorkflowOutput.model_validate(body["output"]), left)
+            return AttemptEnd(decode_failure(body), changes)
+        return AttemptEnd(WorkflowOutput.model_validate(body["output"]), changes)
     except _PARSE_ERRORS as problem:
         raise ValueError(f"no end of an attempt: {problem}") from problem
 
@@ -239,7 +238,7 @@ def decode_failure(body: Any) -> Failure:
     flags = [values[name] for name in ("retryable", "own", "policy")]
     if values["boundary"] not in get_args(Boundary) or not all(isinstance(flag, bool) for flag in flags):
         raise ValueError("no failure")
-    return bounds.failure(Failure(values["boundary"], bounds.beginning(texts[0], 200), texts[1], flags[0], texts[2],
+    return bound_failure(Failure(values["boundary"], keep_head(texts[0], 200), texts[1], flags[0], texts[2],
                                   own=flags[1], policy=flags[2]))  # fmt: skip
 
 
@@ -249,22 +248,22 @@ def _check_texts(values: Any) -> list[Any]:
     return list(values)
 
 
-def _bound_changes(left: list[str]) -> list[str]:
-    return [bounds.beginning(each, LONGEST_CHANGE) for each in left[:MOST_CHANGES]]
+def _bound_changes(changes: list[str]) -> list[str]:
+    return [keep_head(each, MAX_CHANGE_CHARS) for each in changes[:MAX_CHANGES]]
 
 
-def _endpoint_fields(endpoint: Endpoint) -> dict[str, str]:
+def _encode_endpoint(endpoint: Endpoint) -> dict[str, str]:
     return {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": endpoint.model}
 
 
-def _env_fields(env: Any) -> dict[str, Any]:
+def _encode_env(env: Any) -> dict[str, Any]:
     if not isinstance(env, GymEnv):
         raise TypeError(f"workflow_task.gym_env is a {type(env).__qualname__}, which is no data")
     service = {each.name: getattr(env.service, each.name) for each in fields(EnvService)}
     return {"service": service, "task_id": env.task_id, "instance_id": env.instance_id, "over_at": env.over_at}
 
 
-def _make_env(body: Any) -> GymEnv:
+def _decode_env(body: Any) -> GymEnv:
     env = GymEnv(EnvService(**body["service"]), body["task_id"])
     env.instance_id, env.over_at = body["instance_id"], body["over_at"]
     return env

@@ -1,8 +1,8 @@
-"""A process for each attempt at a time; what hangs is killed with its process.
+"""One attempt at a time in each worker process; an attempt that hangs is killed with its process.
 
-Invariants: a worker that was killed, that died, or that an attempt left changed plays no other attempt. Few workers
-start at once: a start is seconds of a processor, so that two hundred at a time would be ready no sooner, would need the
-memory of all, and would keep whatever else needs the machine waiting.
+Invariants: a worker that was killed, that died, or that an attempt left changed plays no other attempt. Only a few
+workers start at once: a start costs seconds of a processor, so that two hundred at a time would be ready no sooner,
+would need the memory of all, and would slow down everything else on the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.record.processors import usable_cpus
 from ajet.rollout.isolation.worker_handle import WorkerHandle
-from ajet.rollout.isolation.worker_pool import WorkerPool, find_home
+from ajet.rollout.isolation.worker_pool import WorkerPool, find_setup
 from ajet.schema.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class ProcessIsolation(WorkerPool):
 
     shared = False
     keeps_workers = True
-    """True if a worker that an attempt left as it found it plays another one."""
+    """True if a worker that an attempt left unchanged plays another one."""
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ProcessIsolation:
@@ -38,13 +38,13 @@ class ProcessIsolation(WorkerPool):
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError if another process could not import the workflow."""
-        super().__init__(find_home(workflow_class, experiment, ambient))
+        super().__init__(find_setup(workflow_class, experiment, ambient))
         self._idle: list[WorkerHandle] = []
         self._most_starts = STARTS_PER_PROCESSOR * (usable_cpus() or 1)
         self._timer: threading.Timer | None = None
 
     def _choose_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or a new one; None while as many start as may."""
+        """Return an idle worker, or a new one; None while the maximum number of workers starts."""
         while self._idle:
             worker = self._idle.pop()
             if worker.is_alive:
@@ -60,7 +60,7 @@ class ProcessIsolation(WorkerPool):
         return None
 
     def _place_later(self) -> None:
-        """One start takes so long that it counts no more."""
+        """Place waiting attempts: a start that takes this long is no longer counted."""
         with self._lock:
             self._timer = None
         self._place_waiting()
@@ -75,11 +75,11 @@ class ProcessIsolation(WorkerPool):
                 with self._lock:
                     self._idle.append(worker)
             else:
-                self._retire(worker)
+                self._retire_worker(worker)
         super()._note_change(worker)
 
-    def _retire(self, worker: WorkerHandle) -> None:
-        """Kill a worker whose next attempt would find what this one left."""
+    def _retire_worker(self, worker: WorkerHandle) -> None:
+        """Kill a worker that its attempt left changed; log each kind of change once."""
         worker.close()
         with self._lock:
             news = [change for change in worker.changes if change not in self._warned]

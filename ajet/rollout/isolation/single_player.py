@@ -1,7 +1,7 @@
-"""A worker that plays one attempt at a time, in its main thread: isolations `process` and `sandbox`.
+"""The player of a worker with one attempt at a time, in its main thread: isolations `process` and `sandbox`.
 
-Invariant: the end of each attempt reports what it left changed in this process: folder, environment, threads, children,
-standard output. The rollout replaces such a worker. Threads and children that are about to end get a moment for it.
+Invariant: the end of each attempt lists what the attempt left changed in this process: folder, environment, threads,
+children, standard output. The rollout replaces such a worker. Threads and children get SETTLE_S to end by themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import psutil
 
 from ajet.config import resolve_reference
 from ajet.rollout.attempt import is_plain, perform, perform_plain
-from ajet.rollout.failure import classify
+from ajet.rollout.failure import classify_exception
 from ajet.rollout.isolation.channel import Message
-from ajet.rollout.isolation.messages import Home, decode_attempt
-from ajet.rollout.isolation.thread import DaemonThreads, locate_code
-from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, ending_forks
+from ajet.rollout.isolation.messages import WorkerSetup, decode_attempt
+from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, exit_forks
 from ajet.rollout.isolation.worker_channel import WorkerChannel
+from ajet.rollout.runtime import DaemonThreads, locate_code
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import entering
@@ -33,28 +33,28 @@ from ajet.workflow.function import KEY, as_workflow
 
 SETTLE_S = 0.3
 """Seconds that threads and children get to end after an attempt."""
-NAMED = 8
-"""Most variables, threads or children that one description names."""
+MAX_NAMED = 8
+"""Most variables, threads or children that one description lists."""
 
 
 class SinglePlayer:
     """Plays attempts one after another."""
 
-    def __init__(self, channel: WorkerChannel, home: Home) -> None:
-        self._channel, self._home = channel, home
+    def __init__(self, channel: WorkerChannel, setup: WorkerSetup) -> None:
+        self._channel, self._setup = channel, setup
         self._attempt: WorkerAttempt | None = None
-        """The current one, or the last."""
+        """The current attempt, or the last one."""
         self._task: asyncio.Task[Any] | None = None
-        """Its task, if its code is asynchronous."""
-        entering(home.ambient)
+        """The attempt's task, if its code is asynchronous."""
+        entering(setup.ambient)
 
     def take(self, order: Message) -> None:
-        """Play the attempt to its end and report that."""
+        """Play the attempt to its end and report the end."""
         self._channel.begin(order.about)
-        before, outcome = self._play(order.about, *decode_attempt(order.body))
+        before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
-        entering(self._home.ambient)
+        entering(self._setup.ambient)
         self._channel.end(order.about, encode_end(outcome, before.find_changes() if before is not None else []))
 
     def locate(self, number: int) -> str:
@@ -65,39 +65,39 @@ class SinglePlayer:
         """Start to close what the current attempt opened; return the threads that do it."""
         return [] if self._attempt is None else [self._attempt.resources.close_beside()]
 
-    def _play(
+    def _play_attempt(
         self, number: int, task: WorkflowTask, config: Any, began: float
     ) -> tuple[ProcessState | None, WorkflowOutput | Failure]:
-        """Return this process' state before the attempt, if it got so far, and the attempt's outcome."""
+        """Return this process' state before the attempt, if the workflow could be imported, and the outcome."""
         attempt: WorkerAttempt | None = None
         before: ProcessState | None = None
         owner = self._channel.owner
         try:
-            with ending_forks(owner):
+            with exit_forks(owner):
                 workflow_class = resolve_reference(
-                    self._home.reference, base=self._home.base, what=KEY, made=as_workflow
+                    self._setup.reference, base=self._setup.base, what=KEY, made=as_workflow
                 )
-                from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
+                from ajet.workflow import tuner  # noqa: F401 - the attempt is not charged for what ajet itself loads
 
                 before = ProcessState.capture()
                 attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=entering)
                 self._attempt, self._task = attempt, None
                 if is_plain(attempt):
                     return before, perform_plain(attempt)
-                return before, asyncio.run(self._perform(attempt))
+                return before, asyncio.run(self._perform_on_loop(attempt))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
-            return before, classify(problem, attempt.stage if attempt else "construct", task.task)
+            return before, classify_exception(problem, attempt.stage if attempt else "construct", task.task)
 
-    async def _perform(self, attempt: WorkerAttempt) -> WorkflowOutput:
+    async def _perform_on_loop(self, attempt: WorkerAttempt) -> WorkflowOutput:
         asyncio.get_running_loop().set_default_executor(DaemonThreads())
         self._task = asyncio.current_task()
-        with ending_forks(self._channel.owner):
+        with exit_forks(self._channel.owner):
             return await perform(attempt)
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What a process hands on from one attempt to the next, as it was at one moment."""
+    """The state of a process that one attempt could pass on to the next, at one moment."""
 
     folder: str | None
     environment: dict[str, str]
@@ -114,7 +114,7 @@ class ProcessState:
         )  # fmt: skip
 
     def find_changes(self) -> list[str]:
-        """Return descriptions of what has changed since, after waiting for what is about to end."""
+        """Return descriptions of what has changed since, after a wait for threads and children that end."""
         until = time.monotonic() + SETTLE_S
         while (changes := self._describe_changes()) and not self._has_lasting_changes and time.monotonic() < until:
             time.sleep(0.01)
@@ -122,7 +122,7 @@ class ProcessState:
 
     @property
     def _has_lasting_changes(self) -> bool:
-        """True if something changed that does not end by itself."""
+        """True if something changed that cannot end by itself."""
         return _find_folder() != self.folder or os.environ != self.environment or _find_output_files() != self.output
 
     def _describe_changes(self) -> list[str]:
@@ -178,4 +178,4 @@ def _find_children() -> list[int]:
 
 
 def _join_names(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

@@ -2,9 +2,9 @@
 
     python -m ajet.rollout.isolation.worker CHANNEL CONTROL
 
-The arguments are descriptors of two sockets: the channel, and the control socket, which ends with the process that
-started this one. Invariants: it serves until its channel closes. When the other process is gone, however that ended and
-whatever this one was doing, it closes what its attempts opened and then ends its whole family.
+The arguments are descriptors of two sockets: the channel, and the control socket, which closes with the process that
+started this one. Invariants: the worker serves until its channel closes. When the other process is gone, for any reason
+and at any time, the worker closes its attempts' resources and then kills its descendants and itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import psutil
 
 from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.rollout.isolation.channel import Message
-from ajet.rollout.isolation.messages import CLOSED, GRACE, ID_BYTES, LOCATE, Home, decode_home
+from ajet.rollout.isolation.messages import CLOSED, GRACE, ID_BYTES, LOCATE, WorkerSetup, decode_setup
 from ajet.rollout.isolation.worker_channel import WorkerChannel
 
 PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG."""
+"""The value of PR_SET_PDEATHSIG in <sys/prctl.h>."""
 
 
 class Player(Protocol):
-    """Plays the attempts of this worker; `SinglePlayer` and `SharedPlayer`."""
+    """Plays the attempts of this worker: `SinglePlayer` or `SharedPlayer`."""
 
     def take(self, order: Message) -> None:
         """Carry out a message `attempt` or `stop`, in the main thread."""
@@ -42,49 +42,49 @@ class Player(Protocol):
         ...
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close what attempts opened, which may hang; return the threads that do it."""
+        """Start to close the attempts' resources, which may hang; return the threads that do it."""
         ...
 
 
 def main() -> None:
-    """Serve from start to end."""
+    """Serve the rollout until it is gone."""
     channel = WorkerChannel(int(sys.argv[1]))
     control, parent = int(sys.argv[2]), os.getppid()
     os.set_inheritable(control, False)
     adopt_orphans()
     wake_when_alone()
-    with _open_player(channel, decode_home(channel.receive().body)) as player:
+    with _open_player(channel, decode_setup(channel.receive().body)) as player:
         channel.start_reading()
         ending = threading.Thread(target=_serve_control, args=(control, parent, player), daemon=True)
         ending.start()
         with suppress(EOFError, ConnectionError):
             while True:
                 player.take(channel.next_order())
-        ending.join()  # to return would cut short what closes things and ends what was started
+        ending.join()  # a return would end the process before resources are closed and children killed
 
 
 @contextmanager
-def _open_player(channel: WorkerChannel, home: Home) -> Iterator[Player]:
-    if home.shared:
+def _open_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[Player]:
+    if setup.shared:
         from ajet.rollout.isolation.shared_player import open_shared_player
 
-        with open_shared_player(channel, home) as player:
+        with open_shared_player(channel, setup) as player:
             yield player
     else:
         from ajet.rollout.isolation.single_player import SinglePlayer
 
-        yield SinglePlayer(channel, home)
+        yield SinglePlayer(channel, setup)
 
 
 def _serve_control(control: int, parent: int, player: Player) -> None:
-    """Answer LOCATE as often as it is asked, until CLOSE or the end of the other process.
+    """Answer LOCATE requests until CLOSE or the end of the other process; close the attempts' resources then.
 
-    Then what the attempts here opened is closed. After CLOSE this process says so and stands still until it is killed;
-    without the other process it kills its family and itself.
+    After CLOSE this process replies CLOSED and stops until it is killed. If the other process is gone it kills its
+    descendants and itself.
     """
     while (received := os.read(control, 1)) == LOCATE:
         number = int.from_bytes(os.read(control, ID_BYTES), "big")
-        with suppress(OSError):  # it is gone: the next read returns nothing
+        with suppress(OSError):  # the other process is gone: the next read returns no byte
             os.write(control, f"{player.locate(number)}\n".encode(errors="replace"))
     until = time.monotonic() + GRACE
     for closing in player.close_resources():
@@ -93,18 +93,19 @@ def _serve_control(control: int, parent: int, player: Player) -> None:
         with suppress(OSError):
             wake_every_second()
             os.write(control, CLOSED)
-            _stand_still(parent)
+            _stop_until_orphaned(parent)
     end_descendants(psutil.Process())
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def wake_when_alone() -> None:
-    """Have this process continue when its parent ends (Linux).
+    """Continue this process when its parent ends (Linux).
 
-    The parent stops this process before it kills it, and may be gone in between: by a second Ctrl-C, or a signal.
+    The parent stops this process before it kills it, and may itself be killed in between, by a second Ctrl-C or a
+    signal.
     """
     if sys.platform.startswith("linux"):
-        signal.signal(signal.SIGCONT, lambda *_: None)  # a timer's is dropped where nobody handles it
+        signal.signal(signal.SIGCONT, lambda *_: None)  # without a handler the timer's signal is dropped
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGCONT, 0, 0, 0)
 
 
@@ -120,10 +121,10 @@ class _SignalEvent(ctypes.Structure):
 
 
 def wake_every_second() -> None:
-    """Have a timer of the system send SIGCONT each second (Linux).
+    """Have a system timer send SIGCONT each second (Linux).
 
-    The signal of the parent's end may come just before this process stops, as may those of the parent's threads, which
-    end one by one: it would stand still for ever.
+    The signal of the parent's end, or of the end of its threads, may come just before this process stops: without the
+    timer it would stop for ever.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -133,8 +134,8 @@ def wake_every_second() -> None:
         libc.timer_settime(timer, 0, (ctypes.c_long * 4)(1, 0, 1, 0), None)  # its interval, and its first time
 
 
-def _stand_still(parent: int) -> None:
-    """Stop until the parent is gone. The waking signal comes as well when only the parent's thread ends."""
+def _stop_until_orphaned(parent: int) -> None:
+    """Stop until the parent is gone. The waking signal also comes when only the parent's thread ends."""
     while os.getppid() == parent:
         os.kill(os.getpid(), signal.SIGSTOP)
 

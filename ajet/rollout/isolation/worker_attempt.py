@@ -1,7 +1,7 @@
-"""An attempt inside a worker, with the parts of a session that live in the rollout's process.
+"""An attempt inside a worker, with remote access to its session in the rollout's process.
 
-Invariants: it holds no key but those of its own attempt, and asks for them over the worker's channel; what it returns
-is checked before it is sent, so that an output which cannot leave the process is the attempt's own failure.
+Invariants: the worker holds no keys but those of the attempt, which it requests over its channel. An output is checked
+before it is sent, so that an output which cannot leave the process is the attempt's own failure.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from ajet.environment.pinned import Pin, Told
+from ajet.environment.pinned import Told
 from ajet.environment.replay import ReplayMiss
 from ajet.record.tool_uses import bounded, kept
-from ajet.rollout.failure import EpisodeFailed, Stage, failed
-from ajet.rollout.isolation.channel import LONGEST
+from ajet.rollout.attempt import AttemptBase
+from ajet.rollout.failure import EpisodeError, make_error
+from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES
 from ajet.rollout.isolation.messages import encode_failure, encode_output
 from ajet.rollout.isolation.worker_channel import WorkerChannel, read_reply
 from ajet.schema.endpoint import Endpoint
@@ -27,12 +28,10 @@ from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.ambient import AGENT
-from ajet.workflow.resources import Resources
-from ajet.workflow.tools import Replayed
 
 
 class RemoteEndpoints:
-    """The schema's `Endpoints`, answered by the process that holds the session."""
+    """The schema's `Endpoints`: each request is answered by the process that holds the session."""
 
     def __init__(self, channel: WorkerChannel, attempt: int) -> None:
         self._channel, self._attempt = channel, attempt
@@ -40,7 +39,7 @@ class RemoteEndpoints:
         self._known: dict[tuple[str, str, str | None], Endpoint] = {}
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint, asking for it the first time."""
+        """Return the endpoint; it is requested the first time."""
         key = (agent_name, target_tag, debug_model)
         if key not in self._known:
             with self._lock:
@@ -49,29 +48,29 @@ class RemoteEndpoints:
         return self._known[key]
 
     def add(self, agent: str, endpoint: Endpoint) -> None:
-        """Store an agent's endpoint, which was asked for already."""
+        """Store an agent's endpoint that was requested already."""
         self._known[agent, agent, None] = endpoint
 
     def context_full(self) -> bool:
-        """See the schema's `Endpoints`."""
+        """Return True if a request or a reply did not fit the context."""
         return bool(self.ask("context_full", None))
 
     def tool_used(self, use: ToolUse) -> None:
-        """See the schema's `Endpoints`. In a forked process, and after the attempt's end, nothing is sent."""
-        use = kept(use)  # before the channel, on which a message has a longest size
+        """Record a use of a tool. Nothing is sent from a forked process or after the attempt's end."""
+        use = kept(use)  # shortened here: the channel refuses messages over its maximum size
         try:
             self.ask("tool_used", use)
-        except EpisodeFailed:
+        except EpisodeError:
             if self._channel.is_open(self._attempt):
                 raise
 
     def pinned(self, found: Told) -> list[dict[str, Any]]:
-        """See `ajet.environment.pinned.Pin`."""
+        """Return the tools as they are pinned for the run."""
         pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
         return pinned
 
     def ask(self, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply. Raises EpisodeFailed."""
+        """Send a request and wait for its reply. Raises EpisodeError."""
         return self._channel.ask(self._attempt, kind, value)
 
 
@@ -82,26 +81,26 @@ class RemoteReplay:
         self._endpoints = endpoints
 
     def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolUse | None:
-        """See `ajet.environment.replay.Walk`. Raises ReplayMiss."""
-        found: ToolUse | None = self._ask("replay", (name, bounded(arguments)))
+        """Return the recorded use of the tool, or None to call the tool. Raises ReplayMiss."""
+        found: ToolUse | None = self._ask_replay("replay", (name, bounded(arguments)))
         return found
 
     def tools(self) -> list[dict[str, Any]] | None:
         """Return the recorded tools of the replayed episode."""
-        found: list[dict[str, Any]] | None = self._ask("replayed_tools", None)
+        found: list[dict[str, Any]] | None = self._ask_replay("replayed_tools", None)
         return found
 
-    def _ask(self, kind: str, value: Any) -> Any:
+    def _ask_replay(self, kind: str, value: Any) -> Any:
         try:
             return self._endpoints.ask(kind, value)
-        except EpisodeFailed as problem:
+        except EpisodeError as problem:
             if problem.failure.kind == ReplayMiss.__name__:
                 raise ReplayMiss(problem.failure.message) from problem
             raise
 
 
-class WorkerAttempt:
-    """The part of an attempt that `perform` needs, inside a worker."""
+class WorkerAttempt(AttemptBase):
+    """An attempt inside a worker; the rollout's process holds its session."""
 
     def __init__(
         self,
@@ -118,21 +117,18 @@ class WorkerAttempt:
             began: Seconds since the epoch at which the attempt's time began.
             enter: Called with the default agent's endpoint when the session is open.
         """
-        self.number, self.workflow_class, self.task, self.config = number, workflow_class, task, config
-        self.stage: Stage = "construct"
-        self.resources = Resources()
-        self.endpoints = RemoteEndpoints(channel, number)
-        self.replay: Replayed | None = RemoteReplay(self.endpoints) if config.ajet.environment.replay else None
-        self.pin: Pin = self.endpoints.pinned
+        self.number, self.endpoints = number, RemoteEndpoints(channel, number)
+        replay = RemoteReplay(self.endpoints) if config.ajet.environment.replay else None
+        super().__init__(workflow_class, task, config, replay, self.endpoints.pinned)
         self._channel, self._began, self._enter = channel, began, enter
 
     @property
     def passed(self) -> float:
-        """Seconds of its time that are over, by the system clock: another process says when it began."""
+        """Seconds since it began, by the system clock: another process measured the begin."""
         return max(0.0, time.time() - self._began)
 
     def open(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Have the session opened; this thread waits."""
+        """Request the session; this thread waits."""
         self.stage = "open"
         self.endpoints.ask("open", list(trainable) if trainable else None)
         if self._enter is not None:
@@ -141,7 +137,7 @@ class WorkerAttempt:
         return self.endpoints
 
     async def aopen(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Have the session opened, with the endpoint that most agents need next; the event loop goes on."""
+        """Request the session and the endpoint that most agents need next; the event loop goes on meanwhile."""
         self.stage = "open"
         opened = self._channel.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._channel.post(self.number, "endpoint", (AGENT, AGENT, None))
@@ -153,42 +149,44 @@ class WorkerAttempt:
         return self.endpoints
 
 
-def encode_end(outcome: WorkflowOutput | Failure, left: list[str]) -> bytes:
-    """Return the body of `ended`. `left`: descriptions of what the attempt left changed."""
+def encode_end(outcome: WorkflowOutput | Failure, changes: list[str]) -> bytes:
+    """Return the body of `ended`; `changes` describes what the attempt left changed in its process."""
     if isinstance(outcome, Failure):
-        return encode_failure(outcome, left)
+        return encode_failure(outcome, changes)
     try:
-        body = encode_output(outcome, left)
+        body = encode_output(outcome, changes)
     except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects encode themselves
-        return _refuse_output(f"the output cannot leave its process: {problem}", left)
-    if len(body) > LONGEST:
-        return _refuse_output(f"the output is {len(body)} bytes long; at most {LONGEST} leave a process", left)
+        return _refuse_output(f"the output cannot leave its process: {problem}", changes)
+    if len(body) > MAX_MESSAGE_BYTES:
+        return _refuse_output(
+            f"the output is {len(body)} bytes long; at most {MAX_MESSAGE_BYTES} leave a process", changes
+        )
     return body
 
 
-def _refuse_output(why: str, left: list[str]) -> bytes:
-    return encode_failure(failed("wrong_type", why).failure, left)
+def _refuse_output(why: str, changes: list[str]) -> bytes:
+    return encode_failure(make_error("wrong_type", why).failure, changes)
 
 
 @contextmanager
-def ending_forks(owner: int) -> Iterator[None]:
-    """End a process that user code forked where it leaves this block, as at the end of a program.
+def exit_forks(owner: int) -> Iterator[None]:
+    """Exit a process that user code forked when it leaves this block, as at the end of a program.
 
-    No `finally` of ours runs in it: the event loop and the clients that it has copies of belong to its parent.
+    None of ajet's `finally` blocks run in it: its copies of the event loop and of clients belong to its parent.
     """
     try:
         yield
     except BaseException as ending:
         if os.getpid() != owner:
-            end_fork(ending)
+            exit_fork(ending)
         raise
     if os.getpid() != owner:
-        end_fork(None)
+        exit_fork(None)
 
 
-def end_fork(ending: BaseException | None) -> NoReturn:
-    """End this process, which user code forked, with the exit code that belongs to the exception."""
-    cause = ending.__cause__ if isinstance(ending, EpisodeFailed) and ending.__cause__ is not None else ending
+def exit_fork(ending: BaseException | None) -> NoReturn:
+    """Exit this process, which user code forked, with the exit code that belongs to the exception."""
+    cause = ending.__cause__ if isinstance(ending, EpisodeError) and ending.__cause__ is not None else ending
     if cause is None:
         os._exit(0)
     if isinstance(cause, SystemExit):

@@ -1,8 +1,8 @@
-"""A worker's end of the channel: requests and replies of its attempts, and what they print.
+"""The worker's end of the channel: requests and replies of its attempts, and their output.
 
-Invariants: a thread of its own reads all the time and never writes, so that neither side waits for the other to read;
-a reply goes to the oldest open request of its attempt; only the worker process itself writes here, a process that user
-code forked from it has no channel. No request is sent for an attempt after its end.
+Invariants: a thread reads all the time and never writes, so that neither side waits for the other to read. A reply goes
+to the oldest open request of its attempt. Only the worker process writes: a process that user code forked from it has
+no channel. No request is sent for an attempt after its end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from ajet.rollout import bounds
-from ajet.rollout.failure import EpisodeFailed, failed
-from ajet.rollout.isolation.channel import Channel, Message, encoded
-from ajet.rollout.isolation.messages import decode_answer, decode_failure, encode_question
+from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, make_error
+from ajet.rollout.isolation.channel import Message, MessageChannel, encode_value
+from ajet.rollout.isolation.messages import decode_failure, decode_reply, encode_request
 
 NO_ATTEMPT = 0
 """Attempt id of output that belongs to no attempt."""
-CHATTY = 8 * bounds.PRINTED
+CHATTY_CHARS = 8 * OUTPUT_CHARS
 """Characters after which an attempt's output is sent in parts of the bound's length, no longer line by line."""
 
 
 class OutputTail:
-    """The end of output that is not sent yet, bounded. Thread-safe, without a lock."""
+    """The bounded end of output that is not sent yet. Thread-safe without a lock, so that printing never blocks."""
 
     def __init__(self) -> None:
         self._parts: deque[str] = deque()
@@ -37,9 +36,9 @@ class OutputTail:
         """Add text; return True if the tail should be sent now."""
         self._parts.append(text)
         held = self._held = self._held + len(text)
-        if held > 2 * bounds.PRINTED:
+        if held > 2 * OUTPUT_CHARS:
             self._parts.appendleft(self._join_parts())
-        return held >= bounds.PRINTED or ("\n" in text and self._taken < CHATTY)
+        return held >= OUTPUT_CHARS or ("\n" in text and self._taken < CHATTY_CHARS)
 
     def take(self) -> tuple[str, int]:
         """Return the text, and the number of characters before it that are lost."""
@@ -54,17 +53,17 @@ class OutputTail:
             while True:
                 parts.append(self._parts.popleft())
         joined = "".join(parts)
-        kept = joined[-bounds.PRINTED :]
-        self._cut += len(joined) - len(kept)
-        self._held = len(kept)
-        return kept
+        end = joined[-OUTPUT_CHARS:]
+        self._cut += len(joined) - len(end)
+        self._held = len(end)
+        return end
 
 
 class OutputStream:
     """Output of one attempt, or of none, on its way to the rollout."""
 
     def __init__(self, attempt: int, kind: str) -> None:
-        """`kind`: of its messages, `printed` or `warning`."""
+        """`kind` is that of its messages: `printed` or `warning`."""
         self.attempt, self.kind, self.tail = attempt, kind, OutputTail()
         self.is_queued = False
 
@@ -75,25 +74,25 @@ class WorkerChannel:
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
-        self._channel = Channel(descriptor, descriptor)
+        self._channel = MessageChannel(descriptor, descriptor)
         self._sending = threading.Lock()
         self._registry = threading.Lock()
-        """Guards `_waiting`; never held while something is sent, which may take long."""
+        """Guards `_waiting`; never held during a send, which may take long."""
         self._waiting: dict[int, deque[Future[Message]]] = {}
         """Open requests of each attempt that has not ended, the oldest first."""
         self._output: deque[OutputStream] = deque()
-        """Streams with output that is not sent yet, each once."""
+        """Streams with output that is not sent yet, each at most once."""
         self._orders: SimpleQueue[Message | Exception] = SimpleQueue()
         self.owner = os.getpid()
-        os.register_at_fork(after_in_child=self._disconnect)
+        os.register_at_fork(after_in_child=self._disconnect_fork)
 
     def receive(self) -> Message:
-        """Wait for the next message; not after `start_reading`."""
+        """Wait for the next message; call it only before `start_reading`."""
         return self._channel.receive()
 
     def start_reading(self) -> None:
-        """Read from now on in a thread."""
-        threading.Thread(target=self._read, name="ajet-channel", daemon=True).start()
+        """Start the thread that reads messages."""
+        threading.Thread(target=self._read_messages, name="ajet-channel", daemon=True).start()
 
     def next_order(self) -> Message:
         """Wait for the next `attempt` or `stop`. Raises EOFError or OSError when the rollout's process is gone."""
@@ -108,10 +107,10 @@ class WorkerChannel:
             self._waiting[attempt] = deque()
 
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
-        """Send a request and return a future of its reply. Raises EpisodeFailed."""
+        """Send a request and return a future of its reply. Raises EpisodeError."""
         if os.getpid() != self.owner:
-            raise failed("forked", "a forked process asked for a model: make its client before the fork")
-        body = encode_question(kind, value)
+            raise make_error("forked", "a forked process asked for a model: make its client before the fork")
+        body = encode_request(kind, value)
         reply: Future[Message] = Future()
         with self._sending:
             with self._registry:
@@ -124,17 +123,17 @@ class WorkerChannel:
         return reply
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
-        """Send a request and wait for its reply in this thread. Raises EpisodeFailed."""
+        """Send a request and wait for its reply in this thread. Raises EpisodeError."""
         return read_reply(kind, self.post(attempt, kind, value).result())
 
     def is_open(self, attempt: int) -> bool:
-        """True if this very process may still send for the attempt."""
+        """True if this process is the worker and the attempt has not ended."""
         return os.getpid() == self.owner and attempt in self._waiting
 
     def send_output(self, stream: OutputStream) -> None:
-        """Send what is in the stream's tail, now or by the thread that is sending.
+        """Send the stream's tail now, or leave it to the thread that is sending.
 
-        It never waits: a destructor may print in the very thread that holds the lock.
+        It never waits: a destructor may print in the thread that holds the lock.
         """
         if not stream.is_queued:
             stream.is_queued = True
@@ -154,18 +153,18 @@ class WorkerChannel:
             if reply.set_running_or_notify_cancel():
                 reply.set_exception(_make_over_error())
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         try:
             while True:
                 message = self._channel.receive()
                 if message.kind in ("attempt", "stop"):
                     self._orders.put(message)
                 else:
-                    self._hand_over(message)
+                    self._deliver_reply(message)
         except Exception as problem:  # noqa: BLE001 - raised in the thread that waits for orders
             self._orders.put(problem)
 
-    def _hand_over(self, message: Message) -> None:
+    def _deliver_reply(self, message: Message) -> None:
         with self._registry:
             waiting = self._waiting.get(message.about)
             reply = waiting.popleft() if waiting else None
@@ -182,25 +181,26 @@ class WorkerChannel:
     def _write_output(self) -> None:
         while self._output:
             stream = self._output.popleft()
-            stream.is_queued = False  # before its tail is taken: what is printed from now on queues it again
+            stream.is_queued = False  # before its tail is taken: later output queues it again
             tail = stream.tail.take()
             if tail[0] and (stream.attempt == NO_ATTEMPT or self.is_open(stream.attempt)):
-                self._channel.send(stream.attempt, stream.kind, encoded(tail))
+                self._channel.send(stream.attempt, stream.kind, encode_value(tail))
 
-    def _disconnect(self) -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, self._descriptor, inheritable=False)
-        os.close(nothing)
+    def _disconnect_fork(self) -> None:
+        """Replace the channel's descriptor in a forked process, which must not write to it."""
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, self._descriptor, inheritable=False)
+        os.close(devnull)
 
 
 def read_reply(kind: str, reply: Message) -> Any:
-    """Return the value of the reply to a request of that kind. Raises EpisodeFailed."""
+    """Return the value of the reply to a request of that kind. Raises EpisodeError."""
     if reply.kind == "ok":
-        return decode_answer(kind, reply.body)
+        return decode_reply(kind, reply.body)
     if reply.kind == "failed":
-        raise EpisodeFailed(decode_failure(reply.body))
-    raise failed("endpoint", reply.body, boundary="ajet")
+        raise EpisodeError(decode_failure(reply.body))
+    raise make_error("endpoint", reply.body, boundary="ajet")
 
 
-def _make_over_error() -> EpisodeFailed:
-    return failed("stopped", "its episode is over", boundary="ajet")
+def _make_over_error() -> EpisodeError:
+    return make_error("stopped", "its episode is over", boundary="ajet")

@@ -1,8 +1,8 @@
-"""Workers of a rollout, and which of them plays an attempt: what `process`, `sandbox` and `loops` share.
+"""The worker processes of a rollout and the queue of attempts for them; shared by `process`, `sandbox` and `loops`.
 
 Invariants: attempts are placed in the order in which they came, by the isolation's `_choose_worker`, and again when a
-worker changes; nothing here waits for a worker, so that all methods return at once. Inside a worker clients reach the
-gateway over its loopback port. Linux and macOS.
+worker changes. No method waits for a worker. Clients inside a worker reach the gateway over its loopback port. Linux
+and macOS.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.rollout.attempt import Attempt
-from ajet.rollout.failure import failed
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.failure import make_error
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.worker_handle import WorkerHandle
-from ajet.rollout.isolation.worker_process import Ends, Started, start_process
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, start_process
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput
@@ -39,23 +39,23 @@ class WorkerPool(ABC):
     @classmethod
     def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
         """Raise ConfigError if another process could not import the workflow."""
-        find_home(workflow_class, experiment, Endpoint("", ""))
+        find_setup(workflow_class, experiment, Endpoint("", ""))
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
         self._lock = threading.RLock()
         self._workers: list[WorkerHandle] = []
-        """Those whose processes have not ended, the oldest first."""
+        """Workers whose processes have not ended, the oldest first."""
         self._waiting: deque[tuple[Attempt, Future[WorkflowOutput]]] = deque()
-        """Attempts that no worker has got yet."""
+        """Attempts that are not placed yet."""
         self._worker_of: dict[Attempt, WorkerHandle] = {}
         self._warned: set[str] = set()
-        """Warnings that were logged, of what is logged once."""
+        """Warnings that were logged already and are logged once."""
         self._closed = False
 
     @property
     def abandoned(self) -> int:
-        """The number of attempts that were stopped and have not ended, with or without their process."""
+        """The number of attempts that were stopped and have not ended."""
         with self._lock:
             return sum(worker.abandoned for worker in self._workers)
 
@@ -64,19 +64,19 @@ class WorkerPool(ABC):
         future: Future[WorkflowOutput] = Future()
         with self._lock:
             if self._closed:
-                future.set_exception(failed("stopped", "the rollout was closed", boundary="ajet"))
+                future.set_exception(make_error("stopped", "the rollout was closed", boundary="ajet"))
                 return future
             self._waiting.append((attempt, future))
         self._place_waiting()
         return future
 
     def stands(self, attempt: Attempt) -> str:
-        """Return the line of user code that the attempt is at; see Isolation."""
+        """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
         worker = self._worker_of.get(attempt)
         return worker.locate(attempt) if worker is not None else ""
 
     def stop(self, attempt: Attempt) -> None:
-        """Cancel the attempt, or kill its process; see WorkerHandle."""
+        """Cancel the attempt, or kill its process, as `WorkerHandle.stop` does."""
         with self._lock:
             worker = self._worker_of.pop(attempt, None)
             waiting = [each for each in self._waiting if each[0] is attempt]
@@ -88,7 +88,7 @@ class WorkerPool(ABC):
         self._place_waiting()
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kill all workers and fail the attempts that wait for one."""
         with self._lock:
             self._closed = True
             workers, waiting = tuple(self._workers), tuple(self._waiting)
@@ -97,9 +97,9 @@ class WorkerPool(ABC):
             worker.close()
         _fail_stopped(waiting)
 
-    def start_worker(self, home: Home, ends: Ends) -> Started:
+    def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
         """Start a worker's process, in a thread of its handle. Raises OSError, SandboxFailure."""
-        return start_process(home, ends)
+        return start_process(setup, fds)
 
     @abstractmethod
     def _choose_worker(self) -> WorkerHandle | None:
@@ -107,12 +107,12 @@ class WorkerPool(ABC):
 
     def _open_worker(self) -> WorkerHandle:
         """Return a new worker, whose process starts now. The lock is held."""
-        worker = WorkerHandle(self._home, self.start_worker, on_change=self._note_change, warned=self._warned)
+        worker = WorkerHandle(self._setup, self.start_worker, on_change=self._note_change, warned=self._warned)
         self._workers.append(worker)
         return worker
 
     def _note_change(self, worker: WorkerHandle) -> None:
-        """Handle a worker's first message, an attempt's end in it, and the end of its process."""
+        """React to a worker's first message, the end of an attempt in it, and the end of its process."""
         if worker.is_over:
             with self._lock:
                 self._workers = [each for each in self._workers if each is not worker]
@@ -137,17 +137,17 @@ def _fail_stopped(waiting: Iterable[tuple[Attempt, Future[WorkflowOutput]]]) -> 
     for _, future in waiting:
         if future.set_running_or_notify_cancel():
             why = "the episode was stopped before its process began"
-            future.set_exception(failed("stopped", why, boundary="ajet"))
+            future.set_exception(make_error("stopped", why, boundary="ajet"))
 
 
-def find_home(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
-    """Return where another process finds the class. Raises ConfigError if it cannot."""
+def find_setup(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> WorkerSetup:
+    """Return how another process imports the workflow. Raises ConfigError if it cannot."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow
     name = workflow_class.__qualname__
     if isinstance(reference, str) and reference.replace(":", "->").rpartition("->")[2].strip() == name:
-        return Home(reference, base, paths, ambient)
+        return WorkerSetup(reference, base, paths, ambient)
     source = inspect.getsourcefile(workflow_class)
     if "." in name or source is None:
         raise ConfigError(
@@ -156,5 +156,5 @@ def find_home(workflow_class: type[Any], experiment: Experiment, ambient: Endpoi
             expected="a class at the top level of a file",
         )
     if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:
-        return Home(f"{workflow_class.__module__}->{name}", base, paths, ambient)
-    return Home(f"{Path(source).resolve()}->{name}", base, paths, ambient)
+        return WorkerSetup(f"{workflow_class.__module__}->{name}", base, paths, ambient)
+    return WorkerSetup(f"{Path(source).resolve()}->{name}", base, paths, ambient)

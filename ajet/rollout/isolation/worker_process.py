@@ -1,9 +1,9 @@
-"""The process of a worker, seen from the rollout: its sockets, its output, its priority and its end.
+"""The process of a worker, as the rollout sees it: its sockets, its output, its priority and its end.
 
-Invariants: a worker is killed with all that descends from it (Linux; elsewhere with its process group), by its own
-recorded id, and before that id can belong to another process. Its output is read all the time and only its end is
-stored, so that a worker never waits for the rollout to read. Its priority is lower than this process': the gateway, and
-with it the engine and the trainer, comes first where all of them want the processor at once.
+Invariants: a worker is killed with all its descendants (Linux; on other systems with its process group), by its
+recorded id, and before that id can belong to another process. Its output is read all the time and only the end of it is
+stored, so that a worker never waits for the rollout to read. Its priority is lower than that of this process: the
+gateway, and with it the engine and the trainer, get the processor first.
 """
 
 from __future__ import annotations
@@ -26,108 +26,108 @@ import psutil
 
 from ajet.config.programs import program
 from ajet.environment.family import end_family
-from ajet.rollout import bounds
-from ajet.rollout.isolation.channel import Channel, Message
-from ajet.rollout.isolation.messages import CLOSE, CLOSED, GRACE, ID_BYTES, LOCATE, Home, encode_home
+from ajet.rollout.failure import OUTPUT_CHARS, keep_tail
+from ajet.rollout.isolation.channel import Message, MessageChannel
+from ajet.rollout.isolation.messages import CLOSE, CLOSED, GRACE, ID_BYTES, LOCATE, WorkerSetup, encode_setup
 
 WORKER = "ajet.rollout.isolation.worker"
 """The module that a worker runs."""
-SANDBOX_ENDS_S = 2.0
-"""Seconds in which a sandbox ends after the worker in it."""
-ANSWERS_S = 0.5
-"""Seconds in which a worker says where its attempt is; one whose code holds the interpreter cannot."""
-YIELDS = 10
-"""Steps of priority ("nice") by which a worker is below this process; each takes about a fifth of its share."""
+SANDBOX_EXIT_S = 2.0
+"""Seconds that a sandbox gets to end after the worker in it."""
+LOCATE_TIMEOUT_S = 0.5
+"""Seconds to wait for the reply to LOCATE; a worker whose code holds the interpreter lock sends none."""
+NICE_STEPS = 10
+"""Steps of `nice` by which a worker is below this process; each takes about a fifth of its share."""
 _PRIORITY_TRIES, _PRIORITY_PAUSE_S = 10, 0.1
-"""Linux accepts ten changes of a session's priority a second from users other than root, all users together."""
-_STORED_BYTES = 4 * bounds.PRINTED
-"""Bytes of output that are stored: as many as the characters that are kept may need."""
+"""Linux accepts ten changes of session priorities a second from all users other than root together."""
+_STORED_BYTES = 4 * OUTPUT_CHARS
+"""Bytes of output that are stored: as many as OUTPUT_CHARS characters may need."""
 _PIPE_BYTES = 1 << 16
 _READ_PAUSE_S = 0.02
-"""Seconds between two reads of a pipe that is not filling up."""
-_burials: WeakSet[threading.Thread] = WeakSet()
+"""Seconds between two reads of a pipe that is less than half full."""
+_kill_threads: WeakSet[threading.Thread] = WeakSet()
 
 
-class Ends(NamedTuple):
-    """Descriptors that a worker gets."""
+class WorkerFds(NamedTuple):
+    """File descriptors that a worker inherits."""
 
     channel: int
     control: int
     output: int
-    """For standard output and error."""
+    """The descriptor of standard output and error."""
 
 
-class Started(NamedTuple):
-    """A worker that was started."""
+class StartedWorker(NamedTuple):
+    """A started worker process, as `StartWorker` returns it."""
 
     process: subprocess.Popen[bytes]
     remove: Callable[[], None] = lambda: None
-    """Called when it has ended: removes what was made for it."""
+    """Called when it has ended, to remove what was created for it."""
     base_url: str = ""
-    """The gateway's address as the worker sees it; "" if that is the address here."""
+    """The gateway's address inside the worker; "" if it is the same as here."""
     sandboxed: bool = False
-    """True if it ends with its sandbox: what it started is not asked to end before it is killed."""
+    """True if it ends with its sandbox: processes that it started get no SIGTERM before they are killed."""
 
 
-StartWorker = Callable[[Home, Ends], Started]
-"""Starts a worker; where it runs is all that isolations may do differently here. Raises SandboxFailure, OSError."""
+StartWorker = Callable[[WorkerSetup, WorkerFds], StartedWorker]
+"""Starts a worker; isolations differ only in where it runs. Raises SandboxFailure and OSError."""
 
 
 class WorkerProcess:
-    """A worker's process. Thread-safe, but that one thread receives."""
+    """A worker's process. Thread-safe; only one thread may receive."""
 
-    def __init__(self, home: Home, start: StartWorker) -> None:
+    def __init__(self, setup: WorkerSetup, start: StartWorker) -> None:
         self._line, theirs = socket.socketpair()
         self._control, control = socket.socketpair()
         self._output = WorkerOutput()
         with theirs, control:
             try:
-                self._started = start(home, Ends(theirs.fileno(), control.fileno(), self._output.writer))
+                self._started = start(setup, WorkerFds(theirs.fileno(), control.fileno(), self._output.writer))
             finally:
                 self._output.begin()
         self._process = self._started.process
-        self._channel = Channel(self._line.fileno(), self._line.fileno())
-        self._sending, self._burial = threading.Lock(), threading.Lock()
+        self._channel = MessageChannel(self._line.fileno(), self._line.fileno())
+        self._send_lock, self._end_lock = threading.Lock(), threading.Lock()
         self.base_url = self._started.base_url
         self.pid = self._process.pid
         lower_priority(self.pid)
         lower_session_priority(self.pid)
         if self.base_url:
-            home = replace(home, ambient=replace(home.ambient, base_url=self.base_url))
-        with suppress(OSError):  # it is gone: the thread that receives finds that
-            self.send(0, "home", encode_home(home))
+            setup = replace(setup, ambient=replace(setup.ambient, base_url=self.base_url))
+        with suppress(OSError):  # it is gone, which the receiving thread will notice
+            self.send(0, "setup", encode_setup(setup))
 
     @property
     def is_alive(self) -> bool:
-        """True while it runs. It is not waited for here: its id stays its own until the rest of its group is killed."""
+        """True while it runs. It is not waited for here: that keeps its id reserved until its group is killed."""
         if self._process.returncode is not None:
             return False
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # other code waited for it
+        except psutil.NoSuchProcess:  # other code has waited for it
             return False
 
     def send(self, about: int, kind: str, body: bytes) -> None:
         """Send a message. Raises OSError when the process is gone."""
-        with self._sending:
+        with self._send_lock:
             self._channel.send(about, kind, body)
 
     def receive(self) -> Message:
-        """Wait for a message. Raises EOFError or OSError when the process is gone, ValueError for anything else."""
+        """Wait for a message. Raises EOFError or OSError when the process is gone, ValueError for other data."""
         return self._channel.receive()
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the attempt is at; "" if the worker cannot say."""
+        """Return the line of user code that the attempt is at; "" if the worker does not reply in time."""
         received = b""
         with suppress(OSError):
-            self._control.settimeout(ANSWERS_S)
+            self._control.settimeout(LOCATE_TIMEOUT_S)
             self._control.sendall(LOCATE + number.to_bytes(ID_BYTES, "big"))
-            while not received.endswith(b"\n") and len(received) < 1 << 16 and (more := self._control.recv(4096)):
-                received += more
+            while not received.endswith(b"\n") and len(received) < 1 << 16 and (part := self._control.recv(4096)):
+                received += part
         return received.decode(errors="replace").strip() if received.endswith(b"\n") else ""
 
     def output(self) -> str:
-        """Return the end of what was written to standard output and error since `forget_output`."""
+        """Return the end of standard output and error since the last `forget_output`."""
         return self._output.read_text()
 
     def forget_output(self) -> None:
@@ -135,41 +135,41 @@ class WorkerProcess:
         self._output.forget()
 
     def explain_death(self, problem: Exception) -> str:
-        """End a process that is gone or that sent what cannot be read; return what happened, and its output."""
+        """End a process that is gone or that sent unreadable data; return the reason, and its output."""
         if isinstance(problem, ValueError):
-            self._end(0.0)
+            self._end_process(0.0)
             why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
         else:
-            why = f"the workflow's process ended with code {self._end(0.0, SANDBOX_ENDS_S)}"
+            why = f"the workflow's process ended with code {self._end_process(0.0, SANDBOX_EXIT_S)}"
         return f"{why}\n{self.output()}".strip()
 
     def kill(self) -> None:
-        """Kill it with all that descends from it, in a thread; does not wait."""
-        burial = threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True)
-        _burials.add(burial)
-        burial.start()
+        """Kill it with all its descendants, in a thread; does not wait."""
+        thread = threading.Thread(target=self._end_process, args=(GRACE,), name="ajet-kill", daemon=True)
+        _kill_threads.add(thread)
+        thread.start()
 
-    def _end(self, grace: float, sandbox_ends: float = 0.0) -> int:
+    def _end_process(self, grace: float, sandbox_grace: float = 0.0) -> int:
         """End the process, wait for it and return its exit code.
 
         Args:
-            grace: Seconds that what the workflow started gets after it is asked to end.
-            sandbox_ends: Seconds in which the sandbox around a worker that is gone ends by itself, with its exit code.
+            grace: Seconds that processes of the workflow get after SIGTERM.
+            sandbox_grace: Seconds that the sandbox of a worker that is gone gets to end by itself, with its exit code.
         """
-        with self._burial:
-            if self._started.sandboxed and sandbox_ends:
+        with self._end_lock:
+            if self._started.sandboxed and sandbox_grace:
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(sandbox_ends)
-            if self._process.returncode is None:  # not waited for: its id is still its own
-                self._have_it_close()
+                    self._process.wait(sandbox_grace)
+            if self._process.returncode is None:  # not waited for, so that its id cannot be another process's
+                self._close_resources()
                 end_family(self.pid, 0.0 if self._started.sandboxed else grace)
                 self._control.close()
             code = self._process.wait()
             self._started.remove()
             return code
 
-    def _have_it_close(self) -> None:
-        """Have the worker close what its attempts opened, and wait until it has, for GRACE at most."""
+    def _close_resources(self) -> None:
+        """Request that the worker closes its attempts' resources; wait for CLOSED, at most GRACE seconds."""
         until = time.monotonic() + GRACE
         with suppress(OSError):
             self._control.settimeout(GRACE)
@@ -186,7 +186,7 @@ class WorkerProcess:
 
 
 class WorkerOutput:
-    """A pipe for a worker's standard output and error, of which the last bytes are stored. Thread-safe."""
+    """A pipe for a worker's standard output and error; the last bytes are stored. Thread-safe."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -197,19 +197,19 @@ class WorkerOutput:
         self._is_open = True
 
     def begin(self) -> None:
-        """Close this process' writing end, and read in a thread until every copy of it is closed."""
+        """Close the writing end here, and read in a thread until all its copies are closed."""
         os.close(self.writer)
         threading.Thread(target=self._read_until_closed, name="ajet-printed", daemon=True).start()
 
     def read_text(self) -> str:
-        """Return the end of what was written up to now."""
+        """Return the end of the output up to now."""
         self._read_available()
         with self._lock:
             text = self._last.decode(errors="replace")
-            return bounds.ending(text, bounds.PRINTED, before=self._dropped, unit="bytes")
+            return keep_tail(text, OUTPUT_CHARS, dropped=self._dropped, unit="bytes")
 
     def forget(self) -> None:
-        """Drop what was written up to now."""
+        """Drop the output up to now."""
         self._read_available()
         with self._lock:
             self._last.clear()
@@ -225,47 +225,47 @@ class WorkerOutput:
         os.close(self._reader)
 
     def _read_available(self) -> int:
-        """Read what is there, at most one full pipe, and return how many bytes that was."""
-        taken = 0
+        """Read the available bytes, at most one full pipe, and return their number."""
+        count = 0
         with self._lock:
-            while self._is_open and taken < _PIPE_BYTES:
+            while self._is_open and count < _PIPE_BYTES:
                 try:
                     part = os.read(self._reader, _PIPE_BYTES)
                 except BlockingIOError:
                     break
                 self._is_open = bool(part)
-                taken += len(part)
+                count += len(part)
                 self._last += part
-                over = len(self._last) - _STORED_BYTES
-                if over > 0:
-                    del self._last[:over]
-                    self._dropped += over
-        return taken
+                excess = len(self._last) - _STORED_BYTES
+                if excess > 0:
+                    del self._last[:excess]
+                    self._dropped += excess
+        return count
 
 
-def start_process(home: Home, ends: Ends) -> Started:
+def start_process(setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
     """Start a worker as a process of this machine."""
     process = subprocess.Popen(
-        worker_command(ends),
+        worker_command(fds),
         stdin=subprocess.DEVNULL,
-        stdout=ends.output,
-        stderr=ends.output,
-        pass_fds=(ends.channel, ends.control),
+        stdout=fds.output,
+        stderr=fds.output,
+        pass_fds=(fds.channel, fds.control),
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, home.paths))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, setup.paths))},
     )
-    return Started(process)
+    return StartedWorker(process)
 
 
-def worker_command(ends: Ends) -> list[str]:
+def worker_command(fds: WorkerFds) -> list[str]:
     """Return the command line of a worker."""
-    return program(WORKER, str(ends.channel), str(ends.control), unbuffered=True)
+    return program(WORKER, str(fds.channel), str(fds.control), unbuffered=True)
 
 
 def lower_priority(pid: int) -> None:
-    """Lower the priority of a process that was just started, and of all that it starts from now on."""
-    with suppress(ProcessLookupError):  # it has ended: its output says why
-        os.setpriority(os.PRIO_PROCESS, pid, min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19))
+    """Lower the priority of a new process, and of all processes that it starts from now on."""
+    with suppress(ProcessLookupError):  # it has ended, and its output says why
+        os.setpriority(os.PRIO_PROCESS, pid, min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_STEPS, 19))
 
 
 def lower_session_priority(pid: int) -> None:
@@ -279,17 +279,17 @@ def lower_session_priority(pid: int) -> None:
         return
     for _ in range(_PRIORITY_TRIES):
         try:
-            group.write_text(str(YIELDS))
+            group.write_text(str(NICE_STEPS))
             return
         except BlockingIOError:
             time.sleep(_PRIORITY_PAUSE_S)
-        except OSError:  # it has ended, or /proc cannot be written: it gives way within its session alone
+        except OSError:  # it has ended, or /proc is read-only: then only the priority within its session counts
             return
 
 
 @atexit.register
-def _join_burials() -> None:
-    """Wait at the exit: a worker that has closed its resources stands still until it is killed by this process."""
-    until = time.monotonic() + 2 * GRACE + SANDBOX_ENDS_S
-    for burial in tuple(_burials):
-        burial.join(max(0.0, until - time.monotonic()))
+def _join_kill_threads() -> None:
+    """Wait at the exit: a worker that has closed its resources is stopped until this process kills it."""
+    until = time.monotonic() + 2 * GRACE + SANDBOX_EXIT_S
+    for thread in tuple(_kill_threads):
+        thread.join(max(0.0, until - time.monotonic()))

@@ -1,13 +1,13 @@
-"""Episodes of agents outside: programs that ask for one over HTTP, play it, and say how it went.
+"""Episodes of external agents: programs that open one over HTTP, play it, and report its outcome.
 
-In: requests for episodes, with a task or for the next one of the task reader; outcomes. Out: episodes, and groups of
-them once all attempts at a task are in. Invariant: they are what a Workflow's are (calls, timelines, verdict, counted
-reasons); one that nobody finishes ends by itself and is recorded as failed.
+In: requests for episodes, with a task or for the next one of the task reader; outcomes. Out: episodes, and groups once
+all attempts at a task are in. Invariant: these episodes hold the same as a Workflow's (calls, timelines, verdict,
+counted reasons); one that no client finishes is ended by the server and recorded as failed.
 """
 
-from ajet.rollout.served.desk import Desk
-from ajet.rollout.served.ending import Keeper
-from ajet.rollout.served.episode import Opening
+from ajet.rollout.served.episode import EpisodeRequest
+from ajet.rollout.served.finisher import EpisodeStore
 from ajet.rollout.served.http import routes
+from ajet.rollout.served.registry import EpisodeRegistry
 
-__all__ = ["Desk", "Keeper", "Opening", "routes"]
+__all__ = ["EpisodeRegistry", "EpisodeRequest", "EpisodeStore", "routes"]

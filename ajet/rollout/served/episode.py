@@ -1,6 +1,6 @@
-"""An episode of an external agent: while it is under way, and its client's view of it.
+"""An episode of an external agent while it is under way, and how its client sees it.
 
-Invariant: its name is random, so that a client of an earlier server never hits another one's episode by accident.
+Invariant: its name is random, so that a client of an earlier server never hits another client's episode by accident.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class EpisodeRequest:
     """A client's request to begin an episode."""
 
     task: Task | None = None
-    """None: the next one of the task reader, of its held-out ones where that is asked for."""
+    """None: the next task of the task reader, a held-out one if `held_out`."""
     agent: str = "default"
     trainable: tuple[str, ...] | None = None
     """Targets that train; None: all."""
     trains: bool = True
-    """False: recorded only, sampled as the client wishes, and part of no group."""
+    """False: recorded only, sampled as the client asks, and part of no group."""
     held_out: bool = False
-    """It does not train, and is part of a validation."""
+    """True: it does not train, and counts for a validation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedIdentity(Identity):
-    """An episode with a name of its own, in a group with one."""
+    """The identity of an episode whose name, and group's name, are random."""
 
     name: str = ""
     group_name: str = ""
 
     @property
     def uuid(self) -> str:
-        """The episode's name."""
+        """The random name of the episode."""
         return self.name
 
     @property
     def group(self) -> str:
-        """The name of its group; its own where it is in none."""
+        """The name of its group; its own name if it is in no group."""
         return self.group_name or self.name
 
 
@@ -64,26 +64,26 @@ class ServedEpisode:
     lease: Lease
     group: OpenGroup | None
     stopped: asyncio.Future[str]
-    """Done, with the reason, when ajet ends it."""
-    probe: bool = False
-    """It was let in although what is outside of the model fails, to see whether it still does."""
-    given: bool = False
-    """Its task was given out as one of the server's held-out ones, and the attempt counts."""
+    """Done, with the reason, when ajet ends the episode."""
+    is_probe: bool = False
+    """True if it was admitted during an outage, to find out whether the outage goes on."""
+    is_held_out_turn: bool = False
+    """True if its task is one of the server's held-out ones, and the attempt counts as that task's turn."""
     began: float = field(default_factory=time.time)
-    """By the system clock, for the record."""
+    """Its start by the system clock, for the record."""
     since: float = field(default_factory=time.monotonic)
-    """The same by the monotonic clock."""
+    """Its start by the monotonic clock, for limits."""
     ending: asyncio.Future[Episode] | None = None
-    """None while it is open."""
-    made: Episode | None = None
-    """The episode that its end was built into; then only its recording is left to do."""
+    """The task that ends the episode; None while it is open."""
+    built: Episode | None = None
+    """The episode as it was judged and built; from then on only its recording is left to do."""
     ended_by: str = ""
-    """Who ended it, once `made`."""
-    unrecorded: float | None = None
-    """By the monotonic clock: since when its end could not be recorded."""
+    """Who ended it, once it is `built`."""
+    unrecorded_since: float | None = None
+    """When recording failed for the first time, by the monotonic clock; None if it did not."""
 
     @property
-    def quiet(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds without a model call."""
         return time.monotonic() - max(self.since, self.session.last_call)
 
@@ -92,7 +92,7 @@ def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
     """Return a client's view of an episode that is under way; `version` is the policy's."""
     return {
         "episode": served.identity.uuid,
-        "status": "unrecorded" if served.unrecorded is not None else "judging" if served.ending else "open",
+        "status": "unrecorded" if served.unrecorded_since is not None else "judging" if served.ending else "open",
         "task_id": served.identity.task.task_id,
         "repeat": served.identity.repeat,
         "version": version,

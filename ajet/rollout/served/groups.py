@@ -1,11 +1,12 @@
-"""Groups of attempts that clients make at one task, until all are in, and the group that a new attempt belongs to.
+"""Groups of attempts that clients make at one task, until all are in, and the store's calls for them.
 
-Invariants: every place in a group is taken at most once, and a group is complete exactly when each place that was taken
-has an episode and no further one is to be taken: all are, or its deadline has passed. A place is free again if its
-attempt was given up before it could be recorded, or was lost and may be repeated. A group is listed from its first
-attempt until it is complete; the store notes a complete one, so that a later server takes no further attempts for it.
-All of it is on the desk's loop, which the store never holds up: it is called from threads, and one new group is made at
-a time, so that a client who comes meanwhile takes a place in it.
+Invariants: every place in a group is taken at most once. A group is complete when each taken place has an episode and
+no further place is to be taken: all are taken, or its deadline has passed. A place is free again if its attempt was
+given up before it could be recorded, or was lost and may be repeated. A group is listed from its first attempt until it
+is complete; the store notes a complete one, so that a later server takes no further attempts for it. All methods run on
+the registry's loop, which never waits for the store: the store is called in threads, for at most STORE_PATIENCE seconds
+while it is out of reach, so that the threads stay free for other requests. One new group is made at a time, so that a
+client which comes meanwhile takes a place in it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,44 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.served.store_calls import ask_store, ask_store_or_refuse
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 from ajet.store import CANNOT_NOW, Lease, LeaseLost, Store
+from ajet.store.outage import limited_patience
 
 if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
-MANY = 1_000
-SETTLING = 0.01
-"""Seconds between two looks for groups that are leaving."""
+MANY_GROUPS = 1_000
+"""Number of open groups at which a warning is logged."""
+SETTLE_INTERVAL = 0.01
+"""Seconds between two checks for groups that are being removed."""
+STORE_PATIENCE = 10.0
+"""Seconds that a client's request waits for a store that is out of reach; the client then repeats the request."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def ask_store(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the store's method in a thread and return its answer. Raises what the method raises."""
+    with limited_patience(STORE_PATIENCE):
+        return await asyncio.to_thread(method, *args, **kwargs)
+
+
+async def ask_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call the store's method in a thread. Raises Refused while the store is out of reach."""
+    try:
+        return await ask_store(method, *args, **kwargs)
+    except CANNOT_NOW as error:
+        logger.warning("the store cannot be asked: {}", error)
+        raise Refused(
+            "The server's store cannot be asked now; ask again later.", status=503, code="store_down", retry_after=1
+        ) from error
 
 
 class OpenGroup:
@@ -53,18 +76,18 @@ class OpenGroup:
         return len(self._taken) < self.places
 
     @property
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """True if no place is taken."""
         return not self._taken
 
-    def suits(self, task: Task | None) -> bool:
+    def accepts(self, task: Task | None) -> bool:
         """True if an attempt at this task belongs here; None is any task of the reader's."""
         if task is None:
             return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """True if all attempts are in."""
         return not self.has_place and len(self.episodes) == len(self._taken)
 
@@ -94,25 +117,30 @@ class OpenGroup:
         self.name = episode.group or self.name
 
     def close(self) -> None:
-        """Take no further attempts."""
+        """Take no further attempts: the taken places are all that it has."""
         self._closed = True
         self.places = len(self._taken)
 
-    def group(self) -> Group:
-        """Return the group for training."""
+    def build_group(self) -> Group:
+        """Return the group for training, its episodes by repeat."""
         return Group(self.task, self.lease.order, sorted(self.episodes, key=lambda episode: episode.repeat))
 
 
 class OpenGroups:
-    """The open groups of one desk."""
+    """The open groups of one registry."""
 
     def __init__(self, store: Store, tasks: TaskOrder | None, places: int) -> None:
-        """`tasks` None: clients bring all tasks themselves. `places`: attempts at a task."""
+        """Start without groups.
+
+        Args:
+            tasks: None: clients bring all tasks themselves.
+            places: Attempts at a task.
+        """
         self._store, self._tasks, self._places = store, tasks, places
         self._open: list[OpenGroup] = []
         self._making = asyncio.Lock()
-        self._leaving: set[OpenGroup] = set()
-        """Listed groups that the store is being told of."""
+        self._removing: set[OpenGroup] = set()
+        """Listed groups whose end is being reported to the store."""
         self._is_store_away = False
         """True if the last return of a position failed, and that was logged."""
 
@@ -123,27 +151,31 @@ class OpenGroups:
         return len(self._open)
 
     def __contains__(self, group: OpenGroup) -> bool:
-        return group in self._open and group not in self._leaving
+        return group in self._open and group not in self._removing
 
-    def take_up(self, lease: Lease) -> OpenGroup:
-        """Take up a group that the store has of an earlier server."""
+    def restore_group(self, lease: Lease) -> OpenGroup:
+        """Add a group that the store has of an earlier server."""
         group = OpenGroup(lease.kept[0].episode.task, lease, self._places)
-        for one in lease.kept:
-            group.restore(one.episode)
+        for record in lease.kept:
+            group.restore(record.episode)
         self._open.append(group)
         return group
 
-    async def for_task(self, task: Task | None, suits: Callable[[OpenGroup], bool]) -> OpenGroup:
-        """Return a group of that task with a place left, or a new one; None is any task of the reader's that `suits`.
+    async def find_or_make(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup:
+        """Return a group of the task with a free place, or a new one.
 
-        Raises Refused.
+        Args:
+            task: None: any task of the task reader whose group `is_wanted`.
+
+        Raises:
+            Refused: There is no such task, no task is free, or the store is out of reach.
         """
         if task is None and self._tasks is None:
             raise Refused("The request names no task, and the server has no task reader.", param="task")
-        if (found := self._find_open(task, suits)) is not None:
+        if (found := self._find_open(task, is_wanted)) is not None:
             return found
         async with self._making:
-            while (found := self._find_open(task, suits)) is None:
+            while (found := self._find_open(task, is_wanted)) is None:
                 self._refuse_all_busy(task)
                 made = await self._make_group(task)
                 if task is not None:
@@ -152,7 +184,7 @@ class OpenGroups:
 
     def _refuse_all_busy(self, task: Task | None) -> None:
         """Raise Refused if as many of the reader's tasks wait for their first attempt as an epoch has."""
-        ahead = sum(group.untouched and group.suits(None) for group in self._open)
+        ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
         if task is None and self._tasks is not None and ahead >= len(self._tasks):
             raise Refused(
                 "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
@@ -160,9 +192,9 @@ class OpenGroups:
                 code="task_busy",
             )
 
-    def _find_open(self, task: Task | None, suits: Callable[[OpenGroup], bool]) -> OpenGroup | None:
+    def _find_open(self, task: Task | None, is_wanted: Callable[[OpenGroup], bool]) -> OpenGroup | None:
         for group in self._open:
-            if group.has_place and group.suits(task) and (task is not None or suits(group)):
+            if group.has_place and group.accepts(task) and (task is not None or is_wanted(group)):
                 return group
         return None
 
@@ -175,25 +207,25 @@ class OpenGroups:
             task = self._tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
-        if len(self._open) == MANY:
+        if len(self._open) == MANY_GROUPS:
             logger.warning(
                 "{} tasks have fewer than {} attempts each and wait for more: rollout.group_deadline would let them go",
-                MANY,
+                MANY_GROUPS,
                 self._places,
             )
         return group
 
-    async def settled(self) -> None:
-        """Wait until no group is leaving."""
-        while self._leaving:
-            await asyncio.sleep(SETTLING)
+    async def wait_settled(self) -> None:
+        """Wait until no group is being removed."""
+        while self._removing:
+            await asyncio.sleep(SETTLE_INTERVAL)
 
-    def older_than(self, seconds: float) -> list[OpenGroup]:
-        """Return the groups that have waited that long."""
+    def list_older(self, seconds: float) -> list[OpenGroup]:
+        """Return the groups that were opened more than `seconds` ago."""
         now = time.monotonic()
         return [group for group in self._open if now - group.began > seconds]
 
-    async def give_back(self, group: OpenGroup) -> None:
+    async def return_task(self, group: OpenGroup) -> None:
         """Return the task of a group without attempts to the store; the group stays while the store is out of reach."""
         try:
             await ask_store(self._store.give_back, [group.lease])
@@ -207,14 +239,14 @@ class OpenGroups:
         self._is_store_away = False
         self._open.remove(group)
 
-    async def remove(self, group: OpenGroup, *, whole: bool) -> None:
-        """Remove a group; it stays if this is cancelled.
+    async def remove(self, group: OpenGroup, *, report: bool) -> None:
+        """Remove a complete group; it stays if this is cancelled.
 
         Args:
-            whole: The store notes it, so that a restarted server does not wait for it either.
+            report: The store notes that it is complete, so that a restarted server does not wait for it.
         """
-        if whole:
-            self._leaving.add(group)
+        if report:
+            self._removing.add(group)
             try:
                 await ask_store(self._store.close, group.lease)
             except (LeaseLost, *CANNOT_NOW) as error:  # the trainer gets the group in any case, and finds the same
@@ -222,5 +254,5 @@ class OpenGroups:
                     "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error
                 )
             finally:
-                self._leaving.discard(group)
+                self._removing.discard(group)
         self._open.remove(group)

@@ -1,7 +1,8 @@
-"""The HTTP side of the desk: /episodes, JSON in and out, for programs in any language.
+"""The HTTP routes of the episode registry: /episodes, with JSON requests and replies, for programs in any language.
 
-Invariant: nothing is answered without the admin key; no number that is not finite gets in; every refusal is an error
-object with a status, a code and the field at fault; a request that is repeated after its end gets the same answer.
+Invariants: no request is answered without the admin key. Numbers that are not finite are refused. Every refusal is an
+error object with a status, a code and the field at fault. A request that is repeated after the end of its episode gets
+the same answer.
 """
 
 from __future__ import annotations
@@ -20,47 +21,46 @@ from starlette.routing import Route
 from ajet.gateway import Refused
 from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.record.tool_uses import decode_uses, kept
-from ajet.rollout.served.desk import Desk
-from ajet.rollout.served.episode import Opening
+from ajet.rollout.served.episode import EpisodeRequest
 from ajet.rollout.served.protocol import Finish, Open, openapi
+from ajet.rollout.served.registry import EpisodeRegistry
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 from ajet.schema.episode import Failure
 from ajet.schema.task import Task, WorkflowOutput, non_finite
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
-MAX_BODY = 16 << 20
-"""Bytes."""
+MAX_BODY_BYTES = 16 << 20
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
-def routes(desk: Desk, admin_key: str) -> list[Route]:
-    """The routes, for the holder of the key."""
+def routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
+    """Return the routes of a registry, for clients that have the key."""
 
-    async def opened(request: Request) -> dict[str, Any]:
-        return await desk.open(await _parsed_body(request, _parse_opening))
+    async def open_episode(request: Request) -> dict[str, Any]:
+        return await registry.open(await _parse_body(request, _parse_request))
 
-    async def finished(request: Request) -> dict[str, Any]:
-        outcome, uses = await _parsed_body(request, _parse_outcome)
-        return await desk.finish(request.path_params["name"], outcome, uses)
+    async def finish_episode(request: Request) -> dict[str, Any]:
+        outcome, uses = await _parse_body(request, _parse_outcome)
+        return await registry.finish(request.path_params["name"], outcome, uses)
 
-    async def deleted(request: Request) -> dict[str, Any]:
-        return await desk.delete(request.path_params["name"])
+    async def delete_episode(request: Request) -> dict[str, Any]:
+        return await registry.delete(request.path_params["name"])
 
-    async def shown(request: Request) -> dict[str, Any]:
-        return await desk.state(request.path_params["name"])
+    async def show_episode(request: Request) -> dict[str, Any]:
+        return await registry.get_state(request.path_params["name"])
 
-    async def listed(request: Request) -> dict[str, Any]:
-        return await desk.overview()
+    async def list_episodes(request: Request) -> dict[str, Any]:
+        return await registry.get_overview()
 
-    async def told(request: Request) -> dict[str, Any]:
+    async def show_openapi(request: Request) -> dict[str, Any]:
         return openapi()
 
-    def route(path: str, method: str, handler: Handler, status: int = 200) -> Route:
+    def make_route(path: str, method: str, handler: Handler, status: int = 200) -> Route:
         async def guarded(request: Request) -> Response:
             try:
-                _refuse_strangers(request, admin_key)
+                _check_key(request, admin_key)
                 welcome(request.scope)
                 return JSONResponse(await handler(request), status_code=status)
             except Refused as refused:
@@ -71,37 +71,36 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
         return Route(path, guarded, methods=[method])
 
     return [
-        route("/episodes", "POST", opened, 201),
-        route("/episodes", "GET", listed),
-        route("/episodes/{name}", "GET", shown),
-        route("/episodes/{name}", "DELETE", deleted),
-        route("/episodes/{name}/finish", "POST", finished),
-        route("/openapi.json", "GET", told),
+        make_route("/episodes", "POST", open_episode, 201),
+        make_route("/episodes", "GET", list_episodes),
+        make_route("/episodes/{name}", "GET", show_episode),
+        make_route("/episodes/{name}", "DELETE", delete_episode),
+        make_route("/episodes/{name}/finish", "POST", finish_episode),
+        make_route("/openapi.json", "GET", show_openapi),
     ]
 
 
-def _refuse_strangers(request: Request, admin_key: str) -> None:
+def _check_key(request: Request, admin_key: str) -> None:
+    """Raise Refused unless the request has the admin key, as a bearer token or in `x-api-key`."""
     kind, _, secret = request.headers.get("authorization", "").partition(" ")
-    given = secret.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-    if not hmac.compare_digest(given.encode(), admin_key.encode()):
+    key = secret.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if not hmac.compare_digest(key.encode(), admin_key.encode()):
         raise Refused("Incorrect admin key.", status=401, code="invalid_admin_key")
 
 
-def _parse_opening(given: dict[str, Any]) -> Opening:
-    """Raises Refused."""
-    body = _validate_body(Open, given)
+def _parse_request(fields: dict[str, Any]) -> EpisodeRequest:
+    body = _validate_body(Open, fields)
     targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
     trains = body.train and not body.held_out
-    return Opening(_parse_task(body.task), body.agent, targets, trains, body.held_out)
+    return EpisodeRequest(_parse_task(body.task), body.agent, targets, trains, body.held_out)
 
 
-def _parse_outcome(given: dict[str, Any]) -> tuple[WorkflowOutput | Failure, list[ToolUse]]:
-    """Raises Refused."""
-    body = _validate_body(Finish, given)
+def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, list[ToolUse]]:
+    body = _validate_body(Finish, fields)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
-        said = body.error or "the client says that its agent failed"
-        outcome = Failure(body.boundary, "client", said, body.boundary != "agent", policy=body.boundary == "agent")
+        message = body.error or "the client says that its agent failed"
+        outcome = Failure(body.boundary, "client", message, body.boundary != "agent", policy=body.boundary == "agent")
     else:
         outcome = WorkflowOutput(
             reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
@@ -109,16 +108,16 @@ def _parse_outcome(given: dict[str, Any]) -> tuple[WorkflowOutput | Failure, lis
     return outcome, _parse_uses(body.tool_uses)
 
 
-async def _parsed_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """The body as `parse` reads it, on a thread if it is long; an empty one is {}. Raises Refused."""
+async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `parse` makes of the body, in a thread if it is long; an empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
         with Held(request.scope) as held:
             async for part in request.stream():
                 held.add(len(part))
                 raw += part
-                if len(raw) > MAX_BODY:
-                    raise Refused(f"The body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
+                if len(raw) > MAX_BODY_BYTES:
+                    raise Refused(f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.", status=413, code="request_too_large")
     except ClientDisconnect:
         raise Refused("The client left.", status=400, code="client_left") from None
     try:
@@ -132,15 +131,14 @@ async def _parsed_body(request: Request, parse: Callable[[dict[str, Any]], T]) -
 
 
 def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
-    """Raises Refused, ValueError and RecursionError."""
+    """Parse a JSON object with finite numbers. Raises Refused, ValueError and RecursionError."""
     value = load_json(raw or b"{}")
     if may_hold_surrogates(raw):
         json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
-    found = non_finite(value)
-    if found is not None:
-        raise Refused(f"{found[0]}: {json.dumps(found[1])} is no finite number.", param=found[0], code="invalid_value")
+    if (bad := non_finite(value)) is not None:
+        raise Refused(f"{bad[0]}: {json.dumps(bad[1])} is no finite number.", param=bad[0], code="invalid_value")
     return value
 
 
@@ -157,23 +155,22 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
 
 
 def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
-    """Raises Refused."""
     try:
-        told = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
-        return [kept(use) for use in decode_uses(told)]
+        complete = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
+        return [kept(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
 
 
-def _parse_task(given: str | dict[str, Any] | None) -> Task | None:
-    """A task as text, or as a row of a task file."""
-    if given is None:
+def _parse_task(value: str | dict[str, Any] | None) -> Task | None:
+    """Return the task of a text, or of a row of a task file."""
+    if value is None:
         return None
     try:
-        (task,), _ = with_ids([task_of({"main_query": given} if isinstance(given, str) else given, Columns())])
+        (task,), _ = with_ids([task_of({"main_query": value} if isinstance(value, str) else value, Columns())])
     except BadRow as error:
         raise Refused(f"task: {error}", param="task", code="invalid_value") from None
-    if not task.main_query.strip() and not task.init_messages:  # a client's own; a data set's may have none
+    if not task.main_query.strip() and not task.init_messages:  # a client's own task; a data set's may have neither
         raise Refused("task: no question, and no messages", param="task", code="invalid_value")
     return task
 

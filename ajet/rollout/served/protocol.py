@@ -1,7 +1,7 @@
-"""Models of requests and answers of the desk: parsed by the routes, and published as an OpenAPI document.
+"""Models of requests and replies of the episode registry: parsed by the routes, published as an OpenAPI document.
 
-Invariant: a request's body is exactly these fields; an answer has at least those of its model. docs/openapi.json is
-`openapi()`, which tests and `make check` hold.
+Invariant: a request's body has exactly these fields; a reply has at least the fields of its model. docs/openapi.json is
+the output of `openapi()`; `make check` compares them. The names of the models are part of that document.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Ended(BaseModel):
 
 
 class Overview(BaseModel):
-    """The server's counts."""
+    """The open episodes, and counts over all."""
 
     open: list[str]
     ended: dict[str, int]
@@ -104,7 +104,7 @@ class Overview(BaseModel):
 
 
 class Problem(BaseModel):
-    """Every refusal."""
+    """The body of every refusal."""
 
     class Said(BaseModel):
         message: str
@@ -115,23 +115,23 @@ class Problem(BaseModel):
     error: Said
 
 
-class Request(NamedTuple):
-    """One of the routes of `ajet serve`."""
+class RouteSpec(NamedTuple):
+    """A route of `ajet serve`, as the document describes it."""
 
     method: str
     path: str
-    does: str
-    answers: int
-    answer: tuple[type[BaseModel], ...]
+    summary: str
+    status: int
+    replies: tuple[type[BaseModel], ...]
     body: type[BaseModel] | None = None
 
 
-REQUESTS = (
-    Request("post", "/episodes", "Begin an episode.", 201, (Opened,), Open),
-    Request("get", "/episodes", "What is open, and counts.", 200, (Overview,)),
-    Request("get", "/episodes/{episode}", "One episode.", 200, (Begun, Ended)),
-    Request("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (Ended,)),
-    Request(
+ROUTES = (
+    RouteSpec("post", "/episodes", "Begin an episode.", 201, (Opened,), Open),
+    RouteSpec("get", "/episodes", "What is open, and counts.", 200, (Overview,)),
+    RouteSpec("get", "/episodes/{episode}", "One episode.", 200, (Begun, Ended)),
+    RouteSpec("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (Ended,)),
+    RouteSpec(
         "post", "/episodes/{episode}/finish", "Say how it went; again, for the same answer.", 200, (Ended,), Finish
     ),
 )
@@ -147,14 +147,14 @@ _REFUSALS = {
 
 
 def openapi() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
-    used = sorted({model for request in REQUESTS for model in (*request.answer, request.body, Problem) if model},
+    """Return the OpenAPI 3.1 document of the routes."""
+    used = sorted({model for route in ROUTES for model in (*route.replies, route.body, Problem) if model},
                   key=lambda model: model.__name__)  # fmt: skip
     places = "#/components/schemas/{model}"
     _, schemas = models_json_schema([(model, "validation") for model in used], ref_template=places)
     paths: dict[str, dict[str, Any]] = {}
-    for request in REQUESTS:
-        paths.setdefault(request.path, {})[request.method] = dict(_describe_request(request))
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = dict(_describe_request(route))
     return {
         "openapi": "3.1.0",
         "info": {"title": "ajet serve", "version": __version__, "description": "Episodes of agents elsewhere."},
@@ -170,13 +170,13 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _describe_request(request: Request) -> Iterator[tuple[str, Any]]:
-    yield "summary", request.does
-    if "{episode}" in request.path:
+def _describe_request(route: RouteSpec) -> Iterator[tuple[str, Any]]:
+    yield "summary", route.summary
+    if "{episode}" in route.path:
         yield "parameters", [{"name": "episode", "in": "path", "required": True, "schema": {"type": "string"}}]
-    if request.body is not None:
-        yield "requestBody", {"content": _describe_content(request.body)}
-    answers = {str(request.answers): {"description": request.does, "content": _describe_content(*request.answer)}}
+    if route.body is not None:
+        yield "requestBody", {"content": _describe_content(route.body)}
+    answers = {str(route.status): {"description": route.summary, "content": _describe_content(*route.replies)}}
     refusals = {
         str(status): {"description": why, "content": _describe_content(Problem)} for status, why in _REFUSALS.items()
     }

@@ -1,8 +1,8 @@
-"""Results of the desk's episodes: for the thread that trains on them, and for clients that ask again.
+"""Results of served episodes: for the thread that trains on them, and for clients that repeat a request.
 
-Invariants: each result is taken once. Once the desk cannot keep its promises the taker gets the reason instead, from
-then on: behind an error no result is taken as if all were well. A repeated request of a client gets the answer of the
-first, as far as the newest `REMEMBERED` go back; a reward that was ranked meanwhile is in it.
+Invariants: each result is taken once. After an error of the registry every `get` raises that error, so that no result
+behind it is taken as if nothing had happened. A repeated request of a client gets the answer of the first, for the
+newest MAX_REMEMBERED episodes; a reward that was ranked meanwhile is in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from ajet.schema.episode import Episode, Group
 
-REMEMBERED = 10_000
-"""Ended episodes that can still be asked for."""
+MAX_REMEMBERED = 10_000
+"""Ended episodes whose answers are stored for repeated requests."""
 
 
 class ResultQueue:
@@ -28,20 +28,20 @@ class ResultQueue:
         self._problem: Exception | None = None
 
     def put(self, result: Group | Episode) -> None:
-        """Add a result."""
+        """Add a group or an episode."""
         self._queue.put(result)
 
-    def break_off(self, problem: Exception) -> None:
+    def fail(self, problem: Exception) -> None:
         """Return no further results: every call of `get` raises the problem."""
         self._problem = problem
         self._queue.put(None)  # wakes a caller that waits
 
     def get(self, timeout: float | None = None) -> Group | Episode:
-        """Return the next result. Raises queue.Empty after `timeout` seconds, and the desk's problem."""
+        """Return the next result. Raises queue.Empty after `timeout` seconds, and the exception of `fail`."""
         return self._check_problem(self._queue.get(timeout=timeout))
 
     def get_nowait(self) -> Group | Episode:
-        """Get a result without waiting."""
+        """Return a result without waiting. Raises as `get` does."""
         return self._check_problem(self._queue.get_nowait())
 
     def qsize(self) -> int:
@@ -57,12 +57,12 @@ class ResultQueue:
 
 
 class EndedEpisodes:
-    """The ended episodes by name, as clients see them; on the desk's loop."""
+    """The ended episodes by name, as clients see them; on the registry's loop."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.counts = Counter(completed=0, failed=0, aborted=0)
-        """Ended episodes by status, those that are no longer remembered too."""
+        """Ended episodes by status, with those that are no longer remembered."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._views
@@ -71,13 +71,13 @@ class EndedEpisodes:
         return self._views[name]
 
     def remember(self, view: dict[str, Any], by: str) -> None:
-        """Remember an end as its client sees it; `by` names who ended it."""
+        """Store an end as its client sees it; `by` names who ended it."""
         self._views[view["episode"]] = {**view, "ended_by": by}
-        while len(self._views) > REMEMBERED:
+        while len(self._views) > MAX_REMEMBERED:
             self._views.popitem(last=False)
 
-    def changed(self, view: dict[str, Any]) -> None:
-        """Replace the view of an episode that got its reward only now."""
+    def replace(self, view: dict[str, Any]) -> None:
+        """Replace the view of an episode that was ranked after its end."""
         self.counts["completed"] -= 1
         self.counts[view["status"]] += 1
         if view["episode"] in self._views:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.rollout.wiring import renderer_of
+from ajet.rollout.components import renderer_of
 from ajet.task_reader import TaskOrder
 from ajet.train.session import TrainingSession, open_store
 from ajet.train.sft.lessons import Lesson

@@ -26,7 +26,7 @@ from ajet.train.validation import conclude_held_out, groups_by_task
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.rollout.served import Desk
+    from ajet.rollout.served import EpisodeRegistry
     from ajet.train.parts import Parts
     from ajet.train.session import TrainingSession
     from ajet.train.step import StepGroups, StepUpdate, UnusedGroups
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class ServedSource(Source):
     """Makes a step of the groups that clients finished, when they are enough."""
 
-    def __init__(self, desk: Desk, settings: AjetConfig, held_out: Parts | None) -> None:
+    def __init__(self, desk: EpisodeRegistry, settings: AjetConfig, held_out: Parts | None) -> None:
         """Take groups from a desk. `held_out`: plays the held-out tasks on the same gateway; None: nobody does."""
         self._desk, self._settings, self._held_out = desk, settings, held_out
         self._batch = Batch(0)

@@ -17,7 +17,7 @@ from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.rollout.served import Desk
+    from ajet.rollout.served import EpisodeRegistry
     from ajet.train.step import UnusedGroups
 
 
@@ -85,7 +85,7 @@ class Batch:
             self.began = time.monotonic()
 
 
-def take_results(desk: Desk) -> list[Group | Episode]:
+def take_results(desk: EpisodeRegistry) -> list[Group | Episode]:
     """Return the groups and episodes that are there already."""
     found: list[Group | Episode] = []
     while True:

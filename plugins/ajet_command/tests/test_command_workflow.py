@@ -16,7 +16,7 @@ import yaml
 from loguru import logger
 
 from ajet.config import Experiment
-from ajet.rollout.wiring import workflow_of
+from ajet.rollout.components import workflow_of
 from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow

@@ -16,7 +16,7 @@ from ajet.algorithm import Algorithm, credit, opened
 from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
-from ajet.rollout.process_rewards import Decode, tied
+from ajet.rollout.process_rewards import Decode, tie_rewards
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import JudgeFailure
 
@@ -83,9 +83,9 @@ class WhatIf:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
         if all(not part.text for part in verdict.process):
-            return tied(verdict, capture, lambda ids: "")
+            return tie_rewards(verdict, capture, lambda ids: "")
         self._decode = self._decode or _decode_of(self._experiment)
-        return tied(verdict, capture, self._decode)
+        return tie_rewards(verdict, capture, self._decode)
 
     def step(
         self,
@@ -165,7 +165,7 @@ def _decode_of(experiment: Experiment) -> Decode:
     """The text of ids, by the run's own tokenizer, which is never fetched. Raises JudgeFailure where it is not here."""
     from ajet.engine.model_source import at_hand, locate
     from ajet.engine.models import load_tokenizer
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
 
     named = experiment.ajet.model.path
     if named is None or at_hand(named, base=experiment.base, weights=False) is None:

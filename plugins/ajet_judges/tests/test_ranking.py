@@ -14,8 +14,8 @@ import pytest
 from ajet.config import Experiment
 from ajet.record.episode_codec import decode, encode
 from ajet.rollout import breaker
-from ajet.rollout.served.ranking import WAITS
-from ajet.rollout.verdicts import OTHERS_BEFORE
+from ajet.rollout.judge_caller import OTHERS_BEFORE
+from ajet.rollout.served.ranker import WAITING_REASON
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
@@ -209,14 +209,16 @@ def finished(served: Any, number: str, **body: Any) -> dict[str, Any]:
 def test_attempts_of_clients_are_ranked_when_their_group_is_whole(judge, server):
     with start_serving(judge=judge(), backlog=9, num_repeat=3) as served:
         told = [finished(served, number, task="which?") for number in "12"]
-        assert [(each["status"], each["reward"], each["reason"]) for each in told] == [("completed", None, WAITS)] * 2
+        assert [(each["status"], each["reward"], each["reason"]) for each in told] == [
+            ("completed", None, WAITING_REASON)
+        ] * 2
         assert server.seen == []
         own = served.open(task="which?")
         served.ask(own)
         assert served.finish(own, reward=5.0).json()["reward"] == 5.0
         group = served.desk.results.get(timeout=60)
         assert rewards(group) == [0.0, 1.0, 5.0] and len(server.seen) == 1
-        assert all(each.timelines and each.verdict.reason != WAITS for each in group.episodes)
+        assert all(each.timelines and each.verdict.reason != WAITING_REASON for each in group.episodes)
         assert [served.client.get(f"/episodes/{each['episode']}").json()["reward"] for each in told] == [0.0, 1.0]
         server.say = lambda asked: (503, "down")
         lost = [finished(served, number, task="and now?")["episode"] for number in "123"]

@@ -22,7 +22,7 @@ from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
-from ajet.rollout.sampling import split_sampling
+from ajet.rollout.components import split_sampling
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.altered import told_of
 from ajet_proof.auditing.chain_state import read_chain
@@ -215,7 +215,7 @@ def words_of(experiment: Experiment) -> tuple[Any, Any]:
     """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
 
     settings = experiment.ajet
     assert settings.model.path is not None

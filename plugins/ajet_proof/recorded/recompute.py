@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.context_tracker.packing import PackedRow, pack, placed
-from ajet.rollout.sampling import split_sampling
+from ajet.rollout.components import split_sampling
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 from ajet_proof.tokens.proof import Proof, compare, everything, samples_of

@@ -26,7 +26,7 @@ from ajet.record.files import read_rows
 from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.attempt import Identity
-from ajet.rollout.sampling import split_repeats
+from ajet.rollout.components import split_repeats
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank

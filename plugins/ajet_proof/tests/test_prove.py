@@ -165,7 +165,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     from loguru import logger
 
     from ajet.backbone.local import LocalBackbone
-    from ajet.rollout.wiring import renderer_of
+    from ajet.rollout.components import renderer_of
     from ajet_proof.recorded.each_step import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])

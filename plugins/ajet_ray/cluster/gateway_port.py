@@ -21,7 +21,7 @@ def require_gateways(
     """Raises UserError where they could not listen: the port is taken, the address is none of this machine's, or
     several are to share one port. `processes`: how many gateways there will be, which the key `named` says; asked only
     where the port is fixed. Nothing where samplers play."""
-    from ajet.rollout.wiring import require_gateway
+    from ajet.rollout.components import require_gateway
     from ajet_ray.on_ray import address_of
 
     settings = experiment.ajet

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ajet.record.held_folder import workdir_in
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import ENGINES, tried
@@ -114,7 +114,7 @@ def of_a_workflow(command: list[str], shown: Path, work: Path) -> str:
     said, says = os.pipe()
     try:
         ambient = Endpoint("http://127.0.0.1:9/v1", "key")
-        box = Box(Home("flow.py->Never", shown, (), ambient), door.path, "http://127.0.0.1:9", LIMITS_OF_ITS_OWN)
+        box = Box(WorkerSetup("flow.py->Never", shown, (), ambient), door.path, "http://127.0.0.1:9", LIMITS_OF_ITS_OWN)
         started = box._started(command, says, ())
         os.close(says)
         with open(said, closefd=False) as words:

@@ -21,7 +21,7 @@ import pytest
 
 from ajet.config import Experiment, resolve_reference
 from ajet.config.plugins import list_package_roots
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
 from ajet.schema.sandbox import Limits
@@ -192,7 +192,7 @@ def test_a_workflow_imports_code_of_plugins(project: Path) -> None:
 def test_every_package_of_ajet_is_shown(tmp_path: Path) -> None:
     """Its folders alone, where no folder on the path holds them."""
     address = Endpoint("http://127.0.0.1:9/v1", "")
-    box = sandbox.Box(Home("flow.py->W", tmp_path, (), address), "", "", Limits())
+    box = sandbox.Box(WorkerSetup("flow.py->W", tmp_path, (), address), "", "", Limits())
     shown = [Path(each) for each in box.find_shown().folders]
     names = {each.name for each in list_package_roots()}
     assert {"ajet", "ajet_sandbox", "ajet_verl"} <= names

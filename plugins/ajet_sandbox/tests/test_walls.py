@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import open_sandbox
@@ -118,8 +118,10 @@ def test_a_link_to_keys_is_as_empty_as_they_are(project: Path) -> None:
 
 def test_keys_of_other_folders_that_a_workflow_imports_from_are_empty_too(project: Path) -> None:
     keys = with_files(project, ".env") + with_files(project.parent / "library", "deep/.env")
-    home = Home("flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key"))
-    shown = Box(home, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
+    setup = WorkerSetup(
+        "flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key")
+    )
+    shown = Box(setup, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
     assert sorted(shown.secrets) == sorted(keys) and str(project.parent / "library") in shown.folders
 
 

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from ajet.config import Experiment
 from ajet.engine.contract import Sampling
 from ajet.rollout import Rollout
-from ajet.rollout.wiring import open_gateway
+from ajet.rollout.components import open_gateway
 from ajet.schema.episode import Episode, Split
 from ajet.schema.errors import RunFailed, UserError
 from ajet.task_judge import Judge
 from ajet.task_reader.rows import BadRow, Columns, task_of
-from ajet_ray.host import Servers
 from ajet_ray.rows import empty_row, unscored_rows
 from ajet_verl.agent.plain_record import keeper_of
 from ajet_verl.agent.process import engine_of, set_verl_aside
@@ -85,7 +84,7 @@ class PlainSessions:
         told = made_with["server_manager"], self._tokenizer, made_with.get("processor")
         self._engine, images = engine_of(config, *told)
         self._longest = experiment.ajet.rollout.max_response_length_in_one_turn
-        self._gateway: Gateway = open_gateway(experiment, Servers(self._engine, self._tokenizer), images)
+        self._gateway: Gateway = open_gateway(experiment, self._engine, self._tokenizer, images)
         run_id = self._keeper.run_id()
         self._rollout = Rollout(experiment, self._gateway, workflow, Judge(None), run_id=run_id)
         self._places: dict[str, Any] = {}

@@ -12,9 +12,9 @@ from starlette.routing import BaseRoute, Route
 
 from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway
-from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.http import routes
 from ajet.rollout.served.protocol import openapi
+from ajet.rollout.served.registry import EpisodeRegistry
 from ajet_environments.front.app import Front, build_front
 from ajet_environments.services.server import REQUESTS
 
@@ -29,7 +29,7 @@ _DIALECTS = {
 
 def list_serve(root: Path) -> Iterator[str]:
     """Yield the routes of `ajet serve` as they are answered, and its OpenAPI document."""
-    yield from _list_routes(routes(cast(Desk, None), ""))
+    yield from _list_routes(routes(cast(EpisodeRegistry, None), ""))
     yield from _list_openapi(openapi())
 
 

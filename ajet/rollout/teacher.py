@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ajet.rollout.episode import cut_timelines
-from ajet.rollout.failure import classify, score_failure
-from ajet.rollout.own_loop import wait_first
+from ajet.rollout.failure import classify_exception, score_failure
+from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call, Floats
 from ajet.schema.errors import TeacherFailure
 from ajet.schema.timeline import Timeline
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Verdict
 
 
-class Teacher(Protocol):
-    """A model that gives log-probabilities of given tokens. Its ids are the policy's."""
+class TeacherModel(Protocol):
+    """A model that computes log-probabilities of tokens; its token ids are the policy's."""
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """[T] per line at temperature 1, read where its mask is. Raises TeacherFailure."""
+        """Return an array [T] per line, at temperature 1; only masked positions are used. Raises TeacherFailure."""
         ...
 
     async def leave(self) -> None:
-        """Close connections of the loop that asked, which ends."""
+        """Close the connections of the calling loop, which is about to end."""
         ...
 
     def close(self) -> None:
-        """Close the teacher, once every loop has left it."""
+        """Close the teacher, after every loop has left it."""
         ...
 
 
-class Teaching:
-    """Asks one teacher about all attempts that are trained on."""
+class TeacherScorer:
+    """Stores a teacher's log-probabilities with the attempts that are trained on."""
 
-    def __init__(self, teacher: Teacher, settings: AjetConfig) -> None:
+    def __init__(self, teacher: TeacherModel, settings: AjetConfig) -> None:
         self._teacher, self._settings = teacher, settings
 
-    async def ask(
+    async def score_attempt(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> None:
-        """Store log-probabilities in the calls of `played.capture`; or set `played.failure` or `played.aborted`."""
+        """Store log-probabilities in the calls of `played.capture`, or set `played.failure` or `played.aborted`."""
         capture = played.capture
         if identity.split != "train" or capture is None or played.aborted:
             return
@@ -60,23 +60,23 @@ class Teaching:
             verdict = score_failure(played.failure, capture, self._settings.rollout.policy_failure_reward)
         if verdict is None or verdict.reward is None:
             return
-        asked = asyncio.ensure_future(self._score_calls(capture.calls))
-        await wait_first(asked, stopped)
-        if not asked.done():
-            asked.cancel()
+        scoring = asyncio.ensure_future(self._score_calls(capture.calls))
+        await wait_first(scoring, stopped)
+        if not scoring.done():
+            scoring.cancel()
             played.aborted = stopped.result()
             return
         try:
-            played.capture = replace(capture, calls=asked.result())
+            played.capture = replace(capture, calls=scoring.result())
         except TeacherFailure as problem:
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
 
     async def _score_calls(self, calls: Sequence[Call]) -> list[Call]:
         lines, _ = cut_timelines(calls, self._settings)
         rows = [np.full(call.response_ids.size, np.nan, np.float32) for call in calls]
-        for line, found in zip(lines, await self._teacher.logprobs(lines), strict=True):
+        for line, logprobs in zip(lines, await self._teacher.logprobs(lines), strict=True):
             for span in line.spans:
                 call = calls[span.call]
                 start = span.start - call.prefix - call.suffix_ids.size
-                rows[span.call][start : start + span.stop - span.start] = found[span.start : span.stop]
+                rows[span.call][start : start + span.stop - span.start] = logprobs[span.start : span.stop]
         return [replace(call, teacher=row) for call, row in zip(calls, rows, strict=True)]

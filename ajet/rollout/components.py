@@ -1,15 +1,17 @@
-"""Wiring of parts to a gateway, once for every process that plays episodes: the run's own and others'.
+"""Components of a process that plays episodes: its workflow class, renderer, gateway, sampling and repeats.
 
-Invariant (DESIGN decision 4): this wiring is the same on every backbone.
+Invariants: a gateway is set up in the same way on every backbone, in the run's own process and in those of others
+(DESIGN decision 4). Training and debug sample as the policy is defined (`rollout.temperature`, `top_p`, `top_k`);
+validation samples greedily unless `val_kwargs.do_sample`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet.config import Experiment, resolve_reference
 from ajet.config.plugins import find_part, find_parts
-from ajet.engine.contract import ChatEngine, TokenEngine
+from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,18 +19,22 @@ if TYPE_CHECKING:
     from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway
     from ajet.gateway.limits import Limits
+    from ajet.schema.episode import Split
     from ajet.tokens import Renderer
     from ajet.tokens.image_tokens import ImageTokens
     from ajet.workflow import Workflow
 
 
-HEAD_S = 120.0
-"""Seconds in which an agent's request has come after its connection: with 20, two of 2,000 lost it on busy cores."""
+REQUEST_HEAD_S = 120.0
+"""Seconds that an agent's request may come after its connection: with 20, two of 2,000 lost it on busy cores."""
 
 
 def workflow_of(experiment: Experiment) -> type[Workflow]:
-    """The class that `rollout.user_workflow` names, or that is made of the function it names. Raises ConfigError
-    without one."""
+    """Return the class that `rollout.user_workflow` names, or one made of the function that it names.
+
+    Raises:
+        ConfigError: No workflow is named, or what is named is none.
+    """
     from ajet.workflow import Workflow
     from ajet.workflow.function import as_workflow
 
@@ -57,7 +63,7 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
 
 
 def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
-    """The run's renderer. `images`: how a model that sees images is shown them."""
+    """Return the run's renderer; `images` turns images into tokens of a model that accepts them."""
     from ajet.tokens import Renderer
 
     return Renderer(
@@ -69,18 +75,25 @@ def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None
     )
 
 
-class Sampler(Protocol):
-    """The part of a backbone that a gateway stands in front of."""
+def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
+    """Return the default sampling of a split's episodes."""
+    rollout = settings.rollout
+    longest = rollout.max_response_length_in_one_turn
+    if split == "validation":
+        val = rollout.val_kwargs
+        return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
+    return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
 
-    @property
-    def engine(self) -> TokenEngine | ChatEngine: ...
 
-    @property
-    def tokenizer(self) -> Any: ...
+def split_repeats(settings: AjetConfig, split: Split) -> int:
+    """Return how often a split's tasks are played, or the number of recorded replies to each."""
+    if settings.sft.objective is not None and split == "train":
+        return settings.sft.replies
+    return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat
 
 
 def require_gateway(settings: AjetConfig) -> None:
-    """Raises UserError where it could not listen: asked before a model is loaded."""
+    """Raise UserError if the gateway could not listen; commands check this before they load a model."""
     from ajet.gateway.listener import require_free
     from ajet.gateway.server import NAMED
 
@@ -89,26 +102,31 @@ def require_gateway(settings: AjetConfig) -> None:
 
 def open_gateway(
     experiment: Experiment,
-    backbone: Sampler,
+    engine: TokenEngine | ChatEngine,
+    tokenizer: Any,
     images: ImageTokens | None = None,
     *,
     adapters: Adapters | None = None,
     opens_later: bool = False,
 ) -> Gateway:
-    """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them.
-    `adapters`: which agents have which of the engine's. `opens_later`: who asks for what is not there yet is to ask
-    again."""
+    """Return a started gateway in front of an engine.
+
+    Args:
+        tokenizer: The model's; None for an engine that takes messages.
+        images: Turns images into tokens of a model that accepts them.
+        adapters: Which agents use which of the engine's adapters.
+        opens_later: A client that asks for an episode which is not open yet is told to ask again.
+    """
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
     from ajet.rollout.rounds import RoundEngine
 
     settings = experiment.ajet
-    engine: TokenEngine | ChatEngine = backbone.engine
     if settings.rollout.deterministic and isinstance(engine, TokenEngine):
         engine = RoundEngine(engine)
     return Gateway(
         engine,
-        renderer_of(settings, backbone.tokenizer, images) if backbone.tokenizer is not None else None,
+        renderer_of(settings, tokenizer, images) if tokenizer is not None else None,
         host=settings.gateway.host,
         port=settings.gateway.port,
         advertise=settings.gateway.advertise,
@@ -124,8 +142,11 @@ def open_gateway(
 
 
 def limits_of(settings: AjetConfig) -> Limits:
-    """What a run's gateway bears: its own agents may all come from this machine, with a connection each, before it has
-    read a key of any; and where thousands share a loop, one may wait long between its connection and its request."""
+    """Return the connection limits of a run's gateway.
+
+    A run's own agents may all come from this machine, with a connection each, before the gateway has read a key of any.
+    Where thousands share a loop, one may wait long between its connection and its request.
+    """
     from ajet.gateway.limits import Limits
 
-    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker, head_seconds=HEAD_S)
+    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker, head_seconds=REQUEST_HEAD_S)

@@ -1,10 +1,11 @@
-"""Verdicts on ended attempts: of the checks, of the judge, or by comparison with the other attempts of a group.
+"""Calls the judge for ended attempts: one by one, or to compare the attempts of a group.
 
-Invariants: an episode that failed or was stopped gets no verdict, and a judge that fails, hangs or is stopped makes it
-one that failed or was stopped; judges run on a loop of their own, so that the rollout's loop stays free. A ranking
-starts once all attempts of its group have arrived or ended otherwise; each that has arrived gets a verdict, or all the
-same failure. An attempt that waits for it holds neither a slot nor an environment, and until the ranking starts it is
-not under way for the breaker, which may hold back the attempt that it waits for. A repeated attempt arrives again.
+Invariants: an attempt that failed or was stopped gets no verdict. A judge that fails, hangs or is stopped makes the
+attempt a failed or stopped one. Judges run on a loop of their own, so that the rollout's loop stays free. A ranking
+starts once all attempts of its group wait for it or have ended otherwise; each waiting attempt gets a verdict, or all
+get the same failure. A waiting attempt holds neither a slot nor an environment, and until the ranking starts it is not
+under way for the breaker: the breaker may hold back the very attempt that it waits for. A repeated attempt is added
+again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.environment.loop import in_thread
 from ajet.rollout.attempt import AttemptResult, Identity
-from ajet.rollout.failure import classify
-from ajet.rollout.isolation.loop import UserLoop
-from ajet.rollout.own_loop import wait_first
-from ajet.rollout.process_rewards import Decode, tied
+from ajet.rollout.failure import classify_exception
+from ajet.rollout.process_rewards import Decode, tie_rewards
+from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -32,68 +32,68 @@ if TYPE_CHECKING:
 
 OTHERS_BEFORE = "no score: others of its group were judged before, and it is compared with all of them or none"
 RETRY_PAUSE = 0.2
-"""Seconds before a judge that failed is called for the second time; doubled before each further time."""
+"""Seconds before the second call of a judge that failed; doubled before each further call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """An attempt that is to be compared."""
+class RankedAttempt:
+    """An attempt that waits to be compared with the others of its group."""
 
     task: WorkflowTask
     output: WorkflowOutput
 
 
-Ask = Callable[[Mapping[int, Arrived]], Awaitable[Mapping[int, Verdict]]]
-"""Verdicts of attempts, both by repeat."""
+CompareAttempts = Callable[[Mapping[int, RankedAttempt]], Awaitable[Mapping[int, Verdict]]]
+"""Returns the verdicts on attempts; both mappings are by repeat."""
 
 
-class Ranking:
+class AttemptRanker:
     """Ranks the attempts of one group, on the rollout's loop."""
 
-    def __init__(self, repeats: int, ask: Ask, on_arrival: Callable[[], None]) -> None:
-        """`on_arrival` is called when another attempt waits."""
-        self._repeats, self._ask, self._on_arrival = repeats, ask, on_arrival
-        self._waiting: dict[int, tuple[Arrived, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
-        self._over: set[int] = set()
-        self._asking: asyncio.Task[None] | None = None
+    def __init__(self, repeats: int, compare: CompareAttempts, on_arrival: Callable[[], None]) -> None:
+        """Wait for `repeats` attempts; `on_arrival` is called when another attempt waits."""
+        self._repeats, self._compare_attempts, self._on_arrival = repeats, compare, on_arrival
+        self._waiting: dict[int, tuple[RankedAttempt, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
+        self._ended: set[int] = set()
+        self._ranking: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
-        """The number of attempts that have arrived and have no verdict yet."""
+        """The number of attempts that wait for a verdict."""
         return len(self._waiting)
 
-    def add(self, repeat: int, arrived: Arrived, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
+    def add(self, repeat: int, attempt: RankedAttempt, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
         """Add an attempt; return the future of its verdict."""
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
-        self._waiting[repeat] = (arrived, verdict, turn)
+        self._waiting[repeat] = (attempt, verdict, turn)
         self._on_arrival()
         self._start_if_complete()
-        if self._asking is None:
+        if self._ranking is None:
             turn.leave()
         return verdict
 
-    def over(self, repeat: int) -> None:
-        """Note that an attempt is concluded, with a verdict or without."""
-        self._over.add(repeat)
+    def note_end(self, repeat: int) -> None:
+        """Note that an attempt has ended, with a verdict or without."""
+        self._ended.add(repeat)
         self._waiting.pop(repeat, None)
         self._start_if_complete()
 
     def _start_if_complete(self) -> None:
-        if self._waiting and len(self._waiting.keys() | self._over) >= self._repeats and self._asking is None:
-            self._asking = asyncio.ensure_future(self._rank_waiting())
+        if self._waiting and len(self._waiting.keys() | self._ended) >= self._repeats and self._ranking is None:
+            self._ranking = asyncio.ensure_future(self._rank_waiting())
             for _, _, turn in self._waiting.values():
-                turn.back()
+                turn.rejoin()
 
     async def _rank_waiting(self) -> None:
         waiting = dict(self._waiting)
         try:
-            verdicts = await self._ask({repeat: waiting[repeat][0] for repeat in sorted(waiting)})
-            results: Mapping[int, Verdict | Failure] = verdicts
+            judge_caller = await self._compare_attempts({repeat: waiting[repeat][0] for repeat in sorted(waiting)})
+            results: Mapping[int, Verdict | Failure] = judge_caller
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            failure = classify(problem, "judge")
+            failure = classify_exception(problem, "judge")
             results = dict.fromkeys(waiting, failure)
         finally:
-            self._asking = None
+            self._ranking = None
             for repeat in waiting:
                 self._waiting.pop(repeat, None)
         for repeat, (_, verdict, _) in waiting.items():
@@ -102,16 +102,18 @@ class Ranking:
         self._start_if_complete()
 
 
-class Verdicts:
-    """Calls one judge for all episodes."""
+class JudgeCaller:
+    """Calls one judge for all episodes of a rollout or a server."""
 
     def __init__(self, judge: Judge, settings: AjetConfig, decode: Decode | None) -> None:
-        """`decode` gives the text of sampled ids; None: the engine has no tokens."""
+        """`decode` turns sampled ids into text; None: the engine has no tokens."""
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
-        self._compares = getattr(judge, "ranks", None) is not None
+        self._is_comparing = getattr(judge, "ranks", None) is not None
         self._loop = UserLoop("ajet-judges", "a judge")
 
-    async def of(self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]) -> Verdict | None:
+    async def judge_attempt(
+        self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]
+    ) -> Verdict | None:
         """Return the verdict, or None with `played.failure` or `played.aborted` set; `stopped` ends the judging."""
         if played.aborted or played.failure:
             return None
@@ -142,7 +144,7 @@ class Verdicts:
         judging = asyncio.wrap_future(self._loop.submit(judged))
         await wait_first(judging, stopped, timeout=timeout)
         if not judging.done():
-            stood = "" if stopped.done() or not tasks else self._loop.stands(tasks[0])
+            stood = "" if stopped.done() or not tasks else self._loop.locate_task(tasks[0])
             judging.cancel()
             if stopped.done():
                 played.aborted = stopped.result()
@@ -154,7 +156,7 @@ class Verdicts:
         try:
             verdict = await self._tie_rewards(judging.result(), played)
         except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
                 played.failure.boundary = "judge"
             return None
@@ -171,7 +173,7 @@ class Verdicts:
         if not verdict.turns and not verdict.process:
             return verdict
         try:
-            return await in_thread(tied, verdict, played.capture, self._decode)
+            return await in_thread(tie_rewards, verdict, played.capture, self._decode)
         except JudgeFailure as problem:
             if played.output is not None and played.output.reward is not None:
                 raise RewardFailure(str(problem)) from None
@@ -182,16 +184,16 @@ class Verdicts:
         output, capture = played.output, played.capture
         assert output is not None
         delivered = [call for call in capture.calls if call.is_delivered] if capture is not None else []
-        if not self._compares or "final_answer" in output.metadata or capture is None or not delivered:
+        if not self._is_comparing or "final_answer" in output.metadata or capture is None or not delivered:
             return output
         reply = delivered[-1].reply
         answer = capture.messages[reply].get("content") if reply is not None else None
         return output.model_copy(update={"metadata": {**output.metadata, "final_answer": answer}})
 
-    def ranks(self, played: AttemptResult) -> bool:
+    def needs_ranking(self, played: AttemptResult) -> bool:
         """True if the attempt is judged by comparison: the judge compares, and the workflow gave no reward."""
         return (
-            self._compares
+            self._is_comparing
             and not played.aborted
             and played.failure is None
             and not (played.capture is not None and played.capture.checks)
@@ -200,77 +202,77 @@ class Verdicts:
             and not played.output.undecided
         )
 
-    def open_ranking(
+    def open_ranker(
         self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, of: int
-    ) -> Ranking | None:
-        """Return the ranking of a group; None if each attempt is judged by itself.
+    ) -> AttemptRanker | None:
+        """Return the ranker of a group; None if each attempt is judged by itself.
 
-        That holds for validation, too: places in a group say nothing of the model.
+        Attempts of a validation are not ranked either: ranks within a group do not measure the model.
 
         Args:
             repeats: The number of attempts that are played now.
-            key: Decides the order in which the judge sees the attempts.
+            key: The seed of the order in which the judge sees the attempts.
             on_arrival: Called when another attempt waits.
-            of: The number of attempts of the group, of which some may have been played before.
+            of: The number of attempts of the group, with those that were played before.
         """
-        if not self._compares or split == "validation" or of < 2:
+        if not self._is_comparing or split == "validation" or of < 2:
             return None
 
-        async def ask(arrived: Mapping[int, Arrived]) -> Mapping[int, Verdict]:
+        async def compare(attempts: Mapping[int, RankedAttempt]) -> Mapping[int, Verdict]:
             if repeats < of:
-                return {repeat: Verdict(None, None, OTHERS_BEFORE) for repeat in arrived}
-            return await self._compare(arrived, key)
+                return {repeat: Verdict(None, None, OTHERS_BEFORE) for repeat in attempts}
+            return await self._compare_attempts(attempts, key)
 
-        return Ranking(repeats, ask, on_arrival)
+        return AttemptRanker(repeats, compare, on_arrival)
 
     @property
-    def compares(self) -> bool:
-        """True if attempts at a task are compared with each other."""
-        return self._compares
+    def is_comparing(self) -> bool:
+        """True if the judge compares the attempts at a task with each other."""
+        return self._is_comparing
 
-    def arrived(self, identity: Identity, played: AttemptResult) -> Arrived:
-        """Return an attempt as the judge compares it."""
-        return Arrived(_make_judged_task(identity, played), self._make_judged_output(played))
+    def make_ranked_attempt(self, identity: Identity, played: AttemptResult) -> RankedAttempt:
+        """Return the attempt in the form that the judge compares."""
+        return RankedAttempt(_make_judged_task(identity, played), self._make_judged_output(played))
 
-    async def rank(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict] | Failure:
-        """Return verdicts on attempts at one task, by repeat, or why there are none.
+    async def rank_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict] | Failure:
+        """Return verdicts on attempts at one task, by repeat, or the judge's failure.
 
         Args:
-            key: Decides the order in which the judge sees the attempts.
+            key: The seed of the order in which the judge sees the attempts.
         """
         try:
-            return await self._compare(arrived, key)
+            return await self._compare_attempts(attempts, key)
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            return classify(problem, "judge")
+            return classify_exception(problem, "judge")
 
-    async def _compare(self, arrived: Mapping[int, Arrived], key: str) -> Mapping[int, Verdict]:
-        return await asyncio.wrap_future(self._loop.submit(self._judge.compare(arrived, key)))
+    async def _compare_attempts(self, attempts: Mapping[int, RankedAttempt], key: str) -> Mapping[int, Verdict]:
+        return await asyncio.wrap_future(self._loop.submit(self._judge.compare(attempts, key)))
 
-    async def awake(self) -> Failure | None:
-        """Return why a comparing judge cannot be called now; None if it can."""
+    async def find_outage(self) -> Failure | None:
+        """Return the failure for which a comparing judge cannot be called now; None if it can be."""
         try:
             await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
-            return classify(problem, "judge")
+            return classify_exception(problem, "judge")
         return None
 
-    async def compared(
+    async def rank_attempt(
         self,
-        ranking: Ranking,
+        ranker: AttemptRanker,
         identity: Identity,
         played: AttemptResult,
         stopped: asyncio.Future[str],
         turn: BreakerTurn,
     ) -> Verdict | None:
         """Return the verdict by comparison, or None with `played.failure` or `played.aborted` set."""
-        ranked = ranking.add(identity.repeat, self.arrived(identity, played), turn)
-        await wait_first(ranked, stopped)
-        if not ranked.done() and stopped.result() == "group_deadline":  # attempts that have arrived are compared
-            await wait_first(ranked)
-        if not ranked.done():
+        future = ranker.add(identity.repeat, self.make_ranked_attempt(identity, played), turn)
+        await wait_first(future, stopped)
+        if not future.done() and stopped.result() == "group_deadline":  # the attempts that wait are compared now
+            await wait_first(future)
+        if not future.done():
             played.aborted = stopped.result()
             return None
-        result = ranked.result()
+        result = future.result()
         if isinstance(result, Failure):
             played.failure = result
             return None
@@ -279,17 +281,17 @@ class Verdicts:
             verdict = with_process(result, played.output.process, "the workflow's output")
             return await self._tie_rewards(verdict, played)
         except JudgeFailure as problem:
-            played.failure = classify(problem, "judge")
+            played.failure = classify_exception(problem, "judge")
             return None
 
     def close(self) -> None:
-        """End the loop, and close what the judge holds open. Idempotent; does not wait."""
+        """End the loop, and close the judge's connections. Idempotent; does not wait."""
         self._loop.close()
         self._judge.let_go()
 
 
 def _make_judged_task(identity: Identity, played: AttemptResult) -> WorkflowTask:
-    """Make the task for the judge, with the results of tools."""
+    """Return the task as the judge gets it, with the results of tools."""
     task = played.task or identity.make_task()
     uses = played.capture.tool_uses if played.capture is not None else []
     return task.model_copy(update={"tool_results": [f"{use.name}: {use.result}" for use in uses]})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ajet.rollout import verdicts
+from ajet.rollout import judge_caller as judge_caller
 from ajet.rollout.attempt import AttemptResult
-from ajet.rollout.verdicts import Verdicts
+from ajet.rollout.judge_caller import JudgeCaller
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 
@@ -32,18 +32,18 @@ class Away:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
-    monkeypatch.setattr(verdicts, "RETRY_PAUSE", 600.0)
+    monkeypatch.setattr(judge_caller, "RETRY_PAUSE", 600.0)
     yield Away()
 
 
 def asked_for(judge: Away, retries: int, stop: bool) -> AttemptResult:
     rollout = SimpleNamespace(episode_timeout=None, max_retries=retries, agent_madness_reward=0.0)
-    asking = Verdicts(judge, SimpleNamespace(rollout=rollout), None)  # type: ignore[arg-type]
+    asking = JudgeCaller(judge, SimpleNamespace(rollout=rollout), None)  # type: ignore[arg-type]
     played = AttemptResult(output=WorkflowOutput(), task=WorkflowTask(task=Task()))
 
     async def come() -> None:
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        verdict = asyncio.ensure_future(asking.of(SimpleNamespace(), played, stopped))  # type: ignore[arg-type]
+        verdict = asyncio.ensure_future(asking.judge_attempt(SimpleNamespace(), played, stopped))  # type: ignore[arg-type]
         while stop and played.failure is None:
             await asyncio.sleep(0.01)
         if stop:

@@ -1,10 +1,10 @@
-"""Desk: external agents open episodes here, and report how they went.
+"""EpisodeRegistry: external agents open episodes here, and report how they ended.
 
-Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
-with the desk; every one that began becomes a result, alone or in its group. An end is acknowledged when `keeper` has it
-on the disk, and one that could not be recorded is no end: it is tried again, by its client or by the desk, until it is
-given up and its place in the group is free again. The desk's state lives on a loop of its own, on which neither user
-code nor the gateway runs, and which waits for no store. The coroutines may be awaited from any loop.
+Invariants: an episode ends exactly once: by what its client reports, by its deletion, by its idleness or time limit, or
+when the registry closes. Every episode that began becomes a result, alone or in its group. An end is acknowledged once
+the episode store has it on the disk. An end that could not be recorded is no end: the client or the registry tries
+again until the episode is given up and its place in the group is free again. The state lives on a loop of its own, on
+which neither user code nor the gateway runs, and which waits for no store. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import AttemptResult
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.episode import EpisodeBuilder
-from ajet.rollout.own_loop import OwnLoop
-from ajet.rollout.served.beginning import Admission, Beginnings, HeldOutTasks, describe_opening
-from ajet.rollout.served.deadlines import Deadlines
-from ajet.rollout.served.ending import Endings, Keeper
+from ajet.rollout.judge_caller import JudgeCaller
+from ajet.rollout.runtime import LoopThread
+from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import (
-    Opening,
+    EpisodeRequest,
     ServedEpisode,
     describe_given_up,
     describe_open,
     describe_outcome,
 )
-from ajet.rollout.served.groups import OpenGroup, OpenGroups
-from ajet.rollout.served.ranking import GroupRanking, waits
+from ajet.rollout.served.finisher import EpisodeFinisher, EpisodeStore
+from ajet.rollout.served.groups import OpenGroup, OpenGroups, ask_store, ask_store_or_refuse
+from ajet.rollout.served.opener import AdmissionControl, EpisodeOpener, HeldOutTasks, describe_opened
+from ajet.rollout.served.ranker import ServedRanker, needs_ranking
 from ajet.rollout.served.results import EndedEpisodes, ResultQueue
-from ajet.rollout.served.store_calls import ask_store, ask_store_or_refuse
-from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import ToolUse
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLOSING = "closing"
-"""Ends open episodes when the desk closes: they are no attempts that count."""
-STOP_TIME = 5.0
-"""Seconds that the desk's thread gets to end."""
+"""Who ended the episodes that are open when the registry closes: these attempts do not count."""
+STOP_TIMEOUT = 5.0
+"""Seconds that the registry's thread gets to end."""
 
 
-class Desk:
-    """Opens and ends episodes; `results` gets groups if `backlog` limits how many may wait there, else episodes."""
+class EpisodeRegistry:
+    """Opens and ends episodes. With a `backlog`, `results` gets groups; without one, episodes."""
 
     def __init__(
         self,
@@ -68,56 +67,67 @@ class Desk:
         run_id: str,
         split: Split,
         backlog: int | None = None,
-        keeper: Keeper | None = None,
+        episode_store: EpisodeStore | None = None,
         held_out: Sequence[Task] = (),
     ) -> None:
-        """`tasks` None: clients bring all tasks themselves; `held_out`: tasks that are never trained on."""
+        """Start the registry's loop.
+
+        Args:
+            tasks: None: clients bring all tasks themselves.
+            split: The split of episodes that train.
+            backlog: How many complete groups may wait for the trainer; None: no trainer takes groups.
+            episode_store: Where ends are stored before they are acknowledged; None: nowhere.
+            held_out: Tasks that are never trained on.
+        """
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._backlog = backlog
-        self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._judge_caller = JudgeCaller(judge, settings, gateway.decode)
         self._breaker = Breaker(settings.rollout.breaker)
         builder = EpisodeBuilder.open(experiment)
-        ranks = self._verdicts.compares and backlog is not None and settings.rollout.num_repeat > 1
-        self._ranking = GroupRanking(self._verdicts, builder, settings.seed, self._take_ranking)
-        self._endings = Endings(gateway, self._verdicts, builder, keeper, ranks=ranks)
+        ranks = self._judge_caller.is_comparing and backlog is not None and settings.rollout.num_repeat > 1
+        self._ranker = ServedRanker(self._judge_caller, builder, settings.seed, self._take_ranking)
+        self._finisher = EpisodeFinisher(gateway, self._judge_caller, builder, episode_store, ranks=ranks)
         self._open: dict[str, ServedEpisode] = {}
-        self._admission = Admission(settings, self._breaker, self._open, self._count_complete, backlog)
-        self._beginnings = Beginnings(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
+        self._admission = AdmissionControl(settings, self._breaker, self._open, self._count_complete, backlog)
+        self._opener = EpisodeOpener(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
         self._ended = EndedEpisodes()
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
         self._closing = False
         self.results = ResultQueue()
-        self._own = OwnLoop("ajet-desk")
-        self._loop = self._own.loop
-        self._deadlines = Deadlines(
+        self._thread = LoopThread("ajet-desk")
+        self._loop = self._thread.loop
+        self._deadlines = DeadlineWatcher(
             settings, self._open, self._groups, end=self._end_episode, give_up=self._give_up, close=self._close_early
         )
-        self._deadlines.watch(self._loop, self.results.break_off)
+        self._deadlines.start(self._loop, self.results.fail)
 
-    async def open(self, opening: Opening) -> dict[str, Any]:
-        """Begin an episode; return its name, task, address and key. Raises Refused."""
-        return await self._run_on_loop(self._begin_episode(opening))
+    async def open(self, request: EpisodeRequest) -> dict[str, Any]:
+        """Open an episode; return its name, task, address and key. Raises Refused."""
+        return await self._run_on_loop(self._begin_episode(request))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
     ) -> dict[str, Any]:
-        """End it with what its agent came to and did with tools; waits for the judge. The same answer again for a
-        repeated request. Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be
-        recorded: the same request again may find that it can."""
+        """End an episode with its outcome and tool uses; wait for the judge. A repeated request gets the same answer.
+
+        Raises:
+            Refused: The episode is unknown or was ended by something else, or its end cannot be recorded now; then the
+                same request may succeed later.
+        """
         return await self._run_on_loop(self._finish_episode(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
-        """Give it up: it is recorded as aborted. Raises Refused for an unknown one."""
+        """Give up an episode: it is recorded as aborted. Raises Refused for an unknown one."""
         return await self._run_on_loop(self._delete_episode(name))
 
-    async def state(self, name: str) -> dict[str, Any]:
-        """The state of an episode. Raises Refused for an unknown one."""
+    async def get_state(self, name: str) -> dict[str, Any]:
+        """Return the client's view of an episode. Raises Refused for an unknown one."""
         return await self._run_on_loop(self._describe_state(name))
 
-    async def overview(self) -> dict[str, Any]:
-        """Counts over all episodes."""
+    async def get_overview(self) -> dict[str, Any]:
+        """Return the open episodes, and counts over all."""
         return await self._run_on_loop(self._describe_overview())
 
     def restore(self) -> int:
@@ -138,87 +148,88 @@ class Desk:
         return bool(self._open) or self._count_complete() > 0
 
     def close(self) -> None:
-        """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
+        """End what is under way as aborted, and hand over incomplete groups. Idempotent; blocks."""
         if self._closing:
             return
         self._closing = True
-        asyncio.run_coroutine_threadsafe(self._close_desk(), self._loop).result()
-        self._verdicts.close()
-        self._own.stop(STOP_TIME)
+        asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result()
+        self._judge_caller.close()
+        self._thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work on the desk's loop, to its end even if the caller leaves."""
+        """Run the work on the registry's loop, to its end even if the client disconnects."""
         if self._closing:
             work.close()
-            raise closing()
+            raise make_closing_refusal()
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
 
-    # On the desk's loop.
+    # The methods below run on the registry's loop.
 
     async def _restore_episodes(self) -> int:
-        whole, open_ = self._store.closed(), self._store.lease_kept()
-        for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
-            for one in lease.kept:
-                self._ended.remember(describe_outcome(one.episode), one.ended_by)
+        complete, incomplete = self._store.closed(), self._store.lease_kept()
+        for lease in sorted([*complete, *incomplete], key=lambda lease: lease.kept[0].episode.ended):
+            for record in lease.kept:
+                self._ended.remember(describe_outcome(record.episode), record.ended_by)
             if lease.kept[0].alone:
                 self.results.put(lease.kept[0].episode)
                 continue
-            group = self._groups.take_up(lease)
-            if lease in whole:
+            group = self._groups.restore_group(lease)
+            if lease in complete:
                 group.close()
-            if group.complete:
-                await self._finish_group(group, noted=lease in whole)
-        return sum(len(lease.kept) for lease in (*whole, *open_))
+            if group.is_complete:
+                await self._finish_group(group, is_reported=lease in complete)
+        return sum(len(lease.kept) for lease in (*complete, *incomplete))
 
-    async def _begin_episode(self, opening: Opening) -> dict[str, Any]:
-        probe = self._admission.refuse_more()
-        self._admission.beginning += 1
+    async def _begin_episode(self, request: EpisodeRequest) -> dict[str, Any]:
+        is_probe = self._admission.refuse_more()
+        self._admission.opening += 1
         try:
-            return await self._choose_task(opening, probe)
+            return await self._choose_task(request, is_probe)
         except BaseException:
-            self._breaker.ended(None, probe=probe, aborted=True)
+            self._breaker.report_end(None, probe=is_probe, aborted=True)
             raise
         finally:
-            self._admission.beginning -= 1
+            self._admission.opening -= 1
 
-    async def _choose_task(self, opening: Opening, probe: bool) -> dict[str, Any]:
-        task = opening.task
-        if task is not None or not opening.held_out:
-            return await self._open_episode(opening, task, probe)
-        task = self._held_out.next()
+    async def _choose_task(self, request: EpisodeRequest, is_probe: bool) -> dict[str, Any]:
+        task = request.task
+        if task is not None or not request.held_out:
+            return await self._open_episode(request, task, is_probe)
+        task = self._held_out.take_next()
         try:
-            return await self._open_episode(opening, task, probe, given=True)
+            return await self._open_episode(request, task, is_probe, is_held_out_turn=True)
         except BaseException:
-            self._held_out.take_back(task)
+            self._held_out.return_turn(task)
             raise
 
     async def _open_episode(
-        self, opening: Opening, task: Task | None, probe: bool, *, given: bool = False
+        self, request: EpisodeRequest, task: Task | None, is_probe: bool, *, is_held_out_turn: bool = False
     ) -> dict[str, Any]:
-        """Open the episode at its task; `given`: the task is one of the server's held-out ones."""
+        """Open the episode at its task; `is_held_out_turn`: the task is one of the server's held-out ones."""
         group = None
         if task is not None:
             self._admission.refuse_crowded(task)  # before the store gives it a position
-        if task is None or (opening.trains and self._backlog is not None):
-            if not opening.trains:
+        if task is None or (request.trains and self._backlog is not None):
+            if not request.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = await self._groups.for_task(task, lambda group: not self._admission.crowded(group.task))
+            group = await self._groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await ask_store_or_refuse(self._store.bring)
         if self._closing:
-            raise closing()
+            raise make_closing_refusal()
         self._admission.refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
         try:
-            served = self._beginnings.begin(
-                opening, task, group, lease, repeat, probe=probe, given=given, version=self._policy_version
-            )
+            served = self._opener.open(
+                request, task, group, lease, repeat,
+                is_probe=is_probe, is_held_out_turn=is_held_out_turn, version=self._policy_version,
+            )  # fmt: skip
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
             raise
         self._open[served.identity.uuid] = served
-        return describe_opening(served, self._policy_version)
+        return describe_opened(served, self._policy_version)
 
     async def _finish_episode(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]
@@ -229,14 +240,14 @@ class Desk:
                 for use in uses:
                     served.session.tool_used(use)
             await self._end_episode(served, AttemptResult.of(outcome), "client")
-        known = self._ended[name]
-        if known["ended_by"] != "client":
+        view = self._ended[name]
+        if view["ended_by"] != "client":
             raise Refused(
-                f"The episode has ended already: {known['status']}, {known['reason']}.",
+                f"The episode has ended already: {view['status']}, {view['reason']}.",
                 status=409,
                 code="episode_ended",
             )
-        return known
+        return view
 
     async def _delete_episode(self, name: str) -> dict[str, Any]:
         if name not in self._ended:
@@ -261,7 +272,7 @@ class Desk:
 
     def _count_complete(self) -> int:
         """Return the number of complete groups that wait for the trainer."""
-        return self.results.qsize() + self._ranking.under_way
+        return self.results.qsize() + self._ranker.under_way
 
     @property
     def _policy_version(self) -> int:
@@ -275,62 +286,62 @@ class Desk:
 
     async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
         """End an episode once; later callers wait for the same end."""
-        if served.ending is None or (served.unrecorded is not None and served.ending.done()):
+        if served.ending is None or (served.unrecorded_since is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
         return await asyncio.shield(served.ending)
 
     async def _conclude_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
-        if served.made is None:
+        if served.built is None:
             try:
-                served.made, served.ended_by = await self._endings.judge(served, played), by
+                served.built, served.ended_by = await self._finisher.judge_episode(served, played), by
             except BaseException:
                 self._leave_group(served)
-                self._breaker.ended(None, probe=served.probe, aborted=True)
+                self._breaker.report_end(None, probe=served.is_probe, aborted=True)
                 raise
             await self._free_if_lost(served)
-            aborted = served.made.status == "aborted"
+            aborted = served.built.status == "aborted"
             if aborted:
                 self._return_held_out(served)
-            self._breaker.ended(served.made.failure, probe=served.probe, aborted=aborted)
-        episode = served.made
+            self._breaker.report_end(served.built.failure, probe=served.is_probe, aborted=aborted)
+        episode = served.built
         if by != CLOSING:
-            await self._endings.record(served)
+            await self._finisher.record_episode(served)
         self._ended.counts[episode.status] += 1
         self._ended.remember(describe_outcome(episode), served.ended_by)
         await self._hand_over(served.group, episode)
-        self._open.pop(episode.uuid, None)  # only now: who closes the desk waits for what is open
+        self._open.pop(episode.uuid, None)  # only now: closing waits until no episode is open
         return episode
 
     async def _free_if_lost(self, served: ServedEpisode) -> None:
         """Record an attempt that was lost outside of the agent by itself, and free its place in the group."""
-        made, group = served.made, served.group
-        if made is None or group is None or made.failure is None or not made.failure.retryable:
+        episode, group = served.built, served.group
+        if episode is None or group is None or episode.failure is None or not episode.failure.retryable:
             return
-        if group.may_repeat(made.repeat, self._settings.rollout.max_retries):
+        if group.may_repeat(episode.repeat, self._settings.rollout.max_retries):
             try:
                 lease = await ask_store(self._store.bring)
             except CANNOT_NOW as error:
-                logger.warning("the attempt {} counts, though it was lost: {}", made.uuid, error)
+                logger.warning("the attempt {} counts, though it was lost: {}", episode.uuid, error)
                 return
-            group.free_place(made.repeat)
+            group.free_place(episode.repeat)
             served.group, served.lease = None, lease
-            served.made = replace(made, split="debug", order=served.lease.order, group=made.uuid)
+            served.built = replace(episode, split="debug", order=served.lease.order, group=episode.uuid)
 
     def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
         """Give up an episode whose end could not be recorded, once no request waits for it."""
-        assert served.made is not None and served.ending is not None
+        assert served.built is not None and served.ending is not None
         if served.identity.uuid not in self._open or not served.ending.done():
             return
         logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
         self._ended.counts["aborted"] += 1
-        self._ended.remember(describe_given_up(served.made, reason), by)
+        self._ended.remember(describe_given_up(served.built, reason), by)
 
     def _return_held_out(self, served: ServedEpisode) -> None:
-        """Give a held-out task its turn again, if the episode was given one."""
-        if served.given:
-            served.given = False
-            self._held_out.take_back(served.identity.task)
+        """Give the episode's held-out task its turn again, if the episode took one."""
+        if served.is_held_out_turn:
+            served.is_held_out_turn = False
+            self._held_out.return_turn(served.identity.task)
 
     def _leave_group(self, served: ServedEpisode) -> None:
         self._open.pop(served.identity.uuid, None)
@@ -343,26 +354,26 @@ class Desk:
             group.episodes.append(episode)
         if group is None or self._backlog is None:
             self.results.put(episode)
-        if group is not None and group.complete:
+        if group is not None and group.is_complete:
             await self._finish_group(group)
 
-    async def _finish_group(self, group: OpenGroup, *, noted: bool = False) -> None:
-        """Hand on a complete group, to be ranked or trained; `noted`: the store knows that it is complete."""
+    async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
+        """Hand on a complete group, to be ranked or trained; `is_reported`: the store knows that it is complete."""
         if group in self._groups:
             trains = self._backlog is not None
-            # a later server goes on with what this one's end cut short
-            await self._groups.remove(group, whole=trains and not self._closing and not noted)
-            if not self._closing and any(map(waits, group.episodes)):
-                self._ranking.begin(group)
+            # a group that closing cuts short is not reported: a later server goes on with it
+            await self._groups.remove(group, report=trains and not self._closing and not is_reported)
+            if not self._closing and any(map(needs_ranking, group.episodes)):
+                self._ranker.begin(group)
             elif trains:
-                self.results.put(group.group())
+                self.results.put(group.build_group())
 
     def _take_ranking(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
         if ranked:
-            self._breaker.ended(failure, probe=False)
+            self._breaker.report_end(failure, probe=False)
         for episode in ranked:
-            self._ended.changed(describe_outcome(episode))
-        self.results.put(group.group())
+            self._ended.replace(describe_outcome(episode))
+        self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
         """End an episode for a reason that no client repeats; give it up if that cannot be recorded."""
@@ -380,25 +391,25 @@ class Desk:
         if group.episodes:
             await self._finish_group(group)
         elif group in self._groups:
-            await self._groups.give_back(group)
+            await self._groups.return_task(group)
 
-    async def _stop_episodes(self, these: list[ServedEpisode], reason: str, by: str) -> None:
-        for served in these:
+    async def _stop_episodes(self, episodes: list[ServedEpisode], reason: str, by: str) -> None:
+        for served in episodes:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
-        await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in these))
+        await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in episodes))
 
-    async def _close_desk(self) -> None:
+    async def _close_all(self) -> None:
         self._deadlines.stop()
-        await self._ranking.stop()
+        await self._ranker.stop()
         await self._stop_episodes(list(self._open.values()), "interrupted", CLOSING)
-        await self._groups.settled()
+        await self._groups.wait_settled()
         for group in self._groups:
             group.close()
             if group.episodes:
                 await self._finish_group(group)
 
 
-def closing() -> Refused:
-    """Return the refusal that clients get as the desk closes."""
+def make_closing_refusal() -> Refused:
+    """Return the refusal that clients get once the registry closes."""
     return Refused("The server is closing.", status=503, code="closing")

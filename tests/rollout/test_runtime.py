@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ajet import WorkflowOutput
-from ajet.rollout.isolation.loop import UserLoop
-from ajet.rollout.own_loop import OwnLoop
+from ajet.rollout.runtime import LoopThread, UserLoop
 from tests.support.rollouts import stage
 from tests.support.served import start_serving
 
@@ -23,7 +22,7 @@ def descriptors() -> int:
 
 def test_what_is_under_way_is_cancelled_and_the_loop_is_closed() -> None:
     before, ended = descriptors(), list[str]()
-    own = OwnLoop("a-loop")
+    own = LoopThread("a-loop")
 
     async def at_work() -> None:
         try:
@@ -40,7 +39,7 @@ def test_what_is_under_way_is_cancelled_and_the_loop_is_closed() -> None:
 
 
 def test_a_loop_that_is_held_up_is_closed_by_its_thread_once_it_is_not() -> None:
-    own, may = OwnLoop("a-loop"), threading.Event()
+    own, may = LoopThread("a-loop"), threading.Event()
     own.loop.call_soon_threadsafe(may.wait, 60)
     own.stop(0.05)
     assert own.thread.is_alive() and not own.loop.is_closed()
@@ -97,7 +96,7 @@ def test_a_rollout_and_a_desk_leave_no_loop_open(tmp_path: Path) -> None:
             served.open(task="q")
         assert played.rollout._loop.is_closed() and served.desk._loop.is_closed()
         until = time.monotonic() + 60
-        for judges in (played.rollout._verdicts._loop, served.desk._verdicts._loop):  # which nobody waits for
+        for judges in (played.rollout._judge_caller._loop, served.desk._judge_caller._loop):  # which nobody waits for
             judges._thread.join(max(0.0, until - time.monotonic()))
         counts.append(descriptors())
     assert counts[2] <= counts[1], counts

@@ -1,9 +1,9 @@
-"""The beginning of an episode: whether it may begin, its task if it is held out, its identity, session and key.
+"""Opens episodes of external agents: whether one is admitted, its held-out task, its identity, session and key.
 
 Invariants: a client that is refused has taken nothing: no position of the store's, no place in a group. Held-out tasks
-are given out in turns, so that after as many attempts as there are tasks each was played once; an attempt that did not
-count was no turn. A split is what the episode counts for: one that does not train is no part of the training split, and
-one that is held out is a validation if a trainer takes the groups. All of it is on the desk's loop.
+take turns, so that after as many attempts as there are tasks each was played once; an attempt that did not count was no
+turn. The split says what the episode counts for: one that does not train is not in the training split, and a held-out
+one is in the validation split if a trainer takes the groups. All methods run on the registry's loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import open_session
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.checks import open_checks
-from ajet.rollout.sampling import split_sampling
-from ajet.rollout.served.episode import Opening, ServedEpisode, ServedIdentity, describe_open
+from ajet.rollout.components import split_sampling
+from ajet.rollout.served.episode import EpisodeRequest, ServedEpisode, ServedIdentity, describe_open
 from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.episode import Split
 from ajet.schema.task import Task
@@ -30,40 +30,41 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway
 
 
-class Admission:
-    """Decides which episodes one desk admits."""
+class AdmissionControl:
+    """Decides which episodes one registry admits."""
 
     def __init__(
         self,
         settings: AjetConfig,
         breaker: Breaker,
         under_way: Mapping[str, ServedEpisode],
-        complete: Callable[[], int],
+        count_complete: Callable[[], int],
         backlog: int | None,
     ) -> None:
         """Take the limits from the settings.
 
         Args:
-            complete: Counts the complete groups that wait for the trainer.
-            backlog: How many may wait; None: nobody trains.
+            under_way: The open episodes by name; the registry's own mapping.
+            count_complete: Counts the complete groups that wait for the trainer.
+            backlog: How many of them may wait; None: no trainer takes the groups.
         """
-        self._most, self._of_a_task = settings.rollout.max_env_worker, settings.serve.max_per_task
+        self._max_episodes, self._max_per_task = settings.rollout.max_env_worker, settings.serve.max_per_task
         self._breaker, self._under_way = breaker, under_way
-        self._complete, self._backlog = complete, backlog
-        self.beginning = 0
+        self._count_complete, self._backlog = count_complete, backlog
+        self.opening = 0
         """The number of episodes that wait for a position of the store's."""
 
-    def crowded(self, task: Task) -> bool:
+    def is_crowded(self, task: Task) -> bool:
         """True if as many episodes of a task are under way as may be."""
-        most = self._of_a_task
+        most = self._max_per_task
         return most is not None and sum(each.identity.task == task for each in self._under_way.values()) >= most
 
     def refuse_crowded(self, task: Task) -> None:
         """Raise Refused if as many episodes of a task are under way as may be."""
-        if self.crowded(task):
+        if self.is_crowded(task):
             raise Refused(
-                f"{self._of_a_task} episodes of this task are under way, as many as serve.max_per_task allows; finish "
-                "one first, or ask for another task.",
+                f"{self._max_per_task} episodes of this task are under way, as many as serve.max_per_task allows; "
+                "finish one first, or ask for another task.",
                 status=429,
                 code="task_busy",
                 param="task",
@@ -71,13 +72,14 @@ class Admission:
 
     def refuse_more(self) -> bool:
         """Raise Refused if no episode may begin; return True if the next one is the breaker's probe."""
-        if len(self._under_way) + self.beginning >= self._most:
+        if len(self._under_way) + self.opening >= self._max_episodes:
             raise Refused(
-                f"{self._most} episodes are under way, as many as rollout.max_env_worker allows; finish one first.",
+                f"{self._max_episodes} episodes are under way, as many as rollout.max_env_worker allows; "
+                "finish one first.",
                 status=429,
                 code="too_many_episodes",
             )
-        if self._backlog is not None and self._complete() >= self._backlog:
+        if self._backlog is not None and self._count_complete() >= self._backlog:
             raise Refused(
                 f"{self._backlog} complete groups wait for the trainer; ask again later.",
                 status=429,
@@ -96,67 +98,78 @@ class Admission:
 
 
 class HeldOutTasks:
-    """The held-out tasks that one desk gives to clients."""
+    """The held-out tasks that one registry gives to clients, in turns."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
-        self._given = [0] * len(tasks)
+        self._attempts = [0] * len(tasks)
         """The number of attempts at each task."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def next(self) -> Task:
+    def take_next(self) -> Task:
         """Return the task whose turn it is. Raises Refused if there are no tasks."""
         if not self._tasks:
             raise Refused("The request names no task, and the server has no held-out tasks.", param="task")
-        at = self._given.index(min(self._given))
-        self._given[at] += 1
+        at = self._attempts.index(min(self._attempts))
+        self._attempts[at] += 1
         return self._tasks[at]
 
-    def take_back(self, task: Task) -> None:
-        """Give a task its turn again, whose attempt did not count."""
-        self._given[self._tasks.index(task)] -= 1
+    def return_turn(self, task: Task) -> None:
+        """Give a task its turn again: the attempt at it did not count."""
+        self._attempts[self._tasks.index(task)] -= 1
 
 
-class Beginnings:
-    """Begins the episodes of one desk, each on its loop."""
+class EpisodeOpener:
+    """Opens the episodes of one registry, on its loop."""
 
     def __init__(self, gateway: Gateway, settings: AjetConfig, *, run_id: str, split: Split, trained_on: bool) -> None:
-        """`trained_on`: a trainer takes the groups."""
+        """`trained_on`: True if a trainer takes the groups."""
         self._gateway, self._settings, self._run_id, self._split = gateway, settings, run_id, split
         self._trained_on = trained_on
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
 
-    def begin(
-        self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *, probe: bool,
-        given: bool, version: int,
+    def open(
+        self, request: EpisodeRequest, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, *,
+        is_probe: bool, is_held_out_turn: bool, version: int,
     ) -> ServedEpisode:  # fmt: skip
-        """Begin an episode with its session and key. `probe`: it is the breaker's; `given`: the task is one of the
-        server's held-out ones; `version`: of the policy. Raises Refused."""
-        split: Split = self._split if opening.trains else "debug"
-        if opening.held_out and self._trained_on:
+        """Open an episode with its session and key.
+
+        Args:
+            is_probe: True if it is the breaker's probe.
+            is_held_out_turn: True if the task is one of the server's held-out ones.
+            version: The policy's.
+
+        Raises:
+            Refused: The gateway opens no session.
+        """
+        split: Split = self._split if request.trains else "debug"
+        if request.held_out and self._trained_on:
             split = "validation"
         step = version + 1 if self._trained_on else 0
-        named, order = group.name if group is not None else "", lease.order
-        identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
+        group_name, order = group.name if group is not None else "", lease.order
+        identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, group_name)
         began = time.time()
         session = open_session(
             self._gateway,
             self._settings,
             self._inspect,
             identity,
-            sampling=split_sampling(self._settings, "validation" if given else "train"),
-            trainable=opening.trainable if opening.trains else (),
+            sampling=split_sampling(self._settings, "validation" if is_held_out_turn else "train"),
+            trainable=request.trainable if request.trains else (),
             began=began,
         )
-        endpoint = session(opening.agent, opening.agent, None)
+        endpoint = session(request.agent, request.agent, None)
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return ServedEpisode(identity, session, endpoint, lease, group, stopped, probe=probe, given=given, began=began)
+        return ServedEpisode(
+            identity, session, endpoint, lease, group, stopped,
+            is_probe=is_probe, is_held_out_turn=is_held_out_turn, began=began,
+        )  # fmt: skip
 
 
-def describe_opening(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return the answer to the client that began the episode."""
+def describe_opened(served: ServedEpisode, version: int) -> dict[str, Any]:
+    """Return the answer to the client that opened the episode."""
     endpoint = served.endpoint
     return {
         **describe_open(served, version),

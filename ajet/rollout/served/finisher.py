@@ -1,0 +1,110 @@
+"""Finishes episodes of external agents: closes the session, has the outcome judged, builds and records the episode.
+
+Invariants: an episode is judged and built once, and the result stays on it. Recording may fail and be repeated; an end
+that is not on the disk is acknowledged to no client.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from loguru import logger
+
+from ajet.gateway import Refused
+from ajet.rollout.attempt import AttemptResult, call_on_gateway
+from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.failure import find_failure
+from ajet.rollout.judge_caller import JudgeCaller
+from ajet.rollout.served.episode import ServedEpisode
+from ajet.rollout.served.groups import ask_store
+from ajet.rollout.served.ranker import WAITING_REASON
+from ajet.schema.episode import Episode, Verdict
+from ajet.schema.errors import UserError
+from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
+
+if TYPE_CHECKING:
+    from ajet.gateway import Gateway
+
+
+class EpisodeStore(Protocol):
+    """The place where ended episodes are stored before their clients get an acknowledgement."""
+
+    def put(self, lease: Lease, kept: Kept) -> None:
+        """Store an episode; it is on the disk when this returns. Thread-safe.
+
+        Raises:
+            LeaseLost: The lease belongs to another server.
+            Exception: One of CANNOT_NOW; then the same call may succeed later.
+        """
+
+
+class EpisodeFinisher:
+    """Judges and records the episodes of one registry; awaited on its loop."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        judge_caller: JudgeCaller,
+        builder: EpisodeBuilder,
+        store: EpisodeStore | None,
+        *,
+        ranks: bool = False,
+    ) -> None:
+        """Prepare the finisher.
+
+        Args:
+            store: None: ended episodes are not recorded here.
+            ranks: Attempts of a group get their verdicts together, once all are in.
+        """
+        self._ranks = ranks
+        self._gateway, self._judge_caller, self._builder, self._store = gateway, judge_caller, builder, store
+
+    async def judge_episode(self, served: ServedEpisode, played: AttemptResult) -> Episode:
+        """Close the session, get the verdict and build the episode."""
+        played.capture = await call_on_gateway(self._gateway, served.session.close)
+        played.started, played.ended = served.began, time.time()
+        if not played.aborted:
+            played.failure = find_failure(played.capture, played.failure)
+        if self._ranks and served.group is not None and self._judge_caller.needs_ranking(played):
+            verdict: Verdict | None = Verdict(None, None, WAITING_REASON)
+        else:
+            verdict = await self._judge_caller.judge_attempt(served.identity, played, served.stopped)
+        return await self._builder.build(served.identity, played, verdict, served.stopped)
+
+    async def record_episode(self, served: ServedEpisode) -> None:
+        """Put the built episode on the disk. Raises Refused if that is not possible now."""
+        if self._store is None:
+            return
+        assert served.built is not None
+        record = Kept(served.built, alone=served.group is None, ended_by=served.ended_by)
+        try:
+            await ask_store(self._store.put, served.lease, record)
+        except LeaseLost as lost:
+            if served.unrecorded_since is None:
+                served.unrecorded_since = time.monotonic()
+                logger.warning("the end of episode {} counts nowhere: {}", served.built.uuid, lost)
+            raise Refused(
+                "The episode's place is another server's by now: its end counts nowhere.",
+                status=409,
+                code="place_lost",
+            ) from lost
+        except CANNOT_NOW as error:
+            if served.unrecorded_since is None:
+                served.unrecorded_since = time.monotonic()
+                logger.warning("the end of episode {} is not recorded yet: {}", served.built.uuid, error)
+            raise Refused(
+                f"The episode's end could not be recorded: {_describe_error(error)} Send the same request again.",
+                status=503,
+                code="not_recorded",
+                retry_after=1,
+            ) from error
+
+
+def _describe_error(error: Exception) -> str:
+    """Describe a store's error for a client, without the paths of this machine."""
+    if isinstance(error, UserError):
+        return error.what
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{os.strerror(number) if number else type(error).__name__}."

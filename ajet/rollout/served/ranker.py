@@ -1,0 +1,122 @@
+"""Ranks the attempts that clients made at one task, once their group is complete.
+
+Invariants: an attempt that is to be ranked has a verdict without a score and with WAITING_REASON, on the disk too,
+until all of its group are in. Then each of them gets its verdict, or all get the same failure. A restarted server
+ranks the groups that an earlier one did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loguru import logger
+
+from ajet.gateway import Capture
+from ajet.rollout.attempt import AttemptResult
+from ajet.rollout.episode import EpisodeBuilder
+from ajet.rollout.judge_caller import JudgeCaller
+from ajet.rollout.served.episode import ServedIdentity
+from ajet.rollout.served.groups import OpenGroup
+from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.schema.task import WorkflowOutput
+
+WAITING_REASON = "no score yet: it is ranked when all attempts of its group are in"
+
+
+def needs_ranking(episode: Episode) -> bool:
+    """True if the episode waits to be ranked."""
+    verdict = episode.verdict
+    return verdict is not None and verdict.reward is None and verdict.reason == WAITING_REASON
+
+
+class ServedRanker:
+    """Ranks the complete groups of one registry, on its loop."""
+
+    def __init__(
+        self,
+        judge_caller: JudgeCaller,
+        builder: EpisodeBuilder,
+        seed: int,
+        on_end: Callable[[OpenGroup, Sequence[Episode], Failure | None], None],
+    ) -> None:
+        """Prepare the ranker.
+
+        Args:
+            on_end: Called once for each group that was begun, with its ranked episodes (none if the ranking was
+                stopped) and the failure if there is no ranking.
+        """
+        self._judge_caller, self._builder, self._seed, self._on_end = judge_caller, builder, seed, on_end
+        self._running: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
+
+    @property
+    def under_way(self) -> int:
+        """The number of groups that are being ranked."""
+        return len(self._running)
+
+    def begin(self, group: OpenGroup) -> None:
+        """Rank the waiting attempts of a complete group."""
+        ranking = asyncio.ensure_future(self._rank_group(group))
+        self._running[ranking] = group
+        ranking.add_done_callback(self._take_end)
+
+    async def stop(self) -> None:
+        """Cancel what is under way; `on_end` was called for all groups when this returns."""
+        running = list(self._running)
+        for ranking in running:
+            ranking.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _take_end(self, ranking: asyncio.Task[tuple[list[Episode], Failure | None]]) -> None:
+        group = self._running.pop(ranking)
+        problem = None if ranking.cancelled() else ranking.exception()
+        if problem is not None:
+            logger.opt(exception=problem).error("the attempts at position {} are not ranked", group.lease.order)
+        self._on_end(group, *(([], None) if ranking.cancelled() or problem is not None else ranking.result()))
+
+    async def _rank_group(self, group: OpenGroup) -> tuple[list[Episode], Failure | None]:
+        """Rank the waiting episodes and put them back into the group; return them, and the failure if there is one."""
+        waiting = {episode.repeat: episode for episode in group.episodes if needs_ranking(episode)}
+        attempts = {
+            repeat: (_restore_identity(episode), _restore_result(episode)) for repeat, episode in waiting.items()
+        }
+        compared = {repeat: self._judge_caller.make_ranked_attempt(*attempts[repeat]) for repeat in sorted(attempts)}
+        result = await self._judge_caller.rank_attempts(compared, f"{self._seed}/{group.lease.order}")
+        ranked = {}
+        for repeat, (identity, played) in attempts.items():
+            verdict = replace(result) if isinstance(result, Failure) else result[repeat]
+            ranked[repeat] = await self._build_episode(identity, played, verdict)
+        group.episodes = [ranked.get(episode.repeat, episode) for episode in group.episodes]
+        return list(ranked.values()), result if isinstance(result, Failure) else None
+
+    async def _build_episode(
+        self, identity: ServedIdentity, played: AttemptResult, result: Verdict | Failure
+    ) -> Episode:
+        if isinstance(result, Failure):
+            played.failure = result
+        never_stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        verdict = result if isinstance(result, Verdict) else None
+        return await self._builder.build(identity, played, verdict, never_stopped)
+
+
+def _restore_identity(episode: Episode) -> ServedIdentity:
+    return ServedIdentity(
+        episode.run, episode.split, episode.step, episode.task, episode.order, episode.order, episode.repeat,
+        episode.uuid, episode.group,
+    )  # fmt: skip
+
+
+def _restore_result(episode: Episode) -> AttemptResult:
+    """Return the result of the attempt that the episode was built of."""
+    return AttemptResult(
+        output=WorkflowOutput(metadata=dict(episode.metadata), log_metrics=dict(episode.metrics)),
+        capture=Capture(
+            calls=list(episode.calls), messages=episode.messages, tools=episode.tools, checks=list(episode.checks),
+            tool_uses=list(episode.tool_uses),
+        ),
+        started=episode.started,
+        ended=episode.ended,
+        attempts=episode.attempts,
+        printed=episode.printed,
+    )  # fmt: skip
