@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet import Task
-from ajet.commands.compared_types import comparison_hints
+from ajet.commands.agent_hints import comparison_hints
 from ajet.config import Experiment
 from ajet.schema.episode import Episode
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet import Task
-from ajet.commands.shared_messages import shared_messages_hint
+from ajet.commands.agent_hints import shared_messages_hint
 from tests.commands.test_unasked_question import played
 
 FIRST, SECOND = Task(task_id="1", main_query="What is 1 + 1?"), Task(task_id="2", main_query="What is 2 + 2?")

@@ -11,7 +11,7 @@ import pytest
 
 from ajet import Task
 from ajet.cli import launcher
-from ajet.commands.unasked_question import is_unasked, printed_task_hint, unasked_hint
+from ajet.commands.agent_hints import is_unasked, printed_task_hint, unasked_hint
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.workflow import CommandWorkflow

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ajet.backbone.local.cores import cores
-from ajet.commands.checkup.machine import machine as checked
+from ajet.commands.doctor_checks import check_machine as checked
 from ajet.record import processors
 from ajet.rollout.isolation.loops import processes_of_this_machine
 from ajet_environments.hosting.trial import machine as planned
