@@ -164,6 +164,9 @@ _KINDS_OF_CALLS = {
     "repr": "text",
     **dict.fromkeys(("int", "float", "round", "abs", "len", "sum"), "a number"),
 }
+_KINDS_OF_VALUES: Mapping[type, str] = {
+    **dict.fromkeys((bool, int, float), "a number"), str: "text", list: "a list", dict: "an object"
+}  # fmt: skip
 _TEXT_METHODS = frozenset(
     ("strip", "lstrip", "rstrip", "lower", "upper", "casefold", "title", "replace", "removeprefix", "removesuffix")
 )
@@ -209,18 +212,15 @@ def _hints_of(function: Callable[..., Any], method: bool, roles: tuple[str, str]
     for left, right, line in _find_comparisons(body):
         one, other = sides.kind_of(left), sides.kind_of(right)
         if one is not None and other is not None and one.kind != other.kind:
+            cure = "Convert one, as in str(…) or float(…)"
+            if "\\boxed" in f"{one} {other}":
+                cure = "Take the number out of \\boxed{…} first, then convert one, as in float(…)"
             place = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
             hints.append(
                 f"{place} compares `{ast.unparse(left)}` ({one}) with `{ast.unparse(right)}` ({other}): they are never "
-                f"equal. {_explain_cure(one, other)}"
+                f"equal. {cure}"
             )
     return hints
-
-
-def _explain_cure(one: _ComparedSide, other: _ComparedSide) -> str:
-    if "\\boxed" in str(one) or "\\boxed" in str(other):
-        return "Take the number out of \\boxed{…} first, then convert one, as in float(…)"
-    return "Convert one, as in str(…) or float(…)"
 
 
 def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
@@ -303,7 +303,9 @@ class _KindFinder:
         while isinstance(root, ast.Attribute):
             root = self._resolve_name(root.value)
         role = self.roles.get(root.id) if isinstance(root, ast.Name) else None
-        return _kind_of_value(self.values.get(role or "", {}).get(str(key.value)))
+        value = self.values.get(role or "", {}).get(str(key.value))
+        kind = _KINDS_OF_VALUES.get(type(value))
+        return None if kind is None else _ComparedSide(kind, f"{value!r:.40}")
 
     def _resolve_name(self, side: ast.expr) -> ast.expr:
         for _ in range(_MOST_ASSIGNMENTS):
@@ -311,9 +313,3 @@ class _KindFinder:
                 break
             side = self.assigned[side.id]
         return side
-
-
-def _kind_of_value(value: Any) -> _ComparedSide | None:
-    names = {str: "text", bool: "a number", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    kind = names.get(type(value))
-    return None if kind is None else _ComparedSide(kind, f"{value!r:.40}")

@@ -166,8 +166,11 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
         gateway = None
         try:
             gateway = open_gateway(experiment, backbone)
-            models = _name_models(backbone.adapters, wanted.name or folder.name)
-            yield ModelServer(gateway, key, next(iter(models), wanted.name or folder.name), experiment, models).open()
+            name = wanted.name or folder.name
+            # several adapters have their own names, the only one has the run's; None is the model alone
+            models: dict[str, str | None] = {name if each == TUNED else each: each for each in backbone.adapters.names}
+            models |= {BASE: None} if backbone.adapters else {}
+            yield ModelServer(gateway, key, next(iter(models), name), experiment, models).open()
         finally:
             if gateway is not None:
                 gateway.close()
@@ -206,11 +209,6 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
             f"There is no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
         )
     return checkpoint_of(known, int(step))
-
-
-def _name_models(adapters: Adapters, name: str) -> dict[str, str | None]:
-    """Return the adapter of each name: several by their own names, the only one by `name`; None is the model alone."""
-    return {**{name if each == TUNED else each: each for each in adapters.names}, BASE: None} if adapters else {}
 
 
 def _print_address(model: ModelServer) -> None:

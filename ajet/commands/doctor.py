@@ -51,10 +51,10 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     started = time.perf_counter()
     config = experiment.ajet if experiment is not None else None
     folder = experiment.root if experiment is not None else exp_dir
-    sections = {
-        "machine": check_machine(folder),
-        "packages": check_packages(_list_extras(experiment) if experiment is not None else []),
-    }
+    extras = []
+    if experiment is not None:
+        extras = [experiment.backbone.extra, _EXTRA_OF_ENGINE.get(experiment.ajet.rollout.engine)]
+    sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
     chosen = experiment.backbone if experiment is not None else None
     for backbone in dict.fromkeys(each.name for each in (*shipped().values(), *([chosen] if chosen else []))):
         each = described(backbone)
@@ -79,12 +79,6 @@ def examine_store(address: str) -> Checkup:
 
     started = time.perf_counter()
     return Checkup({"store": survey(address, base=Path.cwd())}, time.perf_counter() - started)
-
-
-def _list_extras(experiment: Experiment) -> list[str]:
-    config = experiment.ajet
-    chosen = (experiment.backbone.extra, _EXTRA_OF_ENGINE.get(config.rollout.engine, ""))
-    return [extra for extra in chosen if extra]
 
 
 def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:

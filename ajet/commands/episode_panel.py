@@ -76,8 +76,8 @@ def show_episode(episode: Episode) -> None:
             lines.append(f"{_cut_mark(call)}\n", style="bold yellow")
     for use in episode.tool_uses:
         lines.append(_describe_tool_use(use), style="red" if use.error else "magenta")
-    if judged := _describe_answer(episode):
-        lines.append(f"{judged}\n", style="bold")
+    if answer := _describe_answer(episode):
+        lines.append(f"{answer}\n", style="bold")
     outcome, why = _describe_outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
@@ -86,8 +86,8 @@ def show_episode(episode: Episode) -> None:
     lines.rstrip()
     title = f"{label(episode.task.task_id)} · attempt {episode.repeat} · "
     outcome += f" ({printable(why)})" if 0 < len(why) <= IN_TITLE else ""
-    told = Text.assemble(printable(title), (outcome, _outcome_colour(episode)))
-    console.print(Panel(lines, title=told, subtitle=Text(_describe_footer(episode)), title_align="left"))
+    heading = Text.assemble(printable(title), (outcome, _outcome_colour(episode)))
+    console.print(Panel(lines, title=heading, subtitle=Text(_describe_footer(episode)), title_align="left"))
 
 
 _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
@@ -141,9 +141,9 @@ def _append_failure(lines: Text, failure: Failure) -> None:
 def _count_hidden_frames(frames: TracebackFrames) -> str:
     """Return a line on the frames that are not shown."""
     hidden = max(0, len(frames.own) - SHOWN_OWN)
-    told = [counted(hidden, "earlier frame")] if hidden else []
-    told += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
-    return f"  (not shown: {', '.join(told)})\n" if told else ""
+    parts = [counted(hidden, "earlier frame")] if hidden else []
+    parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
+    return f"  (not shown: {', '.join(parts)})\n" if parts else ""
 
 
 def _outcome_colour(episode: Episode) -> str:
@@ -162,21 +162,21 @@ def _list_tools(episode: Episode) -> list[str]:
 
 def _describe_tool_use(use: ToolUse) -> str:
     """Return a line on a use of a tool, with seconds and error."""
-    asked = printable(strict_json(use.arguments))
-    asked = asked if len(asked) <= IN_LINE else f"{asked[:IN_LINE]}…"
+    arguments = printable(strict_json(use.arguments))
+    arguments = arguments if len(arguments) <= IN_LINE else f"{arguments[:IN_LINE]}…"
     named = printable(f"{use.server}: {use.name}" if use.server else use.name)
-    return f"⚒ {named}({asked}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
+    return f"⚒ {named}({arguments}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
 
 
 def _tool_signature(tool: dict[str, Any]) -> str:
     """Return a tool as name(argument: type, …)."""
     inner = tool.get("function")
     function: dict[str, Any] = inner if isinstance(inner, dict) else tool
-    told = function.get("parameters") or function.get("input_schema") or {}
-    given = told.get("properties") if isinstance(told, dict) else None
+    schema = function.get("parameters") or function.get("input_schema") or {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
     arguments = [
         f"{name}: {kind}" if isinstance(about, dict) and isinstance(kind := about.get("type"), str) else str(name)
-        for name, about in (given.items() if isinstance(given, dict) else ())
+        for name, about in (properties.items() if isinstance(properties, dict) else ())
     ]
     return printable(f"{function.get('name', '?')}({', '.join(arguments)})")
 
@@ -205,9 +205,9 @@ def _describe_answer(episode: Episode) -> str:
     if answer is None:
         return ""
     replies = [call.reply for call in episode.calls if call.reply is not None and call.is_delivered]
-    said = episode.messages[replies[-1]].get("content") if replies else None
+    reply = episode.messages[replies[-1]].get("content") if replies else None
     words = text_of(answer)
-    return "" if words.split() == text_of(said).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
+    return "" if words.split() == text_of(reply).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
 
 
 def _describe_footer(episode: Episode) -> str:
@@ -239,16 +239,16 @@ def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
     """
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()
-    told: list[tuple[str, list[int], Call]] = []
+    ordered: list[tuple[str, list[int], Call]] = []
     before = ""
     for call in episode.calls:
         new = list(dict.fromkeys(index for index in call.messages if index not in shown))
         if call.reply is not None:
             new.append(call.reply)  # even if another call had an equal reply
         shown.update(new)
-        told.append((call.agent if several and call.agent != before else "", new, call))
+        ordered.append((call.agent if several and call.agent != before else "", new, call))
         before = call.agent
-    return told
+    return ordered
 
 
 def _append_message(lines: Text, message: dict[str, Any]) -> None:

@@ -168,5 +168,5 @@ def _print_address(address: str, endpoint: str, run: RunDirectory, key: str | No
         f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
         '-d \'{"session": "NAME", "liked": true}\'',
         "\nCtrl-C ends it.",
-        sep="", markup=False, highlight=False, soft_wrap=True,
+        sep="", markup=False, soft_wrap=True,
     )  # fmt: skip

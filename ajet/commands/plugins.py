@@ -43,7 +43,7 @@ def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
         yield f"key: {', '.join(keys)}"
     if problem := describe_broken_keys(plugin):
         yield f"not loaded: {problem}"
-    if missing := _find_missing(plugin):
+    if missing := [package for package in plugin.packages if find_spec(package) is None]:
         command = installs_extra(plugin.extra) if plugin.extra else installs(*missing)
         yield f"needs {', '.join(missing)}, not installed here: {command}"
 
@@ -52,7 +52,3 @@ def _list_keys(plugin: Plugin) -> Iterator[str]:
     for added in list_added_keys():
         if added.plugin == plugin.name:
             yield from (".".join(filter(None, ["ajet", added.path, key])) for key in added.model.model_fields)
-
-
-def _find_missing(plugin: Plugin) -> list[str]:
-    return [package for package in plugin.packages if find_spec(package) is None]

@@ -284,7 +284,6 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
         "\nCtrl-C ends it.",
         sep="",
         markup=False,
-        highlight=False,
         soft_wrap=True,
     )
 

@@ -68,7 +68,8 @@ def tune(
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
     experiment = _set_settings(job, given).experiment()
     root = experiment.root
-    as_rows = validation is not None and not _is_split(validation)
+    names_split = isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
+    as_rows = validation is not None and not names_split
     training = _store_tasks(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
     held_out = (
         None if validation is None else _store_tasks(validation, root / f"{name}.validation.jsonl", "validation", True)
@@ -100,11 +101,6 @@ def _fitting_defaults(
         given, size=size, context=context, is_cpu=device_kind(device) == "cpu",
         tasks=tasks, steps=steps, has_validation=has_validation,
     )  # fmt: skip
-
-
-def _is_split(validation: Tasks) -> bool:
-    """Return True for the name of a split: a text that is no file."""
-    return isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
 
 
 def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
@@ -174,17 +170,14 @@ def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
 def _refuse_question(text: str, name: str) -> None:
     """Raise TaskError for a text that is a question, and no path, data set or reference."""
     is_sentence = len(text.split()) > 1 and ("/" not in text or text.rstrip().endswith(("?", ".", "!", ":")))
-    if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not _file_exists(text):
+    is_file = len(text) <= LONGEST_PATH and Path(text).exists()
+    if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
         raise TaskError(
             f"{name} is one text, {text[:80]!r}, and there is no file of that name.",
             where=name,
             expected=EXPECTED,
             do=f"write a question as a list: {name}=[{text[:40]!r}]",
         )
-
-
-def _file_exists(text: str) -> bool:
-    return len(text) <= LONGEST_PATH and Path(text).exists()
 
 
 def _list_elements(tasks: Any, name: str) -> Iterable[Any]:

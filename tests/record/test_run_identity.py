@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.commands.evaluation.models import open_target
-from ajet.commands.model_card import card
+from ajet.commands.model_card import make_card
 from ajet.commands.summary import print_summary
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory
@@ -217,7 +217,7 @@ def test_numbers_of_two_judges_are_never_compared(tmp_path: Path, capsys: pytest
     for course in (held_out_course(rows), training_course(rows)):
         assert [step for step, _ in course.points] == [3, 4] and "after step 2" in course.label
     newest = again.checkpoints.latest()
-    assert newest is not None and "0.125" not in card(run.path, newest)
+    assert newest is not None and "0.125" not in make_card(run.path, newest)
     best = again.checkpoints.best()
     assert best is not None and best.step >= 3, "a higher score of the earlier judge is no better one"
     summary = Library(root).run("m")

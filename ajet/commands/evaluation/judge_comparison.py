@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from rich.console import Console
 from rich.table import Table
 
 from ajet.record.agreement import kappa, kappa_interval
 from ajet.record.attempts import Attempt
-from ajet.record.console import counted, printable
+from ajet.record.console import console, counted, print_line, printable
 from ajet.train.accounting import correlate
 
 DIFFERENCES_SHOWN = 5
@@ -132,7 +131,7 @@ def _is_success(attempt: Attempt) -> bool:
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 
-def show(found: JudgeComparison, console: Console) -> None:
+def show(found: JudgeComparison) -> None:
     """Print a table of judges, one of pairs, and the largest differences."""
     table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
@@ -144,7 +143,7 @@ def show(found: JudgeComparison, console: Console) -> None:
     for each in found.undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
         line = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(line)
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
         agree = "–" if pair.agreement is None else f"{pair.agreement:.1%}"
@@ -158,14 +157,14 @@ def show(found: JudgeComparison, console: Console) -> None:
         if not pair.apart:
             continue
         title = f"{pair.one} and {pair.other} differ at {counted(len(pair.apart), 'episode')}, most at"
-        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        print_line(title)
         for seen in pair.apart[:DIFFERENCES_SHOWN]:
             verdicts = (
                 f"{reward:g}" + (f" ({reason[:60]})" if reason else "")
                 for reward, reason in zip(seen.rewards, seen.reasons, strict=True)
             )
             line = f"  {seen.uuid[:12]}  {seen.task[:24]}  {', '.join(verdicts)}"
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+            print_line(printable(line))
 
 
 def make_table(*names: str, texts: int = 1) -> Table:

@@ -49,7 +49,8 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
         table.add_row(printable(each.model.label), *_format_cells(each.scores, names), style="bold")
         for tag, scores in each.scores.tagged(keys).items():
             table.add_row(f"  {printable(tag)}", *_format_cells(scores, names), style="dim")
-        for scorer, scores in _split_by_scorer(each.scores).items():
+        by_scorer = each.scores.by_scorer()
+        for scorer, scores in by_scorer.items() if len(by_scorer) > 1 else ():
             table.add_row(f"  scorer {printable(scorer)}", *_format_cells(scores, names), style="dim")
         for judge, scores in each.judged.items():
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
@@ -59,7 +60,7 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
         print_line(printable(text), style="yellow")
     _show_parts(result)
     if (judges := result.judges()) is not None:
-        judge_comparison.show(judges, console)
+        judge_comparison.show(judges)
     for line in _list_remarks(result):
         print_line(line)
     for after, compared in result.comparisons():
@@ -75,12 +76,6 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
             console.print("  no task flipped", soft_wrap=True)
     for each in result.evaluated:
         print_line(f"Record of {printable(each.model.label)}: {each.folder}")
-
-
-def _split_by_scorer(scores: Scores) -> dict[str, Scores]:
-    """Return the scores by choice of scorers; none if there was only one."""
-    found = scores.by_scorer()
-    return found if len(found) > 1 else {}
 
 
 def _show_parts(result: EvaluationResult) -> None:

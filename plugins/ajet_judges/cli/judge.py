@@ -126,7 +126,6 @@ def compare(
 
     from ajet.cli.screen import show_logs
     from ajet.commands.evaluation import judge_comparison
-    from ajet.record.console import console
     from ajet_judges.judging.rejudge import judges_compared
 
     show_logs("ERROR" if as_json else "WARNING")
@@ -134,5 +133,5 @@ def compare(
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        judge_comparison.show(found, console)
+        judge_comparison.show(found)
     return NOT_SO if found.undecided() else OK
